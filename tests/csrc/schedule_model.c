@@ -77,8 +77,8 @@ static int count_unasked(enum monarch_origin origin, int peer) {
     return n;
 }
 
-/* Another thread may ask a peer while fewer threads ask this peer than twice the number of free
- * threads. */
+/* Returns whether one more thread may ask the order's peer. The threads that ask this peer must be
+ * fewer than twice the free threads. */
 static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }

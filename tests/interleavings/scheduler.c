@@ -152,9 +152,9 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* The scheduler can choose each thread that is ready, or whose wait has a time limit. Appends those
- * of these threads whose state is `state` to the `n` options, in the order of their numbers from
- * `first` on. Returns the new number of options. */
+/* Appends threads whose state is `state` to the `n` options, beginning with thread `first`. Leaves
+ * out waiting threads without a time limit, because the scheduler cannot choose them. Returns the
+ * new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;

@@ -318,8 +318,8 @@ def listing(first: int, n: int) -> int:
 
 
 def list_as(entry: Any, value: int) -> None:
-    """Sets the listing of a directory. The field is the one that holds the inode of a file's
-    copy."""
+    """Sets the listing of a directory. An entry has the same field for the listing of a directory
+    and for the inode of a file's copy."""
     setattr(entry, "copy_ino", value)  # noqa: B010
 
 
