@@ -175,8 +175,8 @@ class Tree:
 
     def changing_file(self, file: Identity, but: int = -1) -> None:
         """Closes the file's mappings, and the descriptors that may refer to its copy, except the
-        descriptor `but`. After a change of the file, such a descriptor would still show the old
-        version, and an access to a mapping beyond the file's new end would raise SIGBUS."""
+        descriptor `but`. After a change of the file, a descriptor of the copy would still show the
+        old version. An access to a mapping beyond the file's new end would raise SIGBUS."""
         for number, slot in list(self.slots.items()):
             if slot.clean and slot.fd != but and identity(os.fstat(slot.fd)) == file:
                 os.close(self.slots.pop(number).fd)

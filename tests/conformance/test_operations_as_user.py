@@ -1,5 +1,5 @@
-"""The operations of operations.py have the same results under the library as without it for an
-ordinary user, who may read, write, list or search only some of the files and directories."""
+"""An ordinary user performs the operations of operations.py. He may read, write, list or search
+only some of the files and directories. The results under the library are the same as without it."""
 
 from __future__ import annotations
 

@@ -203,7 +203,8 @@ int main(int argc, char **argv) {
         part++;
     if (part == sizeof parts / sizeof *parts || !clients || !fills || !monarch_mac_is_there())
         return 2;
-    if (!parts[part].make(argv[2])) /* no call fails here; loads the libraries that stay loaded */
+    /* No call fails in this first round. It loads the libraries that stay loaded afterwards. */
+    if (!parts[part].make(argv[2]))
         wrong("it is not made");
     for (int has_failed = 1; has_failed; turn++) {
         long before = failed, memory_before = failed_memory, live_before = live;

@@ -398,7 +398,7 @@ static int leaves_nobody(int w) {
     return w < OF_SOURCE;
 }
 
-/* A thread that finds no work has looked at all demands of its origin, and has answered each demand
+/* A thread that finds no work has looked at all demands of its origin. It has answered each demand
  * whose unit is already filled or does not exist. Checks that no such demand is left. */
 static void check_answers(enum monarch_origin origin) {
     for (int i = 0; i < MONARCH_DEMANDS; i++) {

@@ -1,5 +1,5 @@
-"""Tests the preload library as a file: what it needs, what it exports, and that it prints nothing
-in programs that read no dataset."""
+"""Tests the file of the preload library: its dependencies and its exported functions. In a program
+that reads no dataset, the library must print nothing."""
 
 from __future__ import annotations
 

@@ -226,9 +226,9 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One entry for each code path in the library. The other entries take the same code paths: `readv`
-# takes that of `read`, fdopen in C that of `fopen`, and a forked child that of a program that
-# inherits the descriptor.
+# One entry for each code path in the library. The missing entries take code paths of these entries:
+# `readv` takes the path of `read`, fdopen in C the path of `fopen`, and a forked child the path of
+# a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",
@@ -443,8 +443,8 @@ os.chroot(planted + '/root')
 def test_a_descriptor_from_before_has_its_file(
     session: Session, files: Files, tmp_path: Path, move: str
 ) -> None:
-    """A descriptor that was opened before a chroot or a mount still reads its own file, although
-    the paths of the copies lead to other files after the chroot or the mount."""
+    """After a chroot or a mount, the paths of the copies lead to other files. A descriptor that was
+    opened before still reads its own file."""
     copies = tier_root(session.tiers[0]) / "c"
     planted = tmp_path / "planted"
     words = [planted, files.root, copies, *(files.path(name) for name in "abc")]

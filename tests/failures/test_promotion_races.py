@@ -274,8 +274,8 @@ def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
     """Runs the program `name`.c. The program opens a file, and gets a line when the file has a
-    copy. Checks the program's report: one call was held, and the error for which the program tests
-    has not occurred."""
+    copy. Checks that the program has held one call, and has not found the error that it looks
+    for."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -302,8 +302,8 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close that waits for the promotion of the descriptor leaves the processor to the promoting
-    thread, even if the promoting thread has a lower real-time priority (see priority_race.c)."""
+    """A close waits for a thread that is promoting the descriptor. The close leaves the processor
+    to this thread, even if the thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 

@@ -30,8 +30,9 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# Which process gets the faults, by role: a daemon, a program that reads, the daemon of one of two
-# nodes, a daemon that follows a plan, or `monarch run` and all processes that it starts.
+# For each role, the class of its site. The faults go into these processes: a daemon; a program that
+# reads; the daemon of one of two nodes; a daemon that follows a plan; `monarch run` and all
+# processes that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,

@@ -6,9 +6,9 @@
  * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
  * of an argument that is a descriptor, or p and the index of an argument that is a path, or n if
  * the call has neither. A call's class consists of the thread's name, the call's number, the path
- * of its target, and the return addresses on the stack that are in Monarch's own modules, as
- * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
- * the name of the directory is left out. Numbers in the path are replaced by #.
+ * of its target, and return addresses on the stack. Only return addresses in Monarch's own modules
+ * count, written as MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of
+ * these directories, the name of the directory is left out. Numbers in the path are replaced by #.
  *
  * With trace, the class of every call is written to LOG, one line per call. Calls that differ only
  * in their stacks are of one kind. After many calls of a kind without a new class, further calls of
@@ -365,9 +365,9 @@ static void shorten(struct thread *t, struct user_regs_struct *r) {
     set_registers(t->tid, r);
 }
 
-/* Restores the register that `shorten` has changed. If the call transferred another number of bytes
- * than the shortened one, for example at the end of a file, the next call of the class gets the
- * fault. */
+/* Restores the register that `shorten` has changed. Then checks the number of bytes that the call
+ * has transferred. If it differs from the shortened number, for example at the end of a file, the
+ * next call of the class gets the fault. */
 static void end_short(struct thread *t) {
     struct user_regs_struct r;
     uint64_t asked = t->asked;

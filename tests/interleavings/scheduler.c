@@ -55,9 +55,9 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run. The first `known` ones are those of the run before, except that the last
- * of them takes its next option. All later decisions take their first option. The memory is shared
- * with the processes of the runs. */
+/* The decisions of a run. The first `known` decisions repeat the run before, but the last of these
+ * takes its next option. All later decisions take their first option. The memory is shared with the
+ * processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;

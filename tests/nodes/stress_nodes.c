@@ -82,8 +82,7 @@ static void connect_pair(int end[2]) {
     CHECK(end[1] >= 0 && close(listener) == 0);
 }
 
-/* Both directions of a link use the same keys, because nothing here could mistake one direction for
- * the other. */
+/* The test uses the same keys for both directions of a link, because it does not test attacks. */
 static const struct monarch_peer_keys keys;
 static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 

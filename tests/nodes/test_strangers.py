@@ -128,8 +128,8 @@ def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
 
 
 def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
-    """The node ends connections whose clients do not receive what they have requested. The
-    connections of other nodes go on."""
+    """If a client does not receive the data that it has requested, the node ends the connection.
+    The connections of other nodes go on."""
     node = cluster.nodes[0]
     cluster.epoch(0)
     node.wait_idle()
