@@ -82,7 +82,7 @@ static int descriptors(void) {
 }
 
 static void wrong(const char *what) {
-    fprintf(stderr, "%s, call %ld failing\n", what, turn);
+    fprintf(stderr, "%s, while call %ld fails\n", what, turn);
     exit(1);
 }
 
@@ -126,7 +126,7 @@ static int link_to_peer(const char *directory) {
     struct monarch_peer_keys keys = {{0}, {0}};
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
-        wrong("no pair of sockets");
+        wrong("socketpair has failed");
     struct monarch_peer_link *l = monarch_peer_link_new(ends[0], &keys, key, 100, 100);
     if (l)
         monarch_peer_link_close(l);
@@ -180,7 +180,7 @@ static int scan(const char *directory) {
     whole = whole ? whole : entries;
     uint64_t errors = s ? monarch_scan_errors(s, &error) : 1;
     if (!errors && entries != whole)
-        wrong("the scan has not found all, and says nothing");
+        wrong("the scan has missed entries without an error");
     if (s && monarch_scan_stop(s, 60000) != 0)
         wrong("the scan does not stop");
     close(root);
@@ -205,7 +205,7 @@ int main(int argc, char **argv) {
         return 2;
     /* No call fails in this first round. It loads the libraries that stay loaded afterwards. */
     if (!parts[part].make(argv[2]))
-        wrong("it is not made");
+        wrong("the part was not made");
     for (int has_failed = 1; has_failed; turn++) {
         long before = failed, memory_before = failed_memory, live_before = live;
         int open_before = descriptors();
@@ -214,13 +214,13 @@ int main(int argc, char **argv) {
         left = -1;
         has_failed = failed > before;
         if (live != live_before)
-            wrong("memory is left");
+            wrong("the part has left memory behind");
         if (descriptors() != open_before)
-            wrong("a descriptor is left");
+            wrong("the part has left a descriptor behind");
         if (is_made && failed_memory > memory_before && parts[part].make != scan)
-            wrong("it is made without a part of its memory");
+            wrong("the part was made although it got no memory");
         if (!is_made && !has_failed)
-            wrong("it is not made");
+            wrong("the part was not made");
     }
     printf("%ld\n", failed);
     return 0;

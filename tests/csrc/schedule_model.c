@@ -251,7 +251,7 @@ static struct known *known_of(const struct work *w) {
     for (int i = 0; i < JOBS; i++)
         if (knowns[i].job == job)
             return &knowns[i];
-    die("work at an order that nobody made");
+    die("the work belongs to an unknown order");
 }
 
 static uint64_t next_unit(const struct known *k) {
@@ -439,7 +439,7 @@ static void look(int w) {
             knowns[i].fill->asked_ns = 0;
     int found = monarch_find_work(pool, me, roles, &got);
     if (found != (what != NOTHING))
-        die("thread %d: found %d, the model says %d", w, found, what);
+        die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
     /* The scheduler must have listed a role of this thread as needed. Otherwise, nobody would have
      * woken the thread. For a PAGE_IN, it must have listed a role that this very thread has. */

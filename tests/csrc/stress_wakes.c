@@ -262,7 +262,7 @@ static void await(int first, int peers, int threads) {
         if (there == threads)
             break;
         if (pthread_cond_timedwait(&comes, &gate, &limit) != 0)
-            die("of %d threads %d were woken", threads, there);
+            die("only %d of %d threads were woken", there, threads);
     }
     pthread_mutex_unlock(&gate);
 }

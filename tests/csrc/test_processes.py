@@ -202,7 +202,7 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
     without = stack_use(stage.run("stack_use", preload=False))
     more = {call: with_library[call] - without[call] for call in without}
     for call, added in sorted(more.items(), key=lambda item: -item[1]):
-        print(f"{call}: {without[call]} + {added}")
+        print(f"{call}: {without[call]} B without the library, {added} B more with it")
     assert {call: n for call, n in more.items() if n > ANY_STACK} == {}
     simple = re.compile(r"(open|openat|fopen|stat|lstat|fstatat)( /proc)?, absolute")
     assert {call: n for call, n in more.items() if simple.match(call) and n > PLAIN_STACK} == {}

@@ -73,7 +73,7 @@ static void *run(void *data) {
 
 static int high(int low) {
     int number = fcntl(low, F_DUPFD_CLOEXEC, FIRST_NUMBER);
-    must(number >= 0 && close(low) == 0, "a high number");
+    must(number >= 0 && close(low) == 0, "dup to a high number");
     return number;
 }
 
@@ -87,7 +87,7 @@ static void begin(struct thread *t) {
     t->begins = high(ends[0]);
     t->into_begin = high(ends[1]);
     must(pthread_create(&t->id, NULL, run, t) == 0, "pthread_create");
-    must(read(t->done, &byte, 1) == 1, "its filter");
+    must(read(t->done, &byte, 1) == 1, "wait for the thread's filter");
     t->listener = high(t->listener);
     must(write(t->into_begin, "", 1) == 1, "write");
 }
@@ -102,7 +102,7 @@ static int asks(const struct thread *t, struct seccomp_notif *asked) {
     if (!(at[0].revents & POLLIN))
         return 0;
     memset(asked, 0, sizeof *asked);
-    must(ioctl(t->listener, SECCOMP_IOCTL_NOTIF_RECV, asked) == 0, "what it asks");
+    must(ioctl(t->listener, SECCOMP_IOCTL_NOTIF_RECV, asked) == 0, "receive the held call");
     return 1;
 }
 

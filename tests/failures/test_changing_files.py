@@ -231,7 +231,7 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
         second = replace(1)
         entries = session.connection.ask("look", paths=[[0, name]])["entries"]
         session.connection.ask("warm", entries=entries, ticket="test")
-        wait_until(lambda: known_inode() == second, what="the daemon's look")
+        wait_until(lambda: known_inode() == second, what="the new inode number")
         replace(2)
         assert reader.poll() is None, "the read was over too soon"
         slow.latency(read=0)
@@ -272,7 +272,7 @@ def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
         session = session_factory(files.root).start()
         session.wait_scanned()
         session.want_all()
-        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the others")
+        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the other copies")
         writer.write(b"later")
         files.digests["f00001"] = digest(files.path("f00001").read_bytes())
         check_all(session, files)
@@ -318,7 +318,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
             lambda: (
                 session.status()["sources"][0]["bypass"] == found or "mapped" in copies_in(session)
             ),
-            what="the second look",
+            what="the second comparison",
         )
         return bool(session.status()["sources"][0]["bypass"] == found)
 

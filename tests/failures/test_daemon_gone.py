@@ -30,7 +30,9 @@ FILE_LIMIT_S = 15.0
 
 
 def moment_before_scan_ends(session: Session) -> None:
-    wait_until(lambda: session.status()["catalog_entries"], what="a file that a reader told of")
+    wait_until(
+        lambda: session.status()["catalog_entries"], what="a file that a reader has reported"
+    )
     assert not session.status()["scanned"]
 
 

@@ -200,7 +200,7 @@ def test_a_daemon_without_descriptors_fills_later(
     session.wait_scanned()
     with limited(session, 3):
         check_all(session, files)
-        wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
+        wait_until(lambda: COMPLAINT in session.log.read_text(), what="the daemon's complaint")
     wait_until(lambda: session.status()["sources"][0]["present"] == 10, what="the copies")
     assert session.status()["tiers"][0]["usable"]
     check_all(session, files)
@@ -224,8 +224,10 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             with limited(session, free + 1):
-                wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
-                wait_until(lambda: wanted(session) == 10, what="the end of a try")
+                wait_until(
+                    lambda: COMPLAINT in session.log.read_text(), what="the daemon's complaint"
+                )
+                wait_until(lambda: wanted(session) == 10, what="the end of the fills")
                 assert session.status()["pending"] == 10
                 assert process.poll() is None
             out, _ = process.communicate(timeout=30)

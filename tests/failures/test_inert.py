@@ -183,7 +183,7 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
             started = time.monotonic()
             wait_until(none_for_a_while, what="reads from the source")
             assert time.monotonic() - started < 20
-            wait_until(lambda: session.status()["switched_off"], what="the daemon's look at it")
+            wait_until(lambda: session.status()["switched_off"], what="the daemon's reaction")
             check_all(session, files)
             assert none_for_a_while()
             switch.unlink()
@@ -197,7 +197,7 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
     files.digests["f00002"] = digest(b"new")
     check_all(session, files)
     switch.unlink()
-    wait_until(lambda: not session.status()["switched_off"], what="the daemon's look at it")
+    wait_until(lambda: not session.status()["switched_off"], what="the daemon's reaction")
     check_all(session, files)
 
 

@@ -52,7 +52,9 @@ def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
             pytest.skip(f"seccomp filters cannot notify a listener here: {done.stderr}")
         assert (done.returncode, done.stderr) == (0, "")
         is_held, *locks = done.stdout.splitlines()
-        assert bool(int(is_held)) == preload, "nothing is closed there"
+        assert bool(int(is_held)) == preload, (
+            "a close was held without the library, or none with it"
+        )
         found.append(locks)
     assert found[0] == found[1]
     assert found[1] == ["0 free", "100 free" if change == "unlock" else "100 locked"]

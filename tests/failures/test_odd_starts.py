@@ -96,7 +96,7 @@ def test_an_interrupt_afterwards_is_the_commands(
         text=True,
     ) as status:
         wait_until(
-            lambda: any("socket:" in path for path in open_by(status.pid)), what="the question"
+            lambda: any("socket:" in path for path in open_by(status.pid)), what="the open socket"
         )
         status.send_signal(signal.SIGINT)
         out, err = status.communicate(timeout=30)

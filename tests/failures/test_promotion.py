@@ -127,7 +127,9 @@ def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files)
         program.go()
         program.wait()
         session.forget()
-        wait_until(lambda: not list((tier_root(session.tiers[0]) / "c").iterdir()), what="the end")
+        wait_until(
+            lambda: not list((tier_root(session.tiers[0]) / "c").iterdir()), what="no copies"
+        )
         program.go()
         assert program.wait() == [files.digests["a"], before[0]]
         program.end()

@@ -80,7 +80,7 @@ static unsigned ignored_count;
 
 void ignore_memory(const void *at, size_t n) {
     if (ignored_count == MOST_IGNORED)
-        wrong("too much is ignored");
+        wrong("too many ranges are ignored");
     ignored[ignored_count].begin = at;
     ignored[ignored_count++].end = (const char *)at + n;
 }
@@ -317,7 +317,7 @@ int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*functi
     sem_init(&t->may_run, 0, 0);
     int r = pthread_create(&t->id, attributes, run_thread, (void *)(intptr_t)count);
     if (r != 0)
-        wrong("no thread");
+        wrong("a thread cannot be started");
     count++;
     if (id)
         *id = t->id;
@@ -329,7 +329,7 @@ void join_thread(pthread_t id) {
     while (i < count && !pthread_equal(threads[i].id, id))
         i++;
     if (i == count || threads[i].is_joined)
-        wrong("no such thread");
+        wrong("there is no such thread");
     while (threads[i].state != DONE)
         sleep_on(&threads[i], NEVER, ANY_BIT);
     threads[i].is_joined = 1;
@@ -388,7 +388,7 @@ static int is_led_as_before(void) {
         _exit(0);
     }
     if (child < 0 || waitpid(child, &status, 0) != child)
-        wrong("no process");
+        wrong("a process cannot be started");
     if (WIFEXITED(status) && WEXITSTATUS(status) == LED_ELSEWHERE)
         return 0;
     if (status != 0)
@@ -403,7 +403,7 @@ static void run_once(void (*restore)(void)) {
         if (is_led_as_before())
             return;
     }
-    wrong("the same order leads elsewhere each time: what the trial begins with is not the same");
+    wrong("runs of one order differ: they do not begin in the same state");
 }
 
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most) {
@@ -412,7 +412,7 @@ uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned boun
     decisions =
         mmap(NULL, sizeof *decisions, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (decisions == MAP_FAILED)
-        wrong("no memory");
+        wrong("there is no memory");
     for (most_interrupts = 0; most_interrupts <= bound; most_interrupts++) {
         decisions->known = 0;
         do {
