@@ -31,7 +31,7 @@
 static long left, failed, live;
 static long failed_memory; /* how often the thread that makes the part has got no memory */
 static __thread int is_maker;
-static long turn; /* which call fails */
+static long turn; /* number of the call that fails, from 0 on */
 
 /* Returns whether the present call fails. */
 static int fails(int error) {
@@ -131,7 +131,7 @@ static int link_to_peer(const char *directory) {
     if (l)
         monarch_peer_link_close(l);
     else
-        close(ends[0]); /* it stays the caller's */
+        close(ends[0]); /* no link was made, so the caller closes this end */
     close(ends[1]);
     return l != NULL;
 }

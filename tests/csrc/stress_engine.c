@@ -288,8 +288,7 @@ static void take(const struct monarch_result *r, int expected) {
     }
 }
 
-/* Takes results until no order is without a result. expected: the status of each result; -1: any.
- */
+/* Takes results until each order has its result. expected: the status of each result; -1: any. */
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);

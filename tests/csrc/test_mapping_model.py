@@ -47,10 +47,10 @@ class State(NamedTuple):
     # The step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
-    place: int = 0  # the index of that slot
+    place: int = 0  # the index of `seen` in the table
     done: str = ""
     entry: str = "FILLING"
-    edits: int = 0  # odd while the table is being changed
+    edits: int = 0  # the number is odd while a thread changes the table
     numbers: int = 1
     waiting: int = 1
     given_up: bool = False
@@ -76,7 +76,7 @@ class Broken(NamedTuple):
     no_number: bool = False
     no_adopt: bool = False
     no_second_look: bool = False  # [given_up] is not checked a second time
-    no_say: tuple[str, ...] = ()  # calls that are not wrapped
+    no_say: tuple[str, ...] = ()  # calls that the library does not wrap
     raw_any_time: bool = False  # a raw munmap may also come between the check and the replacement
     jump_with_lock: bool = False
     no_start: bool = False  # the child of a fork starts no helper

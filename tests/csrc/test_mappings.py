@@ -109,7 +109,7 @@ def wait_for(condition, limit_s=20):
 def threads():
     found = []
     for t in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if open(f"/proc/self/task/{t}/comm").read().strip() == "monarch-maps":
                 found.append(t)
     return found
@@ -147,7 +147,7 @@ for _ in range(workers):
 else:
     workers = 0
     print("mapped", flush=True)
-while not is_on_copy():  # reads on, across the end of the fill
+while not is_on_copy():  # goes on reading when the fill ends
     part = slice(np.random.randint(len(data)), None, 4096)
     assert (data[part] == expected[part]).all()
     time.sleep(0.002)
@@ -461,7 +461,7 @@ for path in sys.argv[1:]:
     sys.argv[1] = path
     at = map_file()
     assert where(at) == ["source"]
-    while True:  # an open is served: the copy is complete
+    while True:  # until an open is served from the copy, which is then complete
         fd = os.open(path, os.O_RDONLY)
         served = "/c/" in os.readlink(f"/proc/self/fd/{fd}")
         os.close(fd)
@@ -509,7 +509,7 @@ def test_threads_and_children_that_map_and_change(
     ) as process:
         try:
             while process.poll() is None:
-                session.forget()  # all copies are dropped, so all files are filled again
+                session.forget()  # drops all copies, so that all files are filled again
                 try:
                     process.wait(0.2)
                 except subprocess.TimeoutExpired:

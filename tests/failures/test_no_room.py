@@ -81,7 +81,9 @@ def test_a_process_without_room_for_a_new_daemon(
         process.wait()
         assert first_bytes(session, files.root / "d" / "file") == "second on"
         maps = Path(f"/proc/{process.process.pid}/maps").read_text()
-        assert f"{session.paths.clients}\n" not in maps  # the old daemon's is "(deleted)"
+        # The process has mapped no segment of the new daemon. In `maps`, the lines of the old daemon's
+        # segments end with "(deleted)".
+        assert f"{session.paths.clients}\n" not in maps
     assert_quiet(session)
 
 

@@ -276,7 +276,7 @@ step(os.lseek(fd, 0, 1))
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the first read must find no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so the first read finds no copy
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -300,7 +300,7 @@ LOCKS = {
 # The locks are shared: the descriptor is not open for writing, so F_WRLCK would fail with EBADF.
 LOCKING = """
 LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel sends SIGIO to break a lease
 path, where = sys.argv[1:]
 fd = os.open(path, 0)
 reader = os.open(path, 0) if where == "another" else fd
@@ -353,7 +353,7 @@ def test_a_lock_outlives_all_promotions_that_could_have_been(
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the second open must find no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so the second open finds no copy
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)

@@ -75,7 +75,7 @@ os.pread(fd, 100, 0)
 step(fd)
 def promote():
     try: os.pread(fd, 100, 0)
-    except OSError: pass  # it may be closed by now
+    except OSError: pass  # another thread may have closed fd
 thread = threading.Thread(target=promote)
 thread.start()
 step()

@@ -37,7 +37,7 @@ def add_late(session: Session, files: Files) -> None:
     """Adds files and reads them, so that the daemon writes to the tier."""
     for i in range(5):
         files.add(f"late{i}", 20_000)
-    wait_until(  # a listing may be up to a second old
+    wait_until(  # the listing that a program gets may be up to a second old
         lambda: read_all(session, files.root).keys() == files.digests.keys(), what="the late names"
     )
     check_all(session, files)

@@ -66,7 +66,8 @@ def test_a_second_serve_exits_with_3_and_harms_nothing(
     assert session.totals()["hits"] == hits + 10
 
 
-@pytest.mark.long  # test_run_command.py has test_two_starts_at_once_start_one_daemon
+# In every run, test_run_command.py starts two daemons at once.
+@pytest.mark.long
 def test_of_many_starts_at_once_one_wins(
     session_factory: Callable[..., Session], files: Files
 ) -> None:

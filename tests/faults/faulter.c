@@ -304,7 +304,7 @@ static int is_the_interpreters(const char *target) {
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* for a class: it has occurred before */
+    int is_known; /* if `hash` is the hash of a class: the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -581,7 +581,7 @@ static void become(char **command) {
     unsetenv(PRELOAD);
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
         die("PTRACE_TRACEME");
-    raise(SIGSTOP); /* wait until the tracer has set its options */
+    raise(SIGSTOP); /* stops this process until the tracer has set its options */
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0)
         die("seccomp");
     execvp(command[0], command);

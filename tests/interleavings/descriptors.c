@@ -11,7 +11,7 @@
 
 static unsigned first_copy;
 static int held_fd, other_fd, has_lock;
-static int is_anothers; /* the number held_fd has been closed, and may belong to OTHER by now */
+static int is_anothers; /* 1: held_fd was closed, and its number may belong to OTHER */
 
 /* SMALL is being filled, and held_fd is a descriptor of SMALL. OTHER has a complete copy. */
 static void reset_open(void) {

@@ -23,10 +23,10 @@
 #include "shared/doorbell.h"
 
 #define NODES 3
-#define READERS 2           /* per node */
+#define READERS 2           /* number of readers of each node */
 #define RANKS 5             /* readers have ranks below RANKS; 0: none */
 #define BLOCK (1024 * 1024) /* large, so that several answers are under way on a link */
-#define RANGES 6            /* ranges of file numbers, each with a large file */
+#define RANGES 6            /* number of ranges of file numbers; each range has one large file */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64

@@ -124,7 +124,7 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
     sources = mounts(2)
-    size = 32 * MIB  # more than the sockets' buffers hold
+    size = 32 * MIB  # larger than the sockets' buffers
     (name,) = make_files(sources[0].backing, 1, size)
     nodes = nodes_factory(sources, [size + MIB] * 2, block_size=MIB).start()
     owner = max(nodes.all, key=lambda node: int(node.nodes()["own_files"]))

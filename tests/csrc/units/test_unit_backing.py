@@ -167,7 +167,7 @@ def test_a_range_may_have_only_the_last_descriptor_behind(lib: Any, pairs: list[
     assert lib.backing_that_stays(last, last, last) == last
     lib.backing_close_range(last, last)
     assert lib.backing_count() == 3
-    os.dup2(pairs[0].fd, last)  # now the program has its own file on this number
+    os.dup2(pairs[0].fd, last)  # the program opens its own file on this number
     lib.backing_close_range(last, last)
     assert lib.backing_count() == 2
     assert is_open(last)

@@ -95,7 +95,7 @@ def test_a_slot_that_is_changed_gets_a_new_number(lib: Any) -> None:
     lib.table_say(PAGE, 5 * PAGE, 3)
     (after,) = slots(lib)
     assert before[1:5] == after[1:5] and before[-1] != after[-1]
-    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # it has this advice already
+    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # the range has this advice already
     assert slots(lib) == [after]
 
 
@@ -203,7 +203,7 @@ def test_what_is_mapped_is_what_the_kernel_says(
     libc = ctypes.CDLL(None, use_errno=True)
     call = libc.mprotect
     call.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-    for protection in (0, 5):  # nothing; read and execute
+    for protection in (0, 5):  # no access; read and execute
         assert call(at + page, page, protection) == 0, os.strerror(ctypes.get_errno())
         assert not lib.maps_is_mapped(at, at + 4 * page, at, 2 * page, is_shared)
         assert lib.maps_is_mapped(at + 2 * page, at + 4 * page, at, 4 * page, is_shared)

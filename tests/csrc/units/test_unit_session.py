@@ -87,7 +87,7 @@ def test_hints_wait_for_the_daemon_in_their_slots(lib: Any, session: Made) -> No
     assert session.clients.scan_hint[0].path_len == 5
     assert session.clients.doorbell == n
     first = int(session.clients.scan_hint[1].ticket)
-    session.clients.scan_hint[1].ticket = first & ~3  # the daemon has read it
+    session.clients.scan_hint[1].ticket = first & ~3  # the daemon has read the hint
     assert lib.session_hint(session.s, 3, b"p" * 1004, 1004, 0)
     assert session.clients.scan_hint[1].ticket == first & ~3
     assert lib.session_hint(session.s, 3, b"p" * 1003, 1003, 0)

@@ -209,7 +209,7 @@ def test_a_file_is_requested_when_its_share_was_asked_for(lib: Any, session: Mad
     share."""
     size = 1000 * KIB
     session.control.fill_on_open, session.control.fill_after = 1, SHARES // 4
-    for entry in (ENTRY, ENTRY + 1024):  # they share a slot
+    for entry in (ENTRY, ENTRY + 1024):  # the two files share a slot
         session.entries[entry].size = size
         first = 100 * KIB
         assert lib.request_fill(session.s, entry, first) == 0
