@@ -205,8 +205,8 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
 def test_another_version_is_said_once(
     session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
-    """The library reports once that the daemon has another version. `case` holds how much
-    the daemon's version and the size of its segment [bytes] differ from the library's own. An older
+    """The library reports once that the daemon has another version. The first number of `case` is
+    added to the version, and the second to the size of the daemon's segment [bytes]. An older
     version may have a smaller segment."""
     version, size = case
     session = session_factory(files.root).start()

@@ -55,7 +55,8 @@ def test_bytes_come_from_where_the_simulator_says(
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
-    # Always ask holders: the simulator's policies do so, and do not know how fast peers are.
+    # The nodes always ask holders, as in the simulator, whose policies do not consider how fast
+    # peers are.
     settings = {"peers": {"fetch": "holders"}}
     layout = Layout([tier] * NODES, AREA, settings, planned=planned, keep_pages=True, threads=4)
     (memory / "run").mkdir()
