@@ -87,7 +87,7 @@ def alone() -> Iterator[None]:
 
 
 def node(rank: int, quotas: Sequence[Sequence[int]], catalog: Catalog, **more: Any) -> Nodes:
-    """Makes a node without peers.
+    """Makes the node `rank` of several nodes. It cannot reach the other nodes.
 
     quotas : for each node, the quotas of its tiers [bytes]"""
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, tuple(q)) for i, q in enumerate(quotas))

@@ -45,7 +45,7 @@ def without_peers() -> Iterator[None]:
 
 
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
-    """Makes a node without peers.
+    """Makes the node `rank` of several nodes. It cannot reach the other nodes.
 
     quotas : for each node, the quota of its only tier [bytes]"""
     return lone_nodes.node(rank, [(quota,) for quota in quotas], catalog, **more)
