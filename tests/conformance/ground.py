@@ -144,8 +144,8 @@ class Ground:
         return self.source if library else self.without
 
     def python(self, library: bool) -> list[str]:
-        """Returns the beginning of the command line that starts an interpreter. The interpreter
-        runs under the library only if its environment comes from the method `env`."""
+        """Returns the beginning of the command line that starts an interpreter. Whether the
+        interpreter runs under the library depends only on its environment (see `env`)."""
         return [sys.executable]
 
     def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:

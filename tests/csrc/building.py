@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# The file in which locks() locks one byte per object, as long as the object is being compiled.
+# While an object is being compiled, _no_other_compiles() holds a lock on one byte of this file.
 COMPILING = ROOT / "build" / "compiling.lock"
 
 
