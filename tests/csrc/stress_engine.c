@@ -110,8 +110,8 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
     monarch_scan_stop(s, 60000);
 }
 
-/* Stops a scan while its threads wait. They wait because nobody takes the batches: there are 12
- * batches of 4,096 names, which are more than the scan queues. */
+/* Stops a scan while its threads wait. The threads wait because the queue of batches is full: the
+ * scan makes 12 batches of 4,096 names, and nobody takes them. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);

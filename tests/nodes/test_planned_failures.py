@@ -85,8 +85,8 @@ def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
 
 
 def goes_on(planned: PlannedNodes) -> None:
-    """Reads epochs 2 to 4. Asserts that in epoch 4 hardly anything comes from the source, because
-    the copies of all files have been made, and that the victim gives files again."""
+    """Reads epochs 2 to 4. In epoch 4, all files have copies, so hardly anything may come from the
+    source. The victim must give files again."""
     victim = planned.all[VICTIM]
 
     def usable() -> bool:
