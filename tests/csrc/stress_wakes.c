@@ -22,10 +22,10 @@
 #define FILES 320
 #define BLOCK (64 * 1024)
 #define THREADS 5
-#define PEERS 4 /* also the number of threads for peers; one peer gets at most SHARE of them */
-#define SHARE 3
-/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for so long, a fill that no
- * reader waits for may wait for a peer that is still starting. */
+#define PEERS 4 /* number of peers, and number of threads for peers */
+#define SHARE 3 /* at most so many threads may ask one peer */
+/* Time limit of an order [ms]. It is longer than START_NS (peer.c), which is the longest time that
+ * a fill waits for a peer that is still starting. */
 #define LIMIT_MS 30000
 #define RANKS 4 /* number of ranks that readers have; rank 0 stands for no rank */
 
@@ -262,7 +262,7 @@ static void await(int first, int peers, int threads) {
         if (there == threads)
             break;
         if (pthread_cond_timedwait(&comes, &gate, &limit) != 0)
-            die("of %d threads %d were woken", threads, there);
+            die("only %d of %d threads were woken", there, threads);
     }
     pthread_mutex_unlock(&gate);
 }
@@ -376,7 +376,8 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine, 60000); /* orders still wait for a thread for their peer */
+    /* Some orders have not begun, because their peer already has its share of the threads. */
+    monarch_engine_stop(engine, 60000);
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);

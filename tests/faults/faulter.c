@@ -6,13 +6,13 @@
  * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
  * of an argument that is a descriptor, or p and the index of an argument that is a path, or n if
  * the call has neither. A call's class consists of the thread's name, the call's number, the path
- * of its target, and the return addresses on the stack that are in Monarch's own modules, as
- * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
- * the name of the directory is left out. Numbers in the path are replaced by #.
+ * of its target, and return addresses on the stack. Only return addresses in Monarch's own modules
+ * count, written as MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of
+ * these directories, the name of the directory is left out. Numbers in the path are replaced by #.
  *
- * With trace, the class of every call is written to LOG, one line per call. If many calls differ in
- * nothing but their stacks, they are no longer logged once no new class has come for a while.
- * Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
+ * With trace, the class of every call is written to LOG, one line per call. Calls that differ only
+ * in their stacks are of one kind. After many calls of a kind without a new class, further calls of
+ * this kind are not logged. Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made
@@ -144,7 +144,7 @@ static const struct looked *looked_at(long number) {
     return NULL;
 }
 
-/* Returns how many bytes could be read. */
+/* Reads memory of another process. Returns how many bytes could be read. */
 static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
     struct iovec here = {to, n}, there = {(void *)(uintptr_t)at, n};
     ssize_t got = process_vm_readv(tid, &here, 1, &there, 1, 0);
@@ -296,16 +296,15 @@ static int is_the_interpreters(const char *target) {
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* A kind is a class without the stack: calls that differ in nothing but their stacks are of one
- * kind. `quiet` counts the calls of a kind since one of them last had a class that had not occurred
- * before. After ENOUGH such calls, the stacks of this kind are no longer read, because reading a
- * stack takes long. */
+/* Calls that differ only in their stacks are of one kind. `quiet` counts the calls of a kind since
+ * its last new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
+ * read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* for a class: it has occurred before */
+    int is_known; /* if `hash` is the hash of a class: the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -366,9 +365,9 @@ static void shorten(struct thread *t, struct user_regs_struct *r) {
     set_registers(t->tid, r);
 }
 
-/* Restores the register that `shorten` has changed. If the call transferred another number of bytes
- * than the shortened one, for example at the end of a file, the next call of the class gets the
- * fault. */
+/* Restores the register that `shorten` has changed. Then checks the number of bytes that the call
+ * has transferred. If it differs from the shortened number, for example at the end of a file, the
+ * next call of the class gets the fault. */
 static void end_short(struct thread *t) {
     struct user_regs_struct r;
     uint64_t asked = t->asked;
@@ -582,7 +581,7 @@ static void become(char **command) {
     unsetenv(PRELOAD);
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
         die("PTRACE_TRACEME");
-    raise(SIGSTOP); /* wait until the tracer has set its options */
+    raise(SIGSTOP); /* stops this process until the tracer has set its options */
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0)
         die("seccomp");
     execvp(command[0], command);

@@ -22,6 +22,7 @@ def session(lib: Any) -> Iterator[Made]:
 
 @pytest.fixture(scope="module")
 def lasting(lib: Any) -> Iterator[Made]:
-    """A session for tests of many examples, which set all that they use."""
+    """A session that all examples of a test share. So each example must set every field that it
+    uses."""
     with made(lib) as one:
         yield one
