@@ -63,7 +63,8 @@ class Control:
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # The commands that run as a whole between two iterations of the loop, in `deciding`.
+        # Each of these commands runs from start to end inside `daemon.deciding()`, which holds
+        # the loop between two iterations.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -77,8 +78,8 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
-        # The commands that run beside the loop. They enter `deciding` themselves, and only for the
-        # parts that need it: their other parts may wait for a file system or another node.
+        # These commands run while the loop goes on, because they may wait for a file system or for
+        # another node. Where the loop must pause, they enter `daemon.deciding()` themselves.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -109,7 +110,8 @@ class Control:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except OSError as error:  # no descriptor is left, or the daemon is ending
+            # The daemon has no free descriptor, or it is ending and has shut the socket down.
+            except OSError as error:
                 if not (is_said or self._daemon.is_closed):
                     log.warning(
                         "commands must wait: the daemon cannot accept connections now: %s", error
@@ -186,8 +188,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end once no process uses it. A daemon that `monarch run` has started
-        ends in this way without this command."""
+        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
+        started does so even without this command."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 

@@ -106,5 +106,7 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if not copy:  # otherwise a new fill is in progress, which reads the attributes itself
+            # If the entry has another copy number already, a new fill is in progress. The fill
+            # updates the attributes.
+            if not copy:
                 self.copies.renew(entry, fresh)

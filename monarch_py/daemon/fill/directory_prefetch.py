@@ -21,8 +21,9 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# A directory is filled once NAMES of its files were read to their end. All subdirectories of a
-# directory are filled once NAMES of them contain, at any depth, a file that was read to its end.
+# A directory is filled when NAMES of its files have been read to their end. It is filled with all
+# its subdirectories when files in NAMES of the subdirectories (at any depth) have been read to
+# their end.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -313,8 +314,8 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the found files whose fill is still to be ordered, because a new directory comes
-        first. `_find` will find these files again later."""
+        """Forgets the found files whose fill is not ordered yet, because a directory that was just
+        added is filled first. `_find` will find these files again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:

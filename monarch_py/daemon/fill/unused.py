@@ -76,8 +76,9 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Handles (n,) files in use that have no room. Returns the files that were refused room in
-        an earlier use. The other files are marked as REFUSED once this use is over (ONE_USE_S)."""
+        """Handles (n,) files that programs use now and that have no room. Returns the files that
+        were refused room in an earlier use too. The other files are marked as REFUSED after
+        ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -85,7 +86,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Of (n,) files that programs open now, returns those that had no room in an earlier
+        """Takes (n,) files that programs open now. Returns the files that had no room in an earlier
         use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])

@@ -61,8 +61,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # A place may have taken time without sending bytes: for an open whose bytes are still to
-        # come, or for a failure. This time counts once it exceeds SILENT_NS.
+        # A place may have taken time but sent no bytes: an open has ended, but no read yet, or a
+        # read has failed. This time counts when it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]

@@ -153,8 +153,8 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # A file has no room in the staging area, so no later file may take room there before
-            # it. Files that would be staged leave the queue; files that this node keeps stay.
+            # If a file has no room in the staging area, no later file may take room there before
+            # it. So all files that this node does not keep, and would stage, leave the queue.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
