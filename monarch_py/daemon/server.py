@@ -48,8 +48,8 @@ log = logging.getLogger("monarch.daemon")
 TURN_MS = 250
 # How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long,
 # because an iteration after a sleep is expensive: the processor caches are cold. On a node that
-# sent files to other nodes, four such iterations a second cost a fifth as much processor time as
-# the sending itself.
+# only sent files to other nodes, four iterations a second took a fifth of the processor time that
+# the sending took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -84,9 +84,9 @@ REST_BACK, LONG_REST_S = 30, 0.1
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# If the engine has not been allowed to order fills for this long [s], the running iteration allows
-# it for a moment. To allow it more often would not pay, because the free room of all tiers must be
-# computed each time.
+# During an iteration, the engine may not order fills by itself. An iteration that takes longer than
+# this time [s] allows it for a moment between two parts of the iteration. A shorter time would cost
+# too much, because the free room of all tiers must be computed each time.
 LET_S = 0.001
 
 
@@ -126,7 +126,7 @@ class Daemon:
         self.lost: Path | None = None
         self._history = History()
         self._next_look = 0.0
-        self._begun_s = 0.0  # when the engine was last told to order nothing [s]
+        self._begun_s = 0.0  # when the engine's permission to order fills was last withdrawn [s]
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
         self.tiers = self._open_tiers.tiers
@@ -141,7 +141,7 @@ class Daemon:
         # If fills ahead wait until the scan finds more files: the time for which the files found so
         # far will last [s]. Otherwise infinite.
         self._names_last_s = math.inf
-        self._pace_scan()  # The first iteration starts the scan, so the limit is set before.
+        self._pace_scan()  # The first iteration starts the scan, which needs its limit by then.
 
     def _make_ready(
         self,
@@ -192,7 +192,8 @@ class Daemon:
                     why = f"the daemon serves {MAX_SOURCES} sources and takes no more"
                     raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
-        # Some files may have been opened for writing since the first call.
+        # Between the first call and `_take_in`, programs may have opened more files of the source
+        # for writing.
         self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
@@ -305,8 +306,8 @@ class Daemon:
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
-        the scan waits for a program's first open, this wait also ends once programs wait for the
-        sources. Returns the current count."""
+        the scan is held back until a program's first open, the wait also ends when programs wait
+        for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):

@@ -110,8 +110,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : the file's content; None for a large file, which is read only while it is written to
-        the tar
+    content : the file's content; None for a large file, which is not read in advance, but in pieces
+        while it is written to the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -126,8 +126,8 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns for how long from now a change of the file may leave the file's modification time
-    unchanged [s]. Returns 0 if every change from now on will alter the modification time."""
+    """Returns the time [s] after which every change of the file will alter the file's modification
+    time. An earlier change may leave it unchanged. Returns 0 if even a change now will alter it."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # If a modification time is slightly in the future, it comes from the clock of a file server. If
     # it is far in the future, a program has set it. Every change of the file then alters it.

@@ -1,1 +1,1 @@
-"""The nodes of a cluster: which node keeps each file, and how nodes fetch copies from each other."""
+"""The nodes of a cluster: which node keeps each file, and how a node fetches files from others."""
