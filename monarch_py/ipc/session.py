@@ -195,7 +195,7 @@ def served_configurations() -> list[Path]:
     sessions = user_directory()
     try:
         if why_not_private(sessions):
-            return []  # another user could have written the lock files
+            return []  # the lock files may come from another user, so they are not trusted
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]

@@ -256,7 +256,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
-            written.members.clear()  # otherwise tarfile keeps all members in memory
+            written.members.clear()  # saves memory: tarfile keeps a list of all members
     os.fchmod(stream.fileno(), mode)
     return members, changed
 
@@ -305,7 +305,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # otherwise tarfile keeps all members in memory
+                met.members.clear()  # saves memory: tarfile keeps a list of all members
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)
@@ -330,7 +330,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     if os.path.isabs(name) or name.startswith("../"):
         return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # the tar does not hold the file's content in one piece at this member
+        return None  # this member is a link or has holes, so it does not contain the whole content
     try:
         found = _look(root / name)
     except OSError:

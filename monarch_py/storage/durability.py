@@ -120,8 +120,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have removed copies without their rows. So a row without a
-        # copy counts as a loss only if the last daemon ended cleanly.
+        # A daemon that was killed may have removed copies but not yet their rows. So a row without
+        # a copy counts as a loss only if the last daemon ended cleanly.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
