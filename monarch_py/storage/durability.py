@@ -177,7 +177,8 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. Returns False once no rows are left at the end."""
+        """Waits for rows and commits them. After `end` was called, does not wait. Returns False if
+        there are no rows to commit; the thread can then end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
                 self._lock.wait()

@@ -166,7 +166,8 @@ class Tier:
         self._excess: dict[int, int] = {}
         # The limit on used room, if the disk became full before the quota was used up [bytes].
         self.cap_bytes: int | None = None
-        # The room of an SSD tier does not depend on memory, so what it takes counts for no tier.
+        # Copies in an SSD tier take no memory. So such a tier has a MemoryRoom of its own, and does
+        # not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
@@ -481,7 +482,8 @@ class Tier:
 
     def discard(self, *, is_used: bool = False) -> None:
         """Removes all of Monarch's files, including the lock file, and closes the tier. If the
-        tier's path leads elsewhere, removes only the copies, through the descriptor."""
+        tier's path leads to another directory by now, removes only the copies, through the
+        descriptor of the tier's own directory."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
                 self.remove_all(self.listing()["number"])

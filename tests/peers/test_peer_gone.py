@@ -93,7 +93,7 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
     port = port_of(first)
     peer = peer_at(("127.0.0.1", port))
     status, part, seconds = interrupted(peer, first, signal.SIGKILL)
-    # REFUSED: the process was killed during the handshake of a new link.
+    # The status is REFUSED if the process was killed during the handshake of a new link.
     assert status in (PeerStatus.CUT, PeerStatus.REFUSED)
     assert expected.startswith(part)
     assert seconds < WAIT_LIMIT_S
@@ -108,7 +108,8 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
 
 def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
     """Fetches a small file in several threads at the same time. Returns the status of each fetch,
-    and how long it took [s]. A small file needs no turn (csrc/peers/peer.c)."""
+    and how long it took [s]. The file is small, because the requests of a large file would wait
+    for each other (csrc/peers/peer.c)."""
     together = threading.Barrier(threads)
 
     def ask() -> tuple[PeerStatus, float]:

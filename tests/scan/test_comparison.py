@@ -99,7 +99,8 @@ def test_what_lay_in_a_directory_that_is_a_file_now_is_gone(tmp_path: Path) -> N
 
 
 def test_a_comparison_uses_as_many_threads_as_it_may(tmp_path: Path) -> None:
-    """The caller is one of the threads, and each other thread has at least 32 entries."""
+    """Besides the calling thread, which compares entries too, one thread is started for each 32
+    entries, up to the given number of threads."""
     (tmp_path / "file").touch()
     known = Known(tmp_path)
     entry = known.find(b"file")
