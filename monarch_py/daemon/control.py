@@ -266,8 +266,8 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The files are examined outside `deciding`, so
-        the loop goes on even if their file system hangs."""
+        """Returns the files that programs have open. The loop goes on meanwhile, because the file
+        system of these files may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}

@@ -55,11 +55,11 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. This includes each thread that has opened a
-    file since the previous point. It also includes each thread that opened one file before, and
-    its next file after, this time. Such a thread is added to the point when it opens its next file.
-    `memory` is the least amount of memory that was available to a RAM tier since the previous point
-    [bytes].
+    is the number of program threads that were reading. A thread that has opened a file since the
+    previous point counts. So does a thread that was reading all the time: it opened a file before
+    the previous point, and opens its next file after this point. `_fill_gaps` adds such a thread
+    when it opens its next file. `memory` is the least amount of memory that was available to a RAM
+    tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:

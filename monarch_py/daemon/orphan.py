@@ -160,7 +160,7 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        # If the daemon stays, `monarch start` has taken it over.
+        # `monarch start` sets `stays` when it takes this daemon over.
         return not self._daemon.stays
 
     def _is_used(self) -> bool:

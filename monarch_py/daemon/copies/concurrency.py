@@ -24,8 +24,9 @@ HOLD, FIRST_HOLD = 40, 4
 # A width that was decreased because programs waited is kept for this many windows. By then, the
 # cause of the wait may be gone.
 BACK_HOLD = 10
-# The files per second of a window count only if at least SOME_FILES files arrived in it. The files
-# of two windows are of the same kind if their mean sizes differ by at most the factor ALIKE.
+# If fewer than SOME_FILES files arrived in a window, only the window's bytes per second are judged,
+# not its files per second. The files of two windows are of the same kind if their mean sizes differ
+# by at most the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
 # Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
 # MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
@@ -36,7 +37,7 @@ MEMORY_S = 60.0
 # HELPED times the earlier mean, the fills do not cause the wait, so the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many.
-# LEAST_S : each mean, of which Delay takes the least, covers at least this time [s].
+# LEAST_S : the least mean is chosen among means that each cover at least this time [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -183,7 +184,8 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        # A window without opens can end. A window with opens goes on until they suffice for Delay.
+        # If programs have opened files in the window, the window goes on until there were enough
+        # opens to judge.
         is_heard = not 0 < opens < SOME_OPENS
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 

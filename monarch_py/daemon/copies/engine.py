@@ -235,8 +235,9 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
-        needs this for the fills that it orders by itself. After the first call, the engine leaves
-        to Python every file that no call has named. Raises MemoryError if there is no memory.
+        needs this for the fills that it orders by itself. From the first call on, it orders fills
+        only of files that a call has named. It leaves all other files to Python. Raises MemoryError
+        if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
@@ -338,7 +339,7 @@ class Engine:
         return self._memory_width
 
     def _are_fast(self, so_far: Counted) -> bool:
-        """Whether programs hardly wait for any source."""
+        """Whether the sources are fast, so that programs hardly wait for them."""
         if so_far.files < JUDGED_FILLS and so_far.opens >= SOME_OPENS:
             return so_far.open_s < AT_HAND_S * so_far.opens
         control = self._shared.control

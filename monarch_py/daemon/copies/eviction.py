@@ -37,8 +37,8 @@ MOST_FILES, TIMES = 2048, 4
 # or other users of the file system, occupy that room. Once a tier has been short of room for longer
 # than SHORT_S [s], the files that do not fit are no longer assigned to the tier.
 SHORT_S = 10.0
-# Distances to next uses are out of date, and are not used, if their computation was requested
-# longer ago than this [s].
+# Computed distances to next uses are used only until this time [s] after their computation was
+# requested. Later they are out of date.
 OLD_S = 5.0
 
 Uses = Ints

@@ -31,7 +31,7 @@ MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
 # best division of the slices among the ranks. The cost of the search grows with the square of the
 # number of slices. So with more than MOST_SEARCHED ranks there is no search: each rank gets slices
-# in proportion to its load. With so many thin slices, a search would find the same division.
+# in proportion to its load. With so many slices, a search would find about the same division.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load. Otherwise the readers of a rank
 # with few misses could wait so long that they exceed their time limit (csrc/preload/fill/wait.c).
@@ -80,8 +80,8 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2) the bytes that each rank has opened, and the bytes that it has missed;
-        # row 0 counts processes without a rank.
+        # (MONARCH_RANKS, 2) for each rank, the total size of the files that it has opened, and of
+        # those that should have had a copy but had none. Row 0 counts processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -122,8 +122,8 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns (active,) how much each of these ranks is predicted to load next. Without a plan,
-        the prediction for a rank is the share of missed bytes among the bytes that it has opened.
-        All ranks of a job read equally much in a step, so these shares are comparable."""
+        the prediction for a rank is its missed bytes, divided by all bytes that it has opened. All
+        ranks of a job read equally much in a step, so these quotients are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -21,9 +21,8 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# A directory is filled when NAMES of its files have been read to their end. It is filled with all
-# its subdirectories when files in NAMES of the subdirectories (at any depth) have been read to
-# their end.
+# A directory is filled when NAMES of its files have been read to their end. All directories below
+# it are filled too when NAMES of its direct subdirectories contain such a file, at any depth.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -37,8 +36,8 @@ ENTRIES = 65536
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
-# The loop stays awake for this long after an open of a prefetched file, because the next opens are
-# likely to follow soon, and do not wake the loop [s].
+# After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
+# likely to follow soon, and they do not wake the loop.
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.

@@ -34,8 +34,8 @@ log = logging.getLogger("monarch.filler")
 # time. With so many orders, its threads never wait for Python. More orders would only take memory,
 # about 500 bytes each.
 ORDERS = 2048
-# Files of at most this total size [bytes] have an ordered background fill that has not ended. The
-# limit is low, because room is reserved for a fill as soon as the fill is ordered.
+# The files of all background fills that are ordered and have not ended have at most this total size
+# [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered even if their files exceed AHEAD_BYTES. A thread that
 # ends a fill can then begin another one.

@@ -1,4 +1,4 @@
-"""Fetches files ahead along the plans.
+"""Fetches the files of access plans before programs use them.
 
 The window consists of the files that are used next, up to the file with which the staging area
 would be full. The files in the window are fetched in exactly the order of access (section 2 of the

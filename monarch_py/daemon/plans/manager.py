@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.planned")
 
 # Interval between two checks whether a dropped plan may be retried [s].
 RENEW_S = 1.0
-# For this long after a program has opened a file, the loop iterates often, so that it soon sees
-# which files are opened next [s].
+# After a program has opened a file, the loop iterates often for this long [s], so that it soon sees
+# which files are opened next.
 AWAKE_S = 2.0
 
 # The version of a plan's file, and the plan.

@@ -30,11 +30,11 @@ OPENS_A_NAME = 16
 # Once programs have opened nothing at the source for this long [s], and no file was filled ahead
 # either, the scan runs without a limit.
 IDLE_S = 1.0
-# The scan waits for a program's first open for at most this long, because many programs import
-# large packages before they open their first file [s].
+# The scan waits for a program's first open for at most this long [s]. The time is long, because
+# many programs import large packages before they open their first file.
 AWAIT_S = 10.0
-# After this time the scan runs without a limit, even while programs read [s]. The scan must come to
-# an end, because directories are compared with the source (`revalidate`) only once the scan is
+# After this time [s], the scan runs without a limit, even while programs read. The scan must come
+# to an end, because directories are compared with the source (`revalidate`) only once the scan is
 # complete.
 MOST_S = 120.0
 

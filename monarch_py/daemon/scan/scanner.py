@@ -265,8 +265,8 @@ class Scanner:
         iteration. If the engine has added more than LOOKS files, only a sample is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
-        # Opens are counted to choose the directories to list. A whole source has no such choice,
-        # because all its directories are listed already.
+        # Opens are counted to choose which directories are listed first. Once all directories are
+        # listed, there is nothing to choose.
         if not self.is_whole:
             looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
             for place in self.shared.catalog.places(looked_at):
