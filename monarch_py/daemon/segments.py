@@ -220,8 +220,8 @@ class Shared:
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns, for each of the files `ids`, whether a client has changed it, (n,). Clients mark
-        changed files in a Bloom filter, so a few unchanged files count as changed too."""
+        """Returns (n,) whether a client has changed each of the files `ids`. Clients mark changed
+        files in a Bloom filter, so a few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)

@@ -80,7 +80,7 @@ REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
 # do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
-# programs need the processors more than fills ahead.
+# programs need the processors more than fills ahead do.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5

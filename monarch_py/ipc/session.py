@@ -336,9 +336,9 @@ class SessionDir:
         # This file exists after a daemon has ended properly, until the next daemon starts. While
         # the file exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
-        # `starts` contains the times at which the preload library has started a daemon. The starter
-        # (commands/autostart.py) locks this file. `autostart` contains the records of the
-        # configuration (ipc/record.py).
+        # `starts` contains the times at which the preload library has started a daemon. The process
+        # that starts the daemon (commands/autostart.py) locks this file. `autostart` contains the
+        # records of the configuration (ipc/record.py).
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"

@@ -129,8 +129,8 @@ def _young_s(found: os.stat_result) -> float:
     """Returns the time [s] after which every change of the file will alter the file's modification
     time. An earlier change may leave it unchanged. Returns 0 if even a change now will alter it."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # If a modification time is slightly in the future, it comes from the clock of a file server. If
-    # it is far in the future, a program has set it. Every change of the file then alters it.
+    # If a modification time is slightly in the future, the clock of a file server is ahead. A time
+    # far in the future was set by a program, so every change of the file will alter it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 

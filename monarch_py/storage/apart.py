@@ -28,7 +28,7 @@ def make_apart(directory: Path) -> None:
     process at a time may call this for a path. Raises OSError if the directory cannot be
     created."""
     for left in directory.parent.glob(f"{directory.name}.*"):
-        # A process that was killed before its rename (below) has left its directory behind.
+        # A process leaves such a directory behind if it is killed before the rename below.
         with suppress(OSError):
             left.rmdir()
     if os.path.lexists(directory):

@@ -1,7 +1,8 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
 A row is written only after the tier was synced, so a copy that has a row is on the disk. After an
-unclean end or a reboot this is no longer certain. Each copy is then checked before it is served.
+unclean end or a reboot, a copy may be damaged nevertheless, so each copy is checked before it is
+served.
 """
 
 import os

@@ -349,8 +349,8 @@ class Tier:
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def shortage(self) -> str:
-        """A sentence on a file system with less room than the quota; "" if it has the room, or if
-        the tier is not used."""
+        """A sentence on the tier's file system if it has less room than the quota; "" if it has
+        enough room, or if the tier is not used."""
         config, used = self.config, self.used_bytes - self.reserved_bytes
         if not self.usable:
             return ""

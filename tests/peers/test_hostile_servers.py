@@ -242,7 +242,8 @@ def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
     # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit
     # allows for a peer that sends 128 KiB/s (client.c).
     limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
-    assert time.monotonic() - started < limit + 10  # all bytes would take more than 1,000 s
+    # To send all bytes, the server would need more than 1,000 s.
+    assert time.monotonic() - started < limit + 10
 
 
 def test_a_server_that_cannot_prove_itself_is_refused() -> None:
