@@ -275,7 +275,8 @@ def test_no_more_connections_than_there_may_be(
     large.share(server, block=4 << 20)
     held = [connect(server) for _ in range(3)]
     try:
-        for connection in held:  # busy, because the answer is larger than the socket buffers
+        # A connection stays busy, because its answer is larger than the socket buffers.
+        for connection in held:
             connection.sendall(connection.request(large.id))
             assert connection.recv(1)
         assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED

@@ -135,8 +135,8 @@ def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
 
 
 def test_three_epochs_by_hand() -> None:
-    """Two nodes read six files; node 0 reads the places 0, 2 and 4 of each row, node 1 the
-    others."""
+    """Two nodes read six files in three epochs. Each row of `rows` is the order of an epoch. Node 0
+    reads the places 0, 2 and 4 of a row, and node 1 reads the other places."""
     rows = np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 5, 3, 1, 4, 2]])
     timeline = Timeline.of(Loader(Listed(6, rows), 2, 1), epochs=3, nodes=2)
     found = analyse(timeline, 0)
@@ -157,7 +157,7 @@ def test_files_of_many_samples_are_accessed_alike() -> None:
     assert spread(np.zeros(3, dtype=np.uint32)) == 0.0
 
 
-# --- timelines from a given place on, and refused arguments -------------------------------------
+# --- timelines that begin in a later epoch or batch; refused arguments --------------------------
 
 
 def test_a_timeline_can_be_entered_anywhere() -> None:

@@ -309,7 +309,7 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     counts = source.counts()
     assert counts["open"] <= 1.02 * FILES
     assert counts["bytes_read"] <= 1.02 * FILES * 20_000
-    # There are two requests for each file, and some more for the root and by the session.
+    # Besides the two requests for each file, there are a few for the root and by the session.
     assert counts["getattr"] <= 2.2 * FILES + 20
 
 

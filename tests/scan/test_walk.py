@@ -223,7 +223,8 @@ def plant_kinds(top: Path) -> list[str]:
     os.mkfifo(top / "fifo", 0o600)
     names = ["file", "hard", "empty", "directory", "directory/below", "link", "fifo"]
     for number, name in enumerate(names):
-        times = 10**18 + number, -(10**18) - 2 * number  # the second one is before 1970
+        # The access time is after 1970, and the modification time before 1970.
+        times = 10**18 + number, -(10**18) - 2 * number
         os.utime(top / name, ns=times, follow_symlinks=False)
         if os.geteuid() == 0:
             os.chown(top / name, 1000 + number, 2000 + number, follow_symlinks=False)
