@@ -118,7 +118,7 @@ class Control:
                     )
                 is_said = True
                 time.sleep(ACCEPT_PAUSE_S)
-            except Exception as error:  # the next command may succeed
+            except Exception as error:  # the thread goes on, because the next command may succeed
                 note_failure(error)
                 time.sleep(ACCEPT_PAUSE_S)
 

@@ -250,7 +250,7 @@ def main() -> None:
         kind = words[0] if words in ([SHARED], [AUTOSTARTED]) else ""
         with _told_in_a_sentence():
             startup = None
-            if words and not kind:  # the descriptor from which the StartupInfo is read
+            if words and not kind:  # words[0] is the descriptor from which the StartupInfo is read
                 with open(int(words[0]), "rb") as file:
                     startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, kind=kind)

@@ -57,9 +57,9 @@ QUIET_TURNS = 8
 # files that readers wait for, because a waiting reader wakes only the engine; to count and record
 # the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps while programs open files of a plan, or while fills ahead wait until the
-# scan finds more files [ms]. The time is short, so that the loop soon sees what programs open, and
-# what the scan has found.
+# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
+# find more files to be filled ahead. The time is short, so that the loop soon sees what programs
+# open, and what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
@@ -67,9 +67,9 @@ FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     until the scan finds more files, the maximum is the time for which the files found so far will
-#     last, but at least SHORT_REST_S and at most MOST_REST_S.
+# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If all files found
+#     so far will soon be filled ahead, the maximum is the time until then, but at least
+#     SHORT_REST_S and at most MOST_REST_S.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -79,8 +79,8 @@ FIRST_OPEN_MS = 5
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S = 30, 0.1
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
-# do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
-# programs need the processors more than fills ahead do.
+# is the loop's rest shortened to fill files ahead. With a source that answers sooner, such as a
+# local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
@@ -138,8 +138,8 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # If fills ahead wait until the scan finds more files: the time for which the files found so
-        # far will last [s]. Otherwise infinite.
+        # If the scan must soon find more files to be filled ahead: the time that it takes to fill
+        # the files found so far [s]. Otherwise infinite.
         self._names_last_s = math.inf
         self._pace_scan()  # The first iteration starts the scan, which needs its limit by then.
 

@@ -280,7 +280,8 @@ def _remove_session(path: Path, config_file: Path) -> None:
     SessionError if a daemon serves the session, or if a daemon was killed and has left copies in
     the session's tiers.
     """
-    from monarch_py.ipc.shares import turn  # imported here, because that module imports this one
+    # Imported here, because shares.py imports session.py.
+    from monarch_py.ipc.shares import turn
 
     session = SessionDir(path)
     with turn(session):
@@ -312,7 +313,7 @@ def link_session(config_file: Path, served: Path) -> None:
                 own.unlink()
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
-            if own.exists() and not is_link:  # `config_file` had tiers of its own before
+            if own.exists() and not is_link:  # a session of its own, for tiers that it had before
                 _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)

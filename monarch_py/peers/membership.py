@@ -43,7 +43,7 @@ class Cluster:
     agreed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.secret) != SECRET_BYTES:  # written by a daemon of another version
+        if len(self.secret) != SECRET_BYTES:  # a daemon of another version has made this secret
             raise SessionError(
                 "another version of Monarch wrote the nodes' secret; stop all daemons first"
             )

@@ -252,7 +252,8 @@ class Manifest:
             self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
             self._db.execute("COMMIT")
         except sqlite3.Error:
-            if self._db.in_transaction:  # on a full disk, SQLite has rolled back already
+            # If the disk is full, SQLite has ended the transaction itself.
+            if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
             raise

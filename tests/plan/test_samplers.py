@@ -155,7 +155,7 @@ def test_shuffles_of_tf_data(arguments: tuple[int, int, int, int | None, bool]) 
     assert hashed(np.concatenate([sampler.epoch(e) for e in range(3)])) == SHUFFLES[arguments]
 
 
-@pytest.mark.long  # tensorflow takes seconds to load
+@pytest.mark.long  # TensorFlow takes seconds to load
 def test_tf_data_shuffles_as_it_did() -> None:
     pytest.importorskip("tensorflow", reason="tensorflow is not installed: .[tensorflow]")
     done = subprocess.run(

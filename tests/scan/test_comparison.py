@@ -106,7 +106,7 @@ def test_a_comparison_uses_as_many_threads_as_it_may(tmp_path: Path) -> None:
     entry = known.find(b"file")
     for threads, entries, right in ((3, 200, 3), (1, 200, 1), (5, 64, 3), (5, 31, 1)):
         before, most = set(os.listdir("/proc/self/task")), 0
-        given = {"threads": threads, "ops_per_s": 10 * entries}  # it takes 0.1 s
+        given = {"threads": threads, "ops_per_s": 10 * entries}  # the comparison takes 0.1 s
         words = known, [entry] * entries, tmp_path
         caller = threading.Thread(target=compare, args=words, kwargs=given)
         caller.start()

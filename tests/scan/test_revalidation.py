@@ -38,7 +38,8 @@ def test_only_young_directories_wait_for_their_listing(tmp_path: Path) -> None:
     catalog = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
     entries = np.zeros(3, dtype=ENTRY)
     entries["path"], entries["path_len"] = range(3), 1
-    entries["ino"], entries["kind"], entries["sum"] = range(1, 4), Kind.DIR, 1  # no names
+    # A `sum` of 1 says that a directory contains no names.
+    entries["ino"], entries["kind"], entries["sum"] = range(1, 4), Kind.DIR, 1
     age = int(2 * YOUNG_S * 1e9)
     entries["mtime_ns"] = time.time_ns() - np.array([age, 0, age])
     entries["ctime_ns"] = time.time_ns() - np.array([age, 0, 0])

@@ -161,8 +161,9 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         if name.startswith(directory + "/")
         and (is_deep or name.count("/") == directory.count("/") + 1)
     ]
-    # Before the last wanted name, there are only the names of the root and of the directories on
-    # the path, the other wanted names, and the names that were being examined.
+    # Before the last wanted name come the names of the root and of the directories on the path, the
+    # other wanted names, and names that other threads were examining. No other name may come before
+    # it.
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2

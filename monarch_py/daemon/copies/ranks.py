@@ -113,7 +113,7 @@ class Ranks:
 
     def _look(self, now: float) -> None:
         counts = self._counts.astype(np.float64)
-        # Clients write the counts; a faulty client may decrease one.
+        # The counts should only grow. But clients write them, and a faulty client may decrease one.
         fresh = np.maximum(0.0, counts - self._seen)
         fade = math.exp(-(now - self._looked_at) / MEMORY_S)
         self._seen, self._looked_at = counts, now

@@ -292,10 +292,10 @@ class DirectoryPrefetch:
         which there will be room. After copies were dropped, nothing more is prefetched, because the
         tiers have no room for it.
 
-        A file gets this room only when it is used for the second time, because its first use does
-        not show which files the program reads. A program that reads all files once an epoch will
-        still use the prefetched copies, so these copies should stay. A program that reads only a
-        part of the files returns to that part, so the unused copies can be dropped.
+        A file gets this room only when it is used for the second time. Until then, the program may
+        be in a first epoch, in which it will still use the other prefetched copies. A second use
+        shows that the program reads only a part of the files again and again. It will not use the
+        other copies, so they can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]

@@ -537,7 +537,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        # Copies that are published already are recorded in the manifests.
+        # Process the results of fills that have ended, so that the manifests get rows for their
+        # copies.
         for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)

@@ -164,8 +164,9 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on, because all nodes that come before it
-        in a file's order of the nodes (see `pass_on`) have no room for the file."""
+        """Notes (n,) files that this node owns from now on. Each file has an order of the nodes
+        (see `pass_on`). All nodes that come before this node in that order lack room for the
+        file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False

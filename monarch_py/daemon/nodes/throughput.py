@@ -80,9 +80,9 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among the readers. If no rate was measured at a smaller number either, the
-        result is the rate of one reader at the nearest larger number, because a reader gets no less
-        when fewer other readers compete with it.
+        number is divided among the readers. If there is no smaller number with a measured rate, the
+        result is the rate of one reader at the nearest larger number. A reader gets at least this
+        rate if fewer other readers compete with it.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

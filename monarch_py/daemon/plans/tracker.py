@@ -22,8 +22,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped if at least this many searches in a row have not found the programs' position,
-# and if the accesses just before the last search disagree with the plan as well.
+# A plan is dropped if two conditions are met. At least this many searches in a row have not found
+# the programs' position. And the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
 # Accesses that come before the plan's files are known are kept, and are judged later. At most this

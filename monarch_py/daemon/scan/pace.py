@@ -62,8 +62,8 @@ class ScanPace:
         self._filled_before = 0
         # The number of entries at the last call, and when that number last changed [s].
         self._newest, self._news_s = 0, now_s
-        # Whether fills ahead will soon have filled all files found so far, and must then wait for
-        # the scan. False once the scan finds no more files.
+        # Whether all files found so far will soon be filled, and the scan will probably find more.
+        # Filling ahead must then wait for the scan.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:

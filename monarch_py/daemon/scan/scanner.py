@@ -486,6 +486,6 @@ class Scanner:
         self._unlisted.close()
         left = 0
         for source in self.sources:
-            if source.scan is not None:  # one source is scanned at a time
+            if source.scan is not None:  # True for at most one source
                 left += source.scan.close(limit_s)
         return left
