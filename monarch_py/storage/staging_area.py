@@ -1,4 +1,4 @@
-"""The staging area of a daemon that needs one, if its configuration has none."""
+"""The default staging area, for a daemon that needs an area but whose configuration names none."""
 
 import os
 

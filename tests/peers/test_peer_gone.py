@@ -133,7 +133,7 @@ def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
         assert waited[-2] < 0.9 * CONNECT_LIMIT_S
         hanging.settimeout(0)
         with ExitStack() as stack:
-            # There are two connections: that of the first fetch, and that of the thread that tried.
+            # There are two connections: one of the first fetch, and one of the eight threads.
             for _ in range(2):
                 stack.enter_context(hanging.accept()[0])
             with pytest.raises(BlockingIOError):

@@ -12,8 +12,7 @@ from monarch_py.ipc import word
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import Kind, Reason, State, ffi, lib
 
-# Plain integers, because each comparison with a member of an enumeration costs Python a call and an
-# exception.
+# These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # A demand is a number. These bits of it name the entry (see monarch_demand_entry in catalog.h).

@@ -19,7 +19,7 @@ BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
 # file.  REFUSED : the file had no room in an earlier use.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# Opens of a file within this time after its first open belong to the same use of the file [s].
+# All opens of a file within this time [s] after an open count as one use of the file.
 ONE_USE_S = 1.0
 
 
@@ -121,7 +121,7 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file's size may have changed since it was added.
+        # A file's size may have changed since the size was added to `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
