@@ -168,7 +168,10 @@ class Control:
         if name in self._beside_turns:
             return self._beside_turns[name](request)
         if name not in self._between_turns:
-            raise SessionError(f"the daemon does not know the command {name!r}")
+            raise SessionError(
+                f"the daemon has no command {name!r}; if its version of Monarch differs, run"
+                " `monarch stop` and `monarch start`"
+            )
         with self._daemon.deciding():
             return self._between_turns[name](request)
 

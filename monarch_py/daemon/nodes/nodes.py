@@ -203,7 +203,7 @@ class Nodes:
         keeps[files] |= second_copies(hashes, sizes, owner[files], rank, int(quotas[rank]))
         self._share(owner, keeps)
         log.info(
-            "node %d of %d keeps %d of %d files and owns %d of them",
+            "node %d of %d keeps %d of %d files, and owns %d of the files that it keeps",
             self.cluster.rank,
             len(self.cluster.members),
             int(keeps.sum()),
