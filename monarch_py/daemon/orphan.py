@@ -99,9 +99,9 @@ class _Watch(ABC):
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that no run need end the daemon, because this watch ends it. If a new run has
-        begun, returns False and records nothing. Otherwise returns True, and this process holds the
-        lock `turn` until it ends, so that a run can start the next daemon only after that."""
+        """Records that this watch ends the daemon, so that no run need end it. If a new run has
+        begun, returns False and records nothing. If the result is True, this process holds the lock
+        `turn` until the process ends. So no run can start the next daemon before that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():

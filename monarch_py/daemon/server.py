@@ -141,7 +141,8 @@ class Daemon:
         # If the scan must soon find more files to be filled ahead: the time that it takes to fill
         # the files found so far [s]. Otherwise infinite.
         self._names_last_s = math.inf
-        self._pace_scan()  # The first iteration starts the scan, which needs its limit by then.
+        # Set the limit of the scan now, because the first iteration starts the scan.
+        self._pace_scan()
 
     def _make_ready(
         self,

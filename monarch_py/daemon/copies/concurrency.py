@@ -21,8 +21,8 @@ GAIN, LOSS = 1.10, 0.95
 #   - After a larger width has failed, the hold is twice the previous hold, but at most HOLD.
 #   - After a larger width has succeeded, the hold starts again from FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# A width that was decreased because programs waited is kept for this many windows. By then, the
-# cause of the wait may be gone.
+# If the width is decreased because programs wait, it is then kept for this many windows. After
+# these windows, the cause of the wait may be gone.
 BACK_HOLD = 10
 # If fewer than SOME_FILES files arrived in a window, only the window's bytes per second are judged,
 # not its files per second. The files of two windows are of the same kind if their mean sizes differ

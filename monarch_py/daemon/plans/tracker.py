@@ -72,7 +72,7 @@ class PlanTracker:
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
         self._search_at = 0  # the next search starts at this number of judged accesses
-        # Whether this is the last search: if it finds no position either, the plan is dropped.
+        # Whether the present search is the last one. If it finds no position, the plan is dropped.
         self._is_last = False
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
