@@ -94,7 +94,7 @@ def test_make_where_no_file_can_be(
 ) -> None:
     """`make` reports a path that cannot be written, and leaves no file behind.
 
-    The kernel's message differs if the path is a directory."""
+    If the path is a directory, the reason is the kernel's, and any text is accepted."""
     monkeypatch.chdir(plan.parent)
     before = sorted(plan.parent.iterdir())
     done = run("make", "-c", plan.with_name("plan.yaml"), "-o", out, error=ConfigError)
