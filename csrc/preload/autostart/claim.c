@@ -26,8 +26,9 @@ static int is_private(int fd, mode_t type) {
 }
 
 /* Opens a directory that only this user can access, and creates it if there is none. If `dir` is
- * AT_FDCWD, `path` must not be a link. If `dir` is a descriptor, it refers to a directory that only
- * this user can access, so nobody else can create links there. */
+ * AT_FDCWD, fails if `path` is a link. If `dir` is a descriptor, `path` is not checked: `dir` then
+ * refers to a directory that only this user can access, so no other user can create a link
+ * there. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);

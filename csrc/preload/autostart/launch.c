@@ -9,11 +9,12 @@
 #include "shared/sys.h"
 
 /* monarch_launch makes an intermediate process, which ends at once. The intermediate process makes
- * the process that becomes the launched program. Both share the memory of this process, like a
- * child of vfork, because copying the page tables of a large process takes long. Each has a stack
- * of its own. Functions that run in the new processes must not touch errno or any other
- * thread-local variable, because these variables belong to this process. A sanitizer would add code
- * that touches such variables. The attribute BESIDE turns the sanitizer off for a function. */
+ * the process that becomes the launched program. The two new processes share the memory of this
+ * process, like a child of vfork, because copying the page tables of a large process takes long.
+ * Each of the two has its own stack. Functions that run in the new processes must not touch errno
+ * or any other thread-local variable, because these variables belong to this process. A sanitizer
+ * would add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
+ * function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -24,7 +25,7 @@
 #define BETWEEN_NS 50000000ULL
 /* How long monarch_launch waits for the start of the program after the intermediate process has
  * ended [ns]. After this time, the new process may still use this process's memory. Even if this
- * process ends, the memory stays allocated until the new process no longer uses it. */
+ * process ends, the kernel does not free the memory before the new process stops using it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -173,8 +174,8 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once. So the
- * process that becomes the program is an orphan, and the init process or a subreaper adopts it. */
+/* Makes the process that becomes the program. The intermediate process then ends at once. Its child
+ * is now an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -215,7 +216,7 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The intermediate process ends a moment after the kernel has cleared `between_runs`. */
+    /* The kernel clears `between_runs` a moment before the intermediate process ends. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py has the
- * same number. */
+/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py defines
+ * the same limit. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
