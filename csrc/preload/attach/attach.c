@@ -189,8 +189,9 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    return old; /* another thread was faster: the exchange has set `old` to the session that this
-                   thread has attached */
+    /* Another thread was faster: the exchange has set `old` to the session that the other thread
+     * has attached. */
+    return old;
 }
 
 /* Attaches to one newer session after another, until it finds a session whose daemon serves.

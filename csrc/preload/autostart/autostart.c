@@ -52,8 +52,8 @@ struct plan {
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
     struct monarch_launch launch;
-    const char
-        *envp[]; /* environment of the starter; its strings follow this array in the same memory */
+    /* The environment of the starter. Its strings follow this array in the same memory. */
+    const char *envp[];
 };
 static struct plan *plan;
 static uint64_t next_ns; /* atomic: time before which no attempt is made */

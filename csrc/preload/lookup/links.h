@@ -49,7 +49,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
  * the caller can look the path up again, and finds the file if the catalog knows it. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
- * monarch_learn_listed after an opendir. The library learns nothing from a stat of a file, because
+ * monarch_learn_listed after an opendir. After the stat of a file, nothing is learnt, because
  * programs make too many such calls. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {

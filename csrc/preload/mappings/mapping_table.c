@@ -11,8 +11,9 @@
 
 #include "preload/process/attributes.h"
 
-/* If a thread waits for the lock for longer than this [ns], the process never tries to take the
- * lock again. This happens only if a child of vfork was killed while it held the lock. */
+/* If a thread has waited for the lock for this long [ns], the process gives up the lock and never
+ * takes it again. Only one event makes a wait so long: a child of vfork was killed while it held
+ * the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -112,9 +113,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. Puts the pieces
- * before and after that part into slots of their own, so that these pieces still wait. If no slot
- * is free for a piece, that piece stays on the source. */
+/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. Puts the parts of
+ * the range before and after [begin, end) into slots of their own, so that these parts still wait.
+ * If no slot is free for such a part, it stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -171,8 +172,8 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* Steps of the model: [busy] [carve] [put] [end_edit], or only [lost] if the lock has been given
- * up. */
+/* Makes the steps [busy] [carve] [put] [end_edit] of the model. If the lock has been given up,
+ * makes only the step [lost]. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {

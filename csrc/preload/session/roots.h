@@ -1,5 +1,5 @@
-/* Checks whether the paths of sources and tiers lead this process to the directories to which they
- * lead the daemon. */
+/* Checks whether the paths of sources and tiers lead to the same directories in this process as in
+ * the daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -13,7 +13,7 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
 /* Returns whether the source's path or the source's alias leads this process to the directory that
- * was scanned. One of the two is enough, because a program may use only the alias. */
+ * was scanned. One of the two paths is enough, because a program may use only one of them. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)

@@ -14,7 +14,7 @@
 
 struct told {
     struct monarch_change change;
-    uint64_t mark; /* the new value of `told` in struct monarch_clients */
+    uint64_t mark; /* value to be stored in `told` of struct monarch_clients */
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,
