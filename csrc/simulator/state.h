@@ -93,7 +93,7 @@ struct monarch_sim {
      * f, among the epochs with epoch % EPOCHS_KNOWN = r. 0: none of these epochs has used the
      * file. */
     uint32_t *reused;
-    /* files: the first asker of the current read of the file, or PFS_NONE. NULL if no file has an
+    /* files: the first asker of the current read of the file, or PFS_NONE. Unused if no file has an
      * owner. */
     uint32_t *reading;
     uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
