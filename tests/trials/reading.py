@@ -116,7 +116,7 @@ class Reading:
         assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"
         longest_s = self.longest_s()
         assert longest_s < CALL_LIMIT_S, (
-            f"a call takes {longest_s:.1f} s; state: {found}; calls: {self.calls()}"
+            f"state {found}, calls in progress {self.calls()}: one call takes {longest_s:.1f} s"
         )
         return found["operations"]
 
