@@ -37,7 +37,7 @@ struct call {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct call *calls; /* the calls that need threads, the newest first */
+static struct call *calls; /* the calls that still need threads; the newest call comes first */
 static int threads, idle;  /* idle: number of threads that work on no call */
 /* Atomic; 1: few reads of the last call were slow. If so, the next call begins without other
  * threads, because waking them takes longer than copying from memory. */
@@ -143,7 +143,8 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* Starts threads. They block all signals, so that the program's own threads handle the signals. */
+/* Starts threads. These threads block all signals, so that the program's own threads handle the
+ * signals. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;

@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Length of a longer pause [ns]. After an attempt that has found no interpreter, the pause is this
- * long. After an attempt that finds that no start is allowed yet, the pause lasts until a start is
- * allowed, but at most this long. */
+/* Length of a longer pause [ns]. If an attempt has found no interpreter, the next attempt is this
+ * much later. If the claim (claim.h) allows no start yet, the next attempt is made when a start is
+ * allowed, but at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, the heartbeat is the only sign by which this process can notice that the
@@ -335,8 +335,7 @@ static int is_to_stay_stopped(const struct session *s) {
 }
 
 /* Checks whether the claim forbids a start now. If so, the caller need not examine the opened file.
- * The claim is checked at most once per LONG_PAUSE_NS. If the last check was more recent, returns
- * 0. */
+ * The claim is checked at most once per LONG_PAUSE_NS; between two checks, the result is 0. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);

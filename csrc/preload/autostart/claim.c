@@ -15,8 +15,9 @@
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
 #define APART_NS 5000000000ULL
-/* If a starter finds that no daemon should be started, it makes the stored time of its own start
- * odd. A start with an odd time counts against the limit only for this long [ns]. */
+/* A starter may find that no daemon should be started. It then marks its own start by making the
+ * stored time an odd number. A start with this mark counts against the limit only for this long
+ * [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {

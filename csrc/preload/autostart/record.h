@@ -28,5 +28,6 @@ struct monarch_setting {
 /* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
  * record's wish, which tells whether a daemon is to be started. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
-/* Returns whether `path`, which has no links and dots, is below a source of the record. */
+/* Returns whether `path` is below a source of the record. `path` must contain no links and no
+ * components `.` or `..`. */
 int monarch_record_has(const char *text, const char *path);

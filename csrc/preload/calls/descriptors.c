@@ -113,7 +113,7 @@ PUBLIC void closefrom(int first) {
 }
 
 /* fcloseall leaves the descriptors open, despite its name. The library nevertheless stops tracking
- * all descriptors. Reads through them then go to the source. */
+ * all descriptors. Later reads through these descriptors go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -173,8 +173,7 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    /* an integer argument is in the same register as a pointer would be, and is passed on
-     * unchanged */
+    /* an integer argument arrives in the same register as a pointer, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     struct monarch_pin pin;

@@ -47,8 +47,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* If `fd` is a descriptor of a copy, returns the path of the source that contains the copied file.
- * Otherwise returns NULL. Callers pass this path to statfs or statvfs. The path of the file itself
- * would not do, because the file may have been removed. */
+ * Otherwise returns NULL. Callers pass this path to statfs or statvfs. They cannot pass the path of
+ * the file itself, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;

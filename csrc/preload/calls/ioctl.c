@@ -55,8 +55,7 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    /* an integer argument is in the same register as a pointer would be, and is passed on
-     * unchanged */
+    /* an integer argument arrives in the same register as a pointer, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))

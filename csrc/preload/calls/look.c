@@ -121,8 +121,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for a path that exists. For any other path, libc's realpath is called, because it
- * stores in `resolved` the path at which the error occurred. */
+/* Answers only for a path that exists. For any other path, calls libc's realpath, which also stores
+ * in `resolved` the path at which the error occurred. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

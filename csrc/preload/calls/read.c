@@ -50,8 +50,8 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The descriptor is no longer tracked, so the library will not see reads through it. The
-         * whole file is therefore counted as read now. */
+        /* From now on, the descriptor is not tracked, so the library does not see reads through it.
+         * The whole file is therefore counted as read now. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);

@@ -40,11 +40,11 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 
 /* --- replaced files --------------------------------------------------------------------------- */
 
-/* A process without the library may have replaced or removed a file without the daemon having
- * noticed yet. The file that the catalog has at the path is then another one than the file that is
- * at the path now. When a program changes the present file, the library also marks the catalog's
- * file as changed. Otherwise, the catalog's copy would still be served, and the program would not
- * see its own change. */
+/* A process without the library may have replaced or removed a file, and the daemon may not have
+ * noticed this yet. Then the catalog has another file at the path than the file that is there now.
+ * When a program changes the file that is there, the library also marks the catalog's file as
+ * changed. Otherwise, the catalog's copy would still be served, and the program would not see its
+ * own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -53,7 +53,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        /* 0 if the directory is the source's root: all files of the source lie below it */
+        /* length of the directory's path; 0 for the source's root, below which all files of the
+         * source lie */
         size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)

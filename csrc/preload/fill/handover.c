@@ -21,11 +21,11 @@
 #include "shared/path.h"
 #include "shared/sys.h"
 
-/* A file is handed over at its close only if at least 1 / WORTH of it was read. For a file of which
- * less was read, the rest of the copy would need more bytes from the source than the program has
- * read. */
+/* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
+ * most bytes of the copy would still have to come from the source, and a handover is not worth its
+ * cost. */
 #define WORTH 2
-/* Once a program has read 1 / PART of a file, the library decides whether the program reads the
+/* When a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
@@ -368,13 +368,14 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            /* renews the claim, which may expire before the program has read the file */
+            /* renews the claim, which might otherwise expire before the program has read the whole
+             * file */
             monarch_claim_file(s->clients, id);
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* later reads come from the copy, once there is one */
+    if (tracked & TRACK_HANDED) /* when there is a copy, later reads are served from the copy */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -13,15 +13,14 @@
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* After a wait at whose end there was no copy, at most this many successive opens do not wait. */
+/* After a wait that has ended without a copy, at most this many successive opens do not wait. */
 #define MOST_SKIPPED 64
 
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
 /* left_to_skip: how many of the next opens skip their wait. last_skipped: the value to which
- * left_to_skip was last set. A wait at whose end there is no copy sets both variables to 2 *
- * last_skipped + 1, but at most to MOST_SKIPPED. A wait at whose end there is a copy sets both to
- * 0. */
+ * left_to_skip was last set. A wait that ends without a copy sets both variables to 2 *
+ * last_skipped + 1, but at most to MOST_SKIPPED. A wait that ends with a copy sets both to 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -60,8 +59,8 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
 }
 
 /* Waits for the copy instead of opening the source. The limit of the wait is 1.2 times the time
- * that the source would need. Demands the copy even without a wait, so that a queued fill moves to
- * the front of the queue. */
+ * that the source would need. If it does not wait, it nevertheless demands the copy, so that a
+ * queued fill moves to the front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;

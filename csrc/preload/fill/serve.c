@@ -90,8 +90,8 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
  * open, it counts the size of the last examined file. */
 #define LOOKED 16
 
-/* Returns whether to examine this open of a source that is as fast as the page cache. The number of
- * opens between two examined opens varies (multiples of the golden ratio). So if a program
+/* Returns whether to examine this open of a source that is as fast as the page cache. The result is
+ * a hash of the number of the open, so the distances between examined opens vary. If a program
  * alternately opens an image and its label, files of both kinds are examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
@@ -208,9 +208,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Returns whether the entry may describe another file by now than the file by whose inode it was
- * found. version: the entry's version when it was found. Call this after reading the entry's word.
- * If the result is 0, the word belongs to the file that was found. */
+/* An entry was found by a file's inode. Returns whether the entry may describe another file by now.
+ * version: the entry's version when it was found. Call this after reading the entry's word. If the
+ * result is 0, the word belongs to the file that was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }

@@ -26,9 +26,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each entry is atomic. It consists, from the highest bit on, of bits of the
- * key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is
- * free. */
+/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of bits of
+ * the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). A free entry is
+ * 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -205,8 +205,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon reads the source's files by the source's path. So this path must lead this
-         * process to the same directory. */
+        /* The daemon finds the source's files by the source's path. So the entry is used only if
+         * this path leads to the same directory in this process. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;

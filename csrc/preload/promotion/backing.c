@@ -83,8 +83,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that is no longer, or did not become, the backing descriptor of
-     * `fd`: `before` if `high` has replaced it, or `high` if it could not be recorded. */
+    /* `left` is the descriptor that is not the backing descriptor of `fd` now. If `high` has
+     * replaced `before`, `left` is `before`. If `high` could not be recorded, `left` is `high`. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -101,8 +101,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number. The program cannot see that its present number is
- * in use, and is about to open another file with this number. */
+/* Moves a backing descriptor to another number. The program does not see the backing descriptor,
+ * and is about to open another file with the same number. */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -114,7 +114,7 @@ static void give_way(int backing, int fd) {
 }
 
 /* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the copy's source file.
- * The kernel would drop them too if `fd` were a descriptor of the source file, and was closed. */
+ * At the close of a descriptor of the source file, the kernel itself would drop them. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

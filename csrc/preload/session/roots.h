@@ -28,10 +28,10 @@ void monarch_roots_may_differ(void); /* call this after a chroot */
  * gets no copies. */
 void monarch_roots_are_foreign(void);
 
-/* Returns whether the path of some tier leads this process and the daemon to different directories.
- * If so, warns the user: in the directory that this process sees, other files may have the names of
- * copies. A path that leads nowhere, as in a container without the tier, does not count: at such a
- * path, no file can be mistaken for a copy. */
+/* Returns whether the path of some tier leads to different directories in this process and in the
+ * daemon. If so, warns the user, because files in this process's directory may have the names of
+ * copies. A path that leads to no directory, as in a container without the tier, does not count,
+ * because no file can be mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

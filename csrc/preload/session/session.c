@@ -70,8 +70,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* Most programs have no rank, and do not write monarch_rank. So they need no private
-             * page for this variable. */
+            /* monarch_rank is written only if there is a rank. Most programs have none, and so need
+             * no private page for this variable. */
             if (rank)
                 monarch_rank = rank;
             return;

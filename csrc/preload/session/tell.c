@@ -8,8 +8,8 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Size limit of the file `changes`. Once the file has this size, changes are no longer recorded in
- * it, and every file counts as changed. */
+/* Size limit of the file `changes`. When the file has reached this size, no more changes are
+ * recorded in it, and every file counts as changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
