@@ -7,11 +7,12 @@
 
 struct machine {
     const struct monarch_sim_job *job;
-    /* nodes x classes: the time at which all requests so far will have been served [s] */
+    /* by node and class: the time at which the class will have served all requests so far [s] */
     double *class_free;
-    /* nodes: the time at which each link will have carried all bytes requested so far [s] */
+    /* by node: the time at which the link into the node, or out of it, will have carried all bytes
+     * requested so far [s] */
     double *in_free, *out_free;
-    struct links links; /* used if fair_links is set */
+    struct links links; /* used only if the job's `fair_links` is 1 */
 };
 
 /* Returns 1, or 0 if no memory can be allocated. askers: the number of askers, each of which may

@@ -30,20 +30,20 @@ struct request {
 struct share {
     double clock;
     struct heap ends;
-    /* nodes: the request of the node that is served now. Its field `next` names the request that is
-     * served next. */
+    /* by node: of the node's requests, the one that is served now. Its field `next` names the
+     * request that is served after it. */
     uint32_t *first;
-    double *waiting; /* nodes: sum of the bytes of all requests except the first one */
-    double *end;     /* nodes: the value of `clock` at which the first request ends */
+    double *waiting; /* by node: sum of the bytes of all its requests except the first */
+    double *end;     /* by node: the value of `clock` at which its first request ends */
 };
 
 struct pfs {
     const struct monarch_sim_job *job;
-    struct share share[2];   /* [0] requests for which a rank waits, [1] all others */
+    struct share share[2];   /* element 0: requests for which a rank waits; element 1: all others */
     struct request *request; /* by asker */
     uint64_t numbers;
     double since, busy;
-    /* nodes: time at which all bytes sent so far will have crossed the node's own link [s] */
+    /* by node: time at which the node's own link will have carried all bytes sent so far [s] */
     double *link_free;
 };
 
@@ -54,7 +54,8 @@ void pfs_close(struct pfs *p);
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
 /* Call this if another asker needs the bytes that `who` has requested. priority: the priority of
- * the other asker. If it is smaller than the priority of the request, it replaces the latter. */
+ * the other asker. If it is smaller than the priority of the request, the request gets this
+ * priority. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);

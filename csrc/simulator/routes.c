@@ -16,7 +16,7 @@ struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, in
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* An incomplete copy counts only if it is the copy of the file's owner. Other nodes wait
+        /* An incomplete copy can be used only if it belongs to the file's owner. Other nodes wait
          * for this copy, because they may get the file only from its owner, not from the file
          * system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;

@@ -54,10 +54,11 @@ struct class_thread {
     uint8_t cls;
 };
 
-/* The simulation. Comments on arrays begin with the shape. Askers are numbered in this order: the
- * staging threads, with `threads` numbers for each node; the classes' own threads; the checkpoint.
- * In requests to the file system, each node is a separate asker for its part of the checkpoint.
- * These askers are numbered from the checkpoint's number on. */
+/* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
+ * Askers are numbered in this order: the staging threads, with `threads` numbers for each node; the
+ * classes' own threads; the checkpoint. In requests to the file system, each node is a separate
+ * asker for its part of the checkpoint. These askers are numbered from the checkpoint's number
+ * on. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -82,23 +83,23 @@ struct monarch_sim {
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
     double written;   /* latest time at which a node has finished writing the checkpoint [s] */
     /* threads */
-    uint32_t threads; /* number of staging threads of the node that has the most */
+    uint32_t threads; /* the largest number of staging threads of a node */
     uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
     /* copies */
     struct copy *copy;
-    int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN. Element (f, r) is 1 + the number of the last epoch that has used file
-     * f, among the epochs with epoch % EPOCHS_KNOWN = r. 0: none of these epochs has used the
-     * file. */
+    int32_t *first_copy; /* by file: index of the file's first copy */
+    /* by file and remainder (files x EPOCHS_KNOWN). Element (f, r) is 1 + the number of the last
+     * epoch that has used file f, among the epochs with epoch % EPOCHS_KNOWN = r. 0: none of these
+     * epochs has used the file. */
     uint32_t *reused;
-    /* files: the first asker of the current read of the file, or PFS_NONE. Unused if no file has an
-     * owner. */
+    /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
+     * an owner. */
     uint32_t *reading;
-    uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
-    /* nodes x classes: the copies with an index in [cursor, list_end) are those of the node and
-     * class that no thread has begun yet */
+    uint32_t *joined; /* by asker: the next asker that has joined the same read, or PFS_NONE */
+    /* by node and class: indexes of copies. Of the copies of this node and class, no thread has
+     * begun those in [cursor, list_end). */
     uint64_t *cursor, *list_end;
 };
 

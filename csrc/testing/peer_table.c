@@ -12,7 +12,7 @@
 
 /* Number of hash chains; enough for some hundred files. */
 #define SLOTS 1024
-/* The largest block [bytes]; with it, no offset of a block's end overflows 64 bits. */
+/* The largest block [bytes]. With this limit, the offset of a block's end fits into 64 bits. */
 #define LARGEST_BLOCK (1ULL << 40)
 
 struct shared {
@@ -21,7 +21,7 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    /* reference count: the table, and each connection that sends the file; under the lock */
+    /* number of users: the table, and each connection that sends the file; guarded by the lock */
     unsigned users;
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;
@@ -94,8 +94,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* Says whether the source of a file returns data. The table has no information about this, so the
- * answer is always 0. */
+/* The server asks whether the source of a file returns data. The table has no information about
+ * this, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;

@@ -56,8 +56,8 @@ uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
 /* Starts a server that serves the table's files. content_key: the session's key for digests
- * (MONARCH_KEY_BYTES), which is the same on all nodes. Returns NULL if memory, a descriptor or a
- * thread cannot be had, or if libcrypto is missing. */
+ * (MONARCH_KEY_BYTES), which is the same on all nodes. Returns NULL if there is no memory, no free
+ * descriptor, no further thread, or no libcrypto. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
