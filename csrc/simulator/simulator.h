@@ -123,6 +123,7 @@ struct monarch_sim_epoch {
  * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
  * exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again, 0 at
- * the end, and -1 on a deadlock, which would be a bug of the simulator. */
+/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again.
+ * Returns 0 at the end of the simulation, and -1 on a deadlock, which would be a bug of the
+ * simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

@@ -90,9 +90,9 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* by file: index of the file's first copy */
-    /* by file and remainder (files x EPOCHS_KNOWN). Element (f, r) is 1 + the number of the last
-     * epoch that has used file f, among the epochs with epoch % EPOCHS_KNOWN = r. 0: none of these
-     * epochs has used the file. */
+    /* by file and remainder (files x EPOCHS_KNOWN). The remainder of an epoch is epoch %
+     * EPOCHS_KNOWN. The element is 1 + the last epoch with this remainder that has used the file;
+     * 0: no epoch with this remainder has used it. */
     uint32_t *reused;
     /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
      * an owner. */

@@ -56,8 +56,8 @@ def daemons(config: Path) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tree of files for all tests. Monarch keeps no copy of a file that has just changed, so
-    new files for each test would have to wait."""
+    """One tree of files for all tests. Monarch keeps no copy of a file that has just changed, so a
+    test with new files would have to wait."""
     return make_tree(tmp_path_factory.mktemp("tree") / "source")
 
 
@@ -201,8 +201,8 @@ def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Pat
     """Two jobs run on a node. The second job adds its dataset to the daemon of the first job. When
     the first job and its daemon have ended, the second job gets a daemon of its own."""
     text = (SCRIPTS / "job").read_text()
-    # While the daemon of another job serves, the second job's script checks after each such pause
-    # whether that daemon has ended.
+    # The second job's script sleeps 5 s between two checks whether the daemon of another job has
+    # ended.
     assert "sleep 5;" in text
     often = jobs.directory / "job"
     often.write_text(text.replace("sleep 5;", "sleep 1;"))

@@ -53,8 +53,8 @@ class Tree:
         return self.random.choice(among)
 
     def target(self, link: str) -> str:
-        """Returns a random target for the link: in a source, another link, elsewhere, or
-        nowhere."""
+        """Returns a random target for the link. The target is in a source, is another link, is
+        outside the sources, or does not exist."""
         aim = self.random.random()
         into = self.random.choice(self.directories)
         if aim < 0.5:

@@ -167,7 +167,7 @@ static void descriptor(const char *path) {
 }
 
 static int no_dots(const struct dirent *e) {
-    errno = EPERM; /* the errno that this function leaves must not change what scandir does */
+    errno = EPERM; /* this errno must not change the result of scandir */
     return e->d_name[0] != '.';
 }
 

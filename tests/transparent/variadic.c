@@ -133,7 +133,8 @@ int main(int argc, char **argv) {
         open_without_mode(lefts[i]);
         control(fd, lefts[i]);
         request(fd, lefts[i]);
-        /* request() may have made the library open a backing descriptor */
+        /* control() is called again, because request() may have made the library open a backing
+         * descriptor */
         control(fd, lefts[i]);
         map(fd, lefts[i]);
         close(fd);

@@ -34,7 +34,7 @@ struct call {
 
 struct state {
     uint64_t operations;
-    uint64_t wrong;      /* wrong bytes, sizes and names */
+    uint64_t wrong;      /* number of wrong bytes, sizes and names */
     uint64_t errors;     /* calls that failed */
     uint64_t last;       /* the last thing that was wrong or failed: way << 32 | errno */
     uint64_t longest_ns; /* the longest time of any call */

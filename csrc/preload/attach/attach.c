@@ -294,7 +294,8 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        if (!is_our_command()) /* the command `monarch` prints a message of its own */
+        /* unlike other programs, the command `monarch` reports this error itself */
+        if (!is_our_command())
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",
                          config, "Set it to the absolute path of a configuration file.");

@@ -39,7 +39,7 @@ uint32_t monarch_autostart;
  * allocated only if autostart is requested. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
-    /* the result of confinement() at load */
+    /* result of confinement() at load */
     uint64_t confined;
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
@@ -308,7 +308,7 @@ static int is_the_systems(const char *path) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
-    return path[0] != '/'; /* a pipe or the like, which has no path */
+    return path[0] != '/'; /* for a pipe or a socket, the kernel gives a name that is no path */
 }
 
 /* Returns whether the file may belong to a dataset. */

@@ -19,7 +19,8 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    void *to = va_arg(args, void *); /* reads a register, even if no argument was passed */
+    /* without a fifth argument, `to` is whatever value is in the argument's register */
+    void *to = va_arg(args, void *);
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (flags & MREMAP_FIXED)

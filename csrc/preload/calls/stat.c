@@ -148,7 +148,7 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
         answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
         return 0;
     int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
-    MAYBE_NULL(path); /* newer kernels accept NULL with AT_EMPTY_PATH */
+    MAYBE_NULL(path); /* newer kernels accept NULL as the path with AT_EMPTY_PATH */
     if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
         monarch_learn_stat(path, st);
     return r;

@@ -23,8 +23,8 @@ void monarch_changed_fd(int fd);
  * a change of all files below it. */
 void monarch_changed_tree(int dir, const char *path);
 
-/* Records the change for a call that changes the file to which `path` leads, as
- * monarch_changed_path does. Returns the path to pass to that call. If `path` leads to a copy (as
+/* Call this before a call that changes the file to which `path` leads. Records the change, like
+ * monarch_changed_path. Returns the path to pass to the call. If `path` leads to a copy (as
  * /proc/self/fd/N may), stores the path of the source's file in `real` (MONARCH_PATH_MAX bytes),
  * and returns `real`. Otherwise returns `path`. If the source's file is no longer at its path,
  * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
@@ -33,9 +33,10 @@ const char *monarch_path_to_change(int dir, const char *path, int follow, char *
 /* Does the same as monarch_path_to_change with less stack, but records a change only for the file
  * that is at the path now. Call monarch_changed_known after the change. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
-/* Records the change for a call that changes the file of the descriptor `fd`. If `fd` is a
- * descriptor of a copy, stores the path of the source's file in `real`, as monarch_path_to_change
- * does, and returns `real`. Otherwise returns NULL: the call then uses `fd` itself. */
+/* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
+ * is a descriptor of a copy, stores the path of the source's file in `real`, like
+ * monarch_path_to_change, and returns `real`. Otherwise returns NULL: the call then uses `fd`
+ * itself. */
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
  * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If

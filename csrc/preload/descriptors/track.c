@@ -132,7 +132,7 @@ static int is_of_copy(int fd, uint64_t w) {
 /* A thread that waits until a descriptor is unpinned calls this function in a loop; `n` counts the
  * calls. Returns the descriptor's word. A promotion first makes the descriptor refer to the copy,
  * and then the kernel closes the source's file. That close may have to wait for the source, but
- * other threads need not wait for the close. So once the descriptor refers to the copy, this
+ * other threads need not wait for the close. So when the descriptor refers to the copy, this
  * function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))

@@ -59,7 +59,7 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
 }
 
 /* Waits for the copy instead of opening the source. The limit of the wait is 1.2 times the time
- * that the source would need. If it does not wait, it nevertheless demands the copy, so that a
+ * that the source would need. If the wait is skipped, the copy is demanded nevertheless, so that a
  * queued fill moves to the front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;

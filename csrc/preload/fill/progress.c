@@ -32,8 +32,8 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* Returns the entry. Returns NULL if the daemon does not want to know which files were read to
- * their end. */
+/* Returns the entry with the number `id`. Returns NULL if the daemon does not need to know which
+ * files were read to their end. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }

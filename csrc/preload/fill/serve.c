@@ -83,11 +83,11 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, the examination of an opened file (`fstat` and a
- * message to the daemon) takes about a tenth of the time in which a program opens, reads and closes
- * a small file. While a scan finds all files, the daemon does not need these messages. In that
- * case, this process examines only one in LOOKED opens of files without an entry. For each other
- * open, it counts the size of the last examined file. */
+/* While the sources are as fast as the page cache, a program opens, reads and closes a small file
+ * in a short time. The examination of an opened file (`fstat` and a message to the daemon) takes
+ * about a tenth of this time. While a scan finds all files, the daemon does not need these
+ * messages. In that case, this process examines only one in LOOKED opens of files without an entry.
+ * For each other open, it counts the size of the last examined file. */
 #define LOOKED 16
 
 /* Returns whether to examine this open of a source that is as fast as the page cache. The result is

@@ -12,7 +12,7 @@
 #include "preload/session/session.h"
 
 enum monarch_lead {
-    MONARCH_LEAD_NEW, /* nothing is known, or the directory is to be checked again */
+    MONARCH_LEAD_NEW, /* nothing is known about the directory, or it is to be checked again */
     MONARCH_LEAD_ELSEWHERE,
     MONARCH_LEAD_DIRECTORY, /* the first `prefix` bytes of the path name a source's directory */
     MONARCH_LEAD_FILES,     /* the directory is in no source, but leads to files of a source */

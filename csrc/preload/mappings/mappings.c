@@ -1,9 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
  * struct own is the state that belongs to this process alone: the table's lock, and the state of
- * the thread of move.c. This structure is on a page of its own. In a forked child, the kernel
- * clears this page, whichever call has made the child. A child of vfork shares the page with its
- * parent. */
+ * the thread of move.c. This structure is on a page of its own. In every forked child, the kernel
+ * clears this page. A child of vfork, however, shares the page with its parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>

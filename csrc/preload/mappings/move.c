@@ -88,8 +88,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        /* if the kernel has no memory for another mapping, moves the mapping `trial` to these
-         * addresses */
+        /* if the kernel has no memory for another mapping, moves `trial` to the addresses of the
+         * source's mapping */
         if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);

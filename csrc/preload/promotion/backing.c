@@ -61,7 +61,8 @@ static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
-    if (high < 0) /* the process's limit of descriptors is below FIRST_NUMBER */
+    /* if the process's limit on descriptors is below FIRST_NUMBER, a lower number is used */
+    if (high < 0)
         high = sys_fcntl(of, command, 0);
     if (high < MONARCH_TRACKED)
         return high < 0 ? -1 : high;
@@ -110,7 +111,8 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
+        /* without a free number, the backing descriptor is closed, and the locks on the file end */
+        monarch_backing_close_slow(fd);
 }
 
 /* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the copy's source file.

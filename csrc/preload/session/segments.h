@@ -26,9 +26,9 @@ int monarch_open_segment(const char *name, int flags, uint64_t *size);
  * its counts and lengths are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Returns whether the name `control` still leads to the segment that the session has mapped.
- * Returns 0 once the session's directory was removed. The mapped segment then no longer shows
- * whether the daemon has ended. */
+/* Returns whether the name `control` still leads to the segment that the session has mapped. After
+ * the session's directory was removed, returns 0. The mapped segment then no longer shows whether
+ * the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
