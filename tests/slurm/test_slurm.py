@@ -75,7 +75,7 @@ def config(tmp_path: Path, tree: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A directory for PATH, with the command `monarch` of this checkout."""
+    """A directory for the variable PATH, with the command `monarch` of this checkout."""
     command = tmp_path / "bin" / "monarch"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')

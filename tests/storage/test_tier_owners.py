@@ -1,4 +1,5 @@
-"""Tests which other users could replace a tier's directory by a directory of their own."""
+"""The checks that find other users who could replace a tier's directory by a directory of their
+own."""
 
 from __future__ import annotations
 

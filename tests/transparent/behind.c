@@ -48,8 +48,8 @@ static void tell_others(const char *when) {
     waitpid(child, NULL, 0);
 }
 
-/* Returns the highest open descriptor from 100 on: the backing descriptor. Without the library
- * there is none, and the result is an unused number, 600. */
+/* Returns the backing descriptor, which is the highest open descriptor with a number of at least
+ * 100. Without the library there is none; the result is then 600, an unused number. */
 static int highest(void) {
     for (int fd = 1023; fd > 99; fd--)
         if (syscall(SYS_fcntl, fd, F_GETFD) >= 0)

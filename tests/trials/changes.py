@@ -158,7 +158,7 @@ class Changes:
 
     def write_what_is_held(self) -> None:
         """Opens a descriptor and keeps it, if fewer than three are kept. Otherwise writes to one of
-        the kept descriptors; other changes were made since it was opened."""
+        the kept descriptors, which was opened before other changes."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return

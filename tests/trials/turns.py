@@ -41,8 +41,8 @@ def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
         if not isinstance(seen, dict):
             return seen
         kept = {name: value for name, value in seen.items() if name not in own}
-        # Only an mtime that a program has set is compared. All others come from the clock, and are
-        # later than this constant.
+        # Only an mtime that a program has set is compared. All other mtimes come from the clock,
+        # and are later than the constant below.
         return kept | {"mtime": min(seen["mtime_ns"], 1_600_000_000 * 10**9)}
 
     def name(seen: Any) -> Any:
