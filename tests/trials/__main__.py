@@ -76,8 +76,8 @@ def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
 
 
 def end(number: int, _: object) -> None:
-    """Ends the run at the first signal, and ignores further signals. They would interrupt the code
-    that ends daemons and unmounts file systems."""
+    """Ends the run at the first signal. Ignores further signals, because they would interrupt the
+    code that ends daemons and unmounts file systems."""
     if not over.is_set():
         over.set()
         sys.exit(128 + number)

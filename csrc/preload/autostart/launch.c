@@ -117,11 +117,11 @@ BESIDE static void unbind(void) {
 }
 
 /* Gives the process that becomes the program a table of descriptors of its own. Until then, it
- * shares the table of the library's process, which must not change. close_range (since Linux 5.9)
- * is tried first, because it makes an empty table. To do so, kernels before Linux 6.13 copy at most
- * the lowest 64 descriptors and then close the copies. Few copies are better than many, because
- * closing a copy flushes a file that the library's process is writing. Older kernels have only
- * unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
+ * shares the table of the library's process, which must not change. close_range is tried first,
+ * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
+ * lowest 64 descriptors, and then close the copies. Few copies are better than many, because the
+ * close of a copy flushes a file that the library's process is writing. Kernels before 5.9 have
+ * only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
  * launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

@@ -11,9 +11,9 @@
 
 /* --- locked files ----------------------------------------------------------------------------- */
 
-/* A Bloom filter of the files with locks (two bits per file). Its size is fixed. It may also report
- * a file without locks, but rarely does so. Bits are never cleared. If a process locks thousands of
- * files, the filter reports most other files too. That only costs time. */
+/* A Bloom filter of the files with locks (two bits per file). Its size is fixed. Rarely, the filter
+ * also reports a file without locks. Bits are never cleared. If a process locks thousands of files,
+ * the filter reports most other files too. That only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 

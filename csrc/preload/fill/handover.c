@@ -257,7 +257,8 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* The attributes that the kernel cached at the open are enough, so the source is not asked. */
+    /* Only the inode number is needed, and the kernel has cached it at the open. So the source is
+     * not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||

@@ -107,9 +107,9 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Searches the table, and returns the first entry that it finds. It searches first for the path
- * itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). Next comes the path's
- * directory, whose entry is `word`. Last come the directories above. */
+/* Searches the table, and returns the first entry that it finds. The search begins with the path
+ * itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the path's
+ * directory, whose entry is `word`, and ends with the directories above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -278,9 +278,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
- * is 0 in three cases. First, the table has an entry for these bytes that need not be checked
- * again. Second, the text of the path already leads into a source. Third, the path is relative
- * and may lead into a source even without a link. */
+ * is 0 in three cases. First, the table has an entry for these bytes, and the entry need not be
+ * checked again. Second, the text of the path already leads into a source. Third, the path is
+ * relative and may lead into a source even without a link. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

@@ -157,9 +157,9 @@ void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* Normally libc comes after this library. It comes before this library if dlopen has loaded
-     * this library, or if another library needs this one. In both cases, all other libraries are
-     * searched, because any of them may define the functions. */
+    /* Normally libc comes after this library. But libc comes before this library if dlopen has
+     * loaded this library, or if another library needs this one. In both cases, all other libraries
+     * are searched, because any of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

@@ -144,7 +144,7 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
 void monarch_rank_init(void);
 
 /* These functions return the number of the first source, or of the first tier, that is on the
- * device `dev`. The search begins at number `from`. They return -1 if there is none. */
+ * device `dev`. The search begins at number `from`. The result is -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
