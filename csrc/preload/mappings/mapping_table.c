@@ -151,7 +151,7 @@ static int is_in(const struct slot *s, uint64_t begin, uint64_t end) {
            begin < GET(s->end);
 }
 
-/* In the model, this function is the step [quiet]. */
+/* In the model (tests/csrc/test_mapping_model.py), this function is the step [quiet]. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
     uint32_t seen = __atomic_load_n(&edits, __ATOMIC_ACQUIRE);
     if (seen & 1)
@@ -172,8 +172,8 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* In the model, this function makes the steps [busy], [carve], [put] and [end_edit]. If the lock
- * has been given up, it makes only the step [lost]. */
+/* In the model (tests/csrc/test_mapping_model.py), this function makes the steps [busy], [carve],
+ * [put] and [end_edit]. If the lock has been given up, it makes only the step [lost]. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {

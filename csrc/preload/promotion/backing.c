@@ -17,9 +17,9 @@
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
- * is IS_BACKING | 1 + the number of the descriptor that it backs. Both directions are stored,
- * because a program may also close a backing descriptor, for example by closing a range of
- * numbers. */
+ * is IS_BACKING | 1 + the number of the descriptor that it backs. The table leads from each of the
+ * two descriptors to the other, because a program may also close a backing descriptor, for example
+ * by closing a range of numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* For each backing descriptor: the lower half of its file's inode number. The program may have
