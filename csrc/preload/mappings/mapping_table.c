@@ -113,9 +113,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. Puts the parts of
- * the range before and after [begin, end) into slots of their own, so that these parts still wait.
- * If no slot is free for such a part, it stays on the source. */
+/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining
+ * parts of the range, before and after [begin, end), get slots of their own, so that they still
+ * wait. If no slot is free for a remaining part, it stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
