@@ -47,8 +47,8 @@ def alices(open_place: Path) -> Iterator[Started]:
 
 
 def as_site(session: Session) -> dict[str, str]:
-    """Removes the source from the configuration, because the configuration of a site names none.
-    Returns the environment of a user, which names the source."""
+    """Makes the session's configuration a site's configuration, which names no source. Returns the
+    environment of a user who names the source in MONARCH_SOURCE."""
     lines = session.config.read_text().splitlines(keepends=True)
     at = lines.index("sources:\n")
     session.config.write_text("".join(lines[:at] + lines[at + 2 :]))

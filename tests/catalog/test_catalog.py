@@ -238,7 +238,7 @@ def test_new_attributes_replace_all_old_ones_and_outlast_growth(catalog: Catalog
     right = fresh[0].copy()
     for field in kept:
         right[field] = before[field]
-    right["flags"] = lib.MONARCH_ATTRIBUTES  # MONARCH_OWN was not set before, so it is not set now
+    right["flags"] = lib.MONARCH_ATTRIBUTES  # update() does not change MONARCH_OWN
     right["version"] = before["version"] + 2
     assert catalog.entries[1] == right
     catalog.add(*batch(many(20_000, 3)))
@@ -371,7 +371,7 @@ def test_a_comparison_with_the_source_ends_in_time(
     operations per second."""
     (tmp_path / "file").touch()
     catalog.add(*batch([(0, b"file", 1)]))
-    looks, limit_ns = 300_000, 10_000_000  # more entries than it can compare in this time
+    looks, limit_ns = 300_000, 10_000_000  # no machine compares so many entries in limit_ns
     ids, found, fresh = (
         np.zeros(looks, np.uint64),
         np.zeros(looks, np.uint8),

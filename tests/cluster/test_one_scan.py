@@ -38,7 +38,8 @@ def fill(backing: Path) -> None:
         (backing / f"d{i}").mkdir()
         for j in range(FILES):
             (backing / f"d{i}" / f"f{j}").write_bytes(bytes(j))
-    # Each node checks a directory once more if it changed just before it was listed, so wait here.
+    # If a directory changed just before a node lists it, the node checks the directory once more.
+    # The wait prevents these additional requests.
     made = time.time()
     wait_until(lambda: time.time() > made + 3)
 
@@ -125,7 +126,8 @@ def test_another_tree_under_the_same_name_is_refused(
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # Only one directory keeps files, so that any file that the nodes compare is a different one.
+    # The nodes compare one file of the source. All files outside the directory `name` are removed,
+    # so that this file is different on the two nodes.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()
