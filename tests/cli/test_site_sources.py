@@ -26,8 +26,8 @@ from monarch_py.ipc.connection import DaemonConnection
 @pytest.fixture(scope="module", autouse=True)
 def old_datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Datasets that are made before the first test, so that their files and directories are old
-    when a test uses them. The daemon records the copy of an old file at once, and serves the listings
-    of an old directory from the catalog at once."""
+    when a test uses them. The daemon records the copy of an old file at once, and serves the
+    listings of an old directory from the catalog at once."""
     return make_datasets(tmp_path_factory.mktemp("old"))
 
 

@@ -186,8 +186,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """Two files do not fit into the tier, and the user names only one of them to `monarch warm`. The
-    quota that the command proposes has room for this file, but not for the other file."""
+    """Two files do not fit into the tier, and the user names only one of them to `monarch warm`.
+    The quota that the command proposes has room for this file, but not for the other file."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -297,9 +297,9 @@ def test_files_that_the_scan_has_not_met_yet(
 # Alone, because a new file may get the inode number of a file that another test has removed.
 @pytest.mark.usefixtures("alone")
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
-    """A directory is made after the scan, and `monarch warm` is called for the directories above it.
-    Then the new directory is listed with the right names and attributes, and its files are served
-    from copies."""
+    """A directory is made after the scan, and `monarch warm` is called for the directories above
+    it. Then the new directory is listed with the right names and attributes, and its files are
+    served from copies."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):

@@ -113,8 +113,8 @@ def test_of_large_files_only_a_few_are_begun(
 def test_what_others_want_too_is_not_taken_back(
     session_factory: Factory, slow: SlowSource, prefetch: str
 ) -> None:
-    """A command that is interrupted cancels its orders for copies. A file is still copied if another
-    command has ordered it too, or if the configuration says `prefetch: eager`."""
+    """A command that is interrupted cancels its orders for copies. A file is still copied if
+    another command has ordered it too, or if the configuration says `prefetch: eager`."""
     slow.latency(open=0.05)
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()

@@ -1,5 +1,5 @@
-"""Sources from which a small file is read sooner than a wait for its copy would end: local disks,
-and sources whose files are in the page cache."""
+"""Fast sources: reading a small file from them takes less time than waiting for its copy. Examples
+are local disks, and sources whose files are in the page cache."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     assert after["source_bytes_read_by_programs"] == before["source_bytes_read_by_programs"] + (
         2 * SIZE
     )
-    # The two files were marked as wanted although no reader waited for them, so they get copies.
+    # No reader waited for copies of the two files, but the library has marked the files as wanted.
+    # So they get copies.
     wait_until(lambda: session.status()["sources"][0]["present"] == MANY - 2, what="their copies")
 
 
@@ -242,9 +243,9 @@ EARLY, LATE = 200, 200
 def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """If a source is fast, the library follows only one descriptor in 256, because following a
-    descriptor costs more than reading the file. So most reads come from the source, although the
-    copies exist by then."""
+    """A program opens files before they have copies, and reads them after the copies are made. If the
+    source is fast, most of these reads still come from the source: the library follows only one
+    descriptor in 256, because to follow a descriptor costs more than to read the file."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()
@@ -264,7 +265,8 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
-@pytest.mark.long  # without --long, the two tests of idle cores cover this case
+# Runs only with --long. The two tests of idle cores always run, and cover this case.
+@pytest.mark.long
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
     """Fills from a fast source leave the cores to busy programs. If no core is idle, the daemon
     uses only a small part of one core."""
@@ -295,8 +297,9 @@ def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path
 def test_sizes_of_files_without_an_entry_are_estimated(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """The program opens images and labels alternately, so the estimate would be wrong if the
-    library took the sizes of only one kind into account."""
+    """The library estimates the sizes of files that are not in the catalog yet. The program opens
+    images and labels alternately. So the estimate would be wrong if the library considered only
+    the images or only the labels."""
     source, pairs, image, label = Files(tmp_path / "source"), 100, 20_000, 100
     for i in range(pairs):
         source.add(f"{i:03d}.jpg", image)

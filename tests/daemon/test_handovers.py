@@ -64,8 +64,10 @@ for path in sys.argv[1:]:
 
 
 def reading(way: str) -> str:
-    """Returns a program that takes files as its arguments, reads them in this way, and prints a
-    digest of each."""
+    """Returns a program that reads the files named by its arguments, and prints a digest of each.
+
+    way : a key of WAYS, the method of reading
+    """
     return READ.replace("WAY", WAYS[way])
 
 
@@ -81,7 +83,8 @@ class Ground:
         mounted.latency(**SLOW)
 
     def next(self) -> Directory:
-        """Returns a directory for the next test, once all copies of earlier tests are dropped."""
+        """Waits until all copies of earlier tests are dropped. Returns a directory for the next
+        test."""
         if self.session.daemon is None:
             self.session.start().wait_scanned()
         self.session.wait_idle()
@@ -124,7 +127,8 @@ def source(ground: Ground) -> Directory:
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
     """The session that all tests share. Of the test's directory, only file 1 has a copy."""
-    # The daemon grants no room before a program uses files, so it opens the first file itself.
+    # The engine takes no descriptor before it is granted room, and the daemon grants room only
+    # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
     source.reset()
@@ -278,7 +282,8 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # The daemon grants no room before a program uses files, so it opens the first file itself.
+        # The daemon may open the first file itself, because it grants the engine no room for fills
+        # before a program uses files.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
@@ -297,8 +302,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """A claim ends after a second. The claim of a slow reader is renewed as long as the reader
-    reads."""
+    """A program claims a file while it reads it, so that the daemon does not read the file too. A
+    claim ends after a second, but a slow reader's claim is renewed as long as it reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
@@ -341,8 +346,8 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """The claim of a killed or stopped reader ends by itself. Then the daemon fills the file, and
-    another program reads it."""
+    """A program claims a file while it reads it. If the program is killed or stopped, the claim ends
+    by itself. Then the daemon fills the file, and another program reads it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
