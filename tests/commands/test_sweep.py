@@ -60,8 +60,8 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Arguments: the configuration, and 0 or 1. Opens the tiers and the staging area, as a daemon does at
-# its start. Then, before there is a control segment, the program kills itself. With 1, it kills
+# Arguments: the configuration, and 0 or 1. Opens the tiers and the staging area, as a daemon does
+# at its start. Then, before there is a control segment, the program kills itself. With 1, it kills
 # itself earlier, while it makes the directory of a tier's copies.
 STARTS = """
 import os, signal, sys

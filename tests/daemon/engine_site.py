@@ -29,7 +29,7 @@ Results = npt.NDArray[Any]
 class Engine:
     """A started copy engine over a source with random files.
 
-    sizes : the sizes of the source's files [bytes]; the number of a file is its entry in the catalog
+    sizes : the sizes of the source's files [bytes]; file number n is entry n of the catalog
     tiers : how many tiers there are
     peer_threads : how many threads fetch from peers
     """
@@ -179,8 +179,8 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
-        """Ends the grant. Returns the fills that the engine has ordered since the grant began, as an
-        array (n,) of PLACED."""
+        """Ends the grant. Returns the fills that the engine has ordered since the grant began, as
+        an array (n,) of PLACED."""
         placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
         n = lib.monarch_engine_end_grant(self.c, pointer(placed))
         return placed[:n]

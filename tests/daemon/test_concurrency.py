@@ -30,8 +30,8 @@ UNIT = 256 * 1024
 
 @dataclass
 class Source:
-    """A model of a source. It serves `slots` requests at a time, and each request takes `latency_s`.
-    All requests share `bytes_per_s`.
+    """A model of a source. It serves `slots` requests at a time, and each request takes
+    `latency_s`. All requests share `bytes_per_s`.
 
     size : the size of each file [bytes]
     readers : the number of programs' threads, each of which opens one file after the other
@@ -143,9 +143,9 @@ def test_it_follows_a_source_that_changes() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4096, MIB), (MIB, 4096)])
 def test_other_files_are_no_gain(before: int, after: int) -> None:
-    """If the files' sizes change from one window to the next, no more fills are allowed. Larger files
-    bring more bytes per window, and smaller files bring more files, but neither shows that more
-    fills would help."""
+    """If the files' sizes change from one window to the next, no more fills are allowed. Larger
+    files bring more bytes per window, and smaller files bring more files, but neither shows that
+    more fills would help."""
     reads = ReadsInFlight(4, 64)
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
@@ -230,7 +230,7 @@ def test_what_programs_make_each_other_wait_is_their_least() -> None:
     clock.run(crowd, HOLD)
     assert 4 in clock.widths[-HOLD:], "the width was not lowered to find the cause of the waits"
     clock.run(crowd, 20 * HOLD)
-    assert max(clock.widths[-10 * HOLD :]) > 4, "the width stays low although the fills do not cause the waits"
+    assert max(clock.widths[-10 * HOLD :]) > 4, "the width is never raised again"
 
 
 def test_opens_are_judged_by_their_least_of_the_last_minute() -> None:

@@ -340,8 +340,8 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
 def test_opens_are_heard_of_before_the_first_copy_is_there(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, flat: Files
 ) -> None:
-    """The daemon begins to follow opens before it orders fills ahead. Otherwise, if a file was opened
-    as soon as its copy existed, the copy would count as unused for good."""
+    """The daemon begins to follow opens before it orders fills ahead. Otherwise, if a file was
+    opened as soon as its copy existed, the copy would count as unused for good."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
         fill_ahead = daemon.filler.requests.fill_ahead
@@ -396,8 +396,8 @@ def test_a_file_larger_than_may_lie_there_unused_keeps_none_behind_it_waiting(
 def test_the_newest_directory_comes_first(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, little: int
 ) -> None:
-    """If a program goes on to a second directory, the daemon fills files of this directory before it
-    fills the rest of the first directory."""
+    """If a program goes on to a second directory, the daemon fills files of this directory before
+    it fills the rest of the first directory."""
     files = Files(tmp_path / "source")
     for directory in "ab":
         files.add_many(MANY, SIZE, prefix=f"{directory}/f")
@@ -469,8 +469,8 @@ def test_a_plan_has_an_order_of_its_own(
 # Alone, because fills from a fast source wait for an idle core.
 @pytest.mark.usefixtures("alone")
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
-    """Each node fills the files that it keeps from the source. From the other node it fetches as many
-    of that node's files as it has room for."""
+    """Each node fills the files that it keeps from the source. From the other node it fetches as
+    many of that node's files as it has room for."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
     with Nodes(
         tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0

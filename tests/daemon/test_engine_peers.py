@@ -144,8 +144,9 @@ def test_a_copy_is_its_file_whatever_a_peer_answers(
 
 
 def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) -> None:
-    """If a reader demands the last block first, the engine reads this block from the source. It does
-    not ask a peer, because a peer whose copy is not complete yet may send its last block late."""
+    """If a reader demands the last block first, the engine reads this block from the source. It
+    does not ask a peer, because a peer whose copy is not complete yet may send its last block
+    late."""
     last = LONG - LONG % BLOCK
     site.engine.demand(2, place=0, unit=last // lib.MONARCH_UNIT)
     assert site.fill(2) == NONE

@@ -165,12 +165,12 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Each file is read once, and up to three windows of files of the second half are read again: two
-    # windows that were fetched into the area before it was known that they are used again, and one
-    # window around the plan's position.
+    # Each file is read once, and up to three windows of files of the second half are read again:
+    # two windows that were fetched into the area before it was known that they are used again, and
+    # one window around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    # Without eviction, the tier gets no room for the HALF other files. After the first epoch that uses
-    # them, each epoch reads more than half of these files from the source again.
+    # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
+    # uses them, each epoch reads more than half of these files from the source again.
     if "none" in read:
         assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 

@@ -49,8 +49,8 @@ def engine() -> Engine:
 
 
 def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
-    """Returns how many files are fetched at a time (the width) in each of `windows` windows of time.
-    In each window, peers give files in proportion to the width."""
+    """Returns how many files are fetched at a time (the width) in each of `windows` windows of
+    time. In each window, peers give files in proportion to the width."""
     found = []
     for window in range(windows):
         width = engine._adapted_fetches(began_s + window * WINDOW_S)

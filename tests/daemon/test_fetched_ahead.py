@@ -130,9 +130,9 @@ class Few:
 def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """There is no room for the third file until the first file's copy is dropped, which happens after
-    a program has opened the first file. There is room for the fourth file earlier, but it must not
-    be fetched before the third."""
+    """There is no room for the third file until the first file's copy is dropped, which happens
+    after a program has opened the first file. There is room for the fourth file earlier, but it
+    must not be fetched before the third."""
     sizes = [400, 290, 390, 180]
     few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=sized(700, 350) * 1024)
     wait_until(lambda: all(few.copies()[:2]), what="the first two")

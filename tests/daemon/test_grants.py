@@ -1,5 +1,5 @@
-"""Fills that the engine orders by itself between two turns of the daemon's loop. The loop has granted
-the engine the room for them."""
+"""Fills that the engine orders by itself between two turns of the daemon's loop. The loop has
+granted the engine the room for them."""
 
 from __future__ import annotations
 
@@ -121,8 +121,8 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """If the loop had no room for a file that a reader demands, the next grant does not wake the loop
-    for the same demand again."""
+    """If the loop had no room for a file that a reader demands, the next grant does not wake the
+    loop for the same demand again."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
     engine.ask(0)
@@ -203,8 +203,8 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """If the loop has already decided on a file, the engine answers a demand for it at once. The state
-    ABSENT is a decision too if the file is not marked as wanted: the file gets no copy."""
+    """If the loop has already decided on a file, the engine answers a demand for it at once. The
+    state ABSENT is a decision too if the file is not marked as wanted: the file gets no copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
     engine.demand(1, 1)
@@ -277,8 +277,8 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    # The engine leaves these files to the loop. File 2 is to be staged, but the grant has no room in
-    # a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
+    # The engine leaves these files to the loop. File 2 is to be staged, but the grant has no room
+    # in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)

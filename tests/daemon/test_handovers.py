@@ -346,8 +346,8 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads it. If the program is killed or stopped, the claim ends
-    by itself. Then the daemon fills the file, and another program reads it."""
+    """A program claims a file while it reads it. If the program is killed or stopped, the claim
+    ends by itself. Then the daemon fills the file, and another program reads it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
@@ -477,8 +477,9 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 
 
 def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
-    """The daemon holds the same open file description for a moment. A lock that the program takes
-    must nevertheless end when the program closes its descriptor."""
+    """The daemon holds a descriptor that was handed over, and so the open file description of the
+    program, for a moment. Even then a lock that the program takes must end when the program closes
+    its own descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -495,9 +496,9 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """When a program locks a file, the daemon closes the descriptor that it got from the program.
-    The daemon would need long to make the copy, because it must read the whole file from the source
-    again, and the lock does not wait for that."""
+    """When a program locks a file, the daemon closes the descriptor that the program has handed
+    over. It does so before the copy is finished, because the lock must not wait for the copy. Here
+    a copy takes long, because the daemon must read the whole file from the source again."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
@@ -515,7 +516,8 @@ for path in sys.argv[1:]:
     source.latency(read=0.001)
     with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
         session.wait_scanned()
-        # The daemon grants no room before a program uses files.
+        # The daemon grants the engine room only when a program uses files. So a program opens the
+        # first file, and the engine can take descriptors of the others.
         touch = "import os, sys\nos.close(os.open(sys.argv[1], 0))"
         session.python(touch, source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the first copy")
@@ -530,8 +532,9 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """On a mount that keeps no pages, the daemon would read from the source again what a program
-    has read. The daemon learns this, and then reads the files for the programs instead."""
+    """A mount keeps no pages of files in memory, so the daemon would read from the source again
+    what a program has read. The daemon notices this, and then reads the files before the programs
+    do."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

@@ -59,8 +59,8 @@ def open_in_order(session: Session, paths: list[str]) -> None:
 
 
 def assert_dropped(session: Session, why: str, jobs: int = 1) -> None:
-    """Asserts that the plan was dropped for this reason, and that the log has at least one warning
-    about that, but at most one per job."""
+    """Asserts that the plan was dropped for this reason. The log must have a warning with this
+    reason, and at most one such warning per job."""
     (plan,) = plans(session)
     assert plan["state"] == "dropped"
     assert re.search(why, plan["why"])

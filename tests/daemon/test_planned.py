@@ -137,8 +137,8 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
-    """A plan may name a file by a link to the file, also one in another directory, by a path
-    through a link to a directory, or by a link to a link."""
+    """A plan may name files by symbolic links: a link in the same directory or in another one, a
+    path through a link to a directory, or a link to a link."""
     files = Files(tmp_path / "source").add_many(80, 2000)
     root, plain = files.root, sorted(files.digests)
     (root / "links").mkdir()

@@ -36,7 +36,8 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
 
 
 def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
-    # The demand is for a unit that the file does not have, so that no part of the fill answers it.
+    # The reader demands a unit beyond the end of the file. No unit that the fill finishes answers
+    # this demand, only the end of the fill.
     engine.clients.demand[3] = (1 + 1) << 32 | 7 << 12 | 1
     engine.order(1)
     wait_until(lambda: engine.clients.demand[3] == 0, what="the answer")
@@ -106,7 +107,7 @@ def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None
 
 
 class Tier:
-    """A tier that records the numbers of the copies that it is told to settle."""
+    """A tier that records for which copies `settle` is called."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
@@ -146,13 +147,13 @@ def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
 def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
-    """The file was marked as changed after the engine had checked the changed filter, and before
-    the file's entry became PRESENT."""
+    """A program changes the file while the engine publishes its copy: after the engine has checked
+    that the file is unchanged, and before the file's entry becomes PRESENT."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # This makes the loop believe that it has handled the mark already, while the file was FILLING.
+    # Here the loop has already handled the mark of the change, when the file was still FILLING.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
@@ -198,8 +199,8 @@ def test_what_the_engine_did_not_publish_is_decided_on(
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
-    """The tier loses the copy whose result nobody has taken yet, and gets no copy from the fill
-    that is under way."""
+    """When the tier is lost, the result of one copy has not been taken yet, and this copy is lost
+    too. The tier gets no copy from the next fill."""
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)
@@ -211,8 +212,8 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
-    """`warm` names a file that is FILLING at first, but PRESENT when the daemon handles the
-    request."""
+    """`monarch warm` names a file whose copy is being made. The copy is finished before the daemon
+    handles the request."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

@@ -1,5 +1,5 @@
-"""The rates that are measured for each place, and the choice, by these rates, of the place that a
-file is fetched from."""
+"""The daemon measures the rate of each place from which files can be fetched, and chooses the place
+of a file by these rates."""
 
 from __future__ import annotations
 
@@ -85,14 +85,15 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # after this, the peer counts as tried recently
+    site.choice()  # the peer now counts as tried recently
     return site
 
 
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
-    """The source may replace the second of two holders, whichever holder is asked first. The owner
-    is known to have the file, and the other node may have it."""
+    """Two other nodes may hold a file. The owner is known to have it, and the other node may have
+    it. If both are slow, the source takes the place of the node that would be asked second, no
+    matter which of the two is asked first."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
@@ -247,7 +248,8 @@ RATES = st.floats(1e4, 1e10)
 
 @given(RATES, RATES, st.integers(1, 40))
 def test_rates_follow_what_is_measured(before: float, after: float, looks: int) -> None:
-    """An estimated rate falls as quickly as it rises, and stays between the measured rates."""
+    """The estimated rate approaches a new measured rate equally fast from above and from below. It
+    stays between the measured rates."""
     site = Site()
     site.measured(SOURCES, before)
     for _ in range(looks):
@@ -285,7 +287,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # The time that the open takes counts as time for the bytes that come after the open.
+    # The time of an open, which brings no bytes, counts as time for the bytes that come after it.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)
