@@ -1,5 +1,5 @@
-"""The daemon follows plans by the files that programs open, although workers read ahead. It finds
-the job's position, drops a wrong plan, and keeps a right one."""
+"""The daemon follows plans: from the files that programs open, it finds the job's position,
+although workers read ahead. It drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class InTime(Executor):
 
 
 class Manager(PlanManager):
-    """A manager whose filler does nothing. Exceptions in a tracker are raised, and do not drop the
-    plan."""
+    """A manager of plans that fills nothing. An exception in a tracker is raised; it does not drop
+    the plan as in a real manager."""
 
     def __init__(self) -> None:
         super().__init__([], MagicMock())
@@ -147,8 +147,8 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """Eight workers that hold four batches each have up to a third of an epoch under way. If
-    several nodes read parts of their own, up to two thirds are under way."""
+    """Eight workers hold four batches each, which can be a third of an epoch. If several nodes read
+    parts of their own, the workers hold up to two thirds of an epoch."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (
@@ -170,9 +170,9 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     "size", cases([(82, 1), (100, 1), (100, 4), (150, 4), (330, 1)], short=[(82, 1), (100, 4)])
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
-    """After an epoch that fits the plan, the window of the last accesses still has fitting
-    accesses. The tracker must not take a large part of a short epoch for files that the job opens
-    twice.
+    """A job reads one epoch by the plan, and then one with another seed. At first, many of the
+    latest accesses still fit the plan. In a short epoch, the tracker must not take the other
+    accesses for files that the job opens twice.
 
     size : steps of an epoch, and ranks"""
     steps, ranks = size

@@ -34,8 +34,8 @@ BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
 
 def sampler_of(way: str, files: Any) -> ScheduledSampler:
-    # With "empty", every sample must have a holder. Samples without a holder would be dealt evenly
-    # to all ranks, so no batch would be empty.
+    # For "empty", the quota is so large that every sample has a holder. Samples without a holder
+    # would be dealt evenly to all ranks, so no batch would be empty.
     where: dict[str, Any] = {"ranks_per_node": 1, "quota": LENGTH if way == "empty" else 700}
     if way in ("equal", "uneven"):
         made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)

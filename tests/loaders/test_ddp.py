@@ -32,10 +32,11 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    # Each of two nodes holds 80 of the 200 samples. The ranks read the other 40, and the few held
-    # samples that are dealt to the node that does not hold them.
+    # Each of two nodes holds 80 of the 200 samples in memory. So the ranks read the other 40
+    # samples from the source. They also read a few samples that one node holds but the other node
+    # got.
     assert 40 <= told.pop("share") <= 80
-    # One rank's quota counts for all, and the two ranks with the other quota are refused.
+    # The quotas of two ranks differ from the quota that is valid for all, so these two are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
     # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.

@@ -136,7 +136,7 @@ def test_staged_loader_reads_it_in_place(
     loader.close()
     sources = loader.statistics()["sources"]
     assert sources["memory"] + sources["source"] == 26
-    assert sources["source"] == 8 + 2 * 4 + 1  # 1 for sample 5, which one batch has twice
+    assert sources["source"] == 8 + 2 * 4 + 1  # the 1 is sample 5, which is twice in a batch
     assert kept.kept_bytes() <= 1 << 20
 
 

@@ -71,7 +71,8 @@ def why_no_slurm() -> str | None:
 class Slurm:
     """Slurm on all of `machines`.
 
-    directory : for its state and logs; created;  more : further lines of its configuration
+    directory : for the state and the logs; created
+    more : further lines of slurm.conf
     """
 
     def __init__(self, machines: Machines, directory: Path, more: str = "") -> None:
