@@ -1,5 +1,5 @@
-"""Runs a program that opens a dataset file on command, and makes faults in the processes that this
-program starts."""
+"""Runs a program that opens a dataset file whenever a test asks for it. Also makes faults in the
+processes that the program starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests of the records of a configuration that starters make, and of the jobs that use these
-records."""
+"""Starters make records of a configuration. Tests of these records, and of the jobs that use
+them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ open_place = pytest.fixture(users.open_place)
 
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
-    """Yields a session of Alice, whose shared memory and tier are writable by all users."""
+    """Yields a session of Alice. All users may write to its shared memory and its tier."""
     as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
@@ -112,7 +112,7 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """Returns the session directories that starts have made. It searches below MONARCH_SHM, and
+    """Returns the session directories that starters have made. It searches below MONARCH_SHM, and
     also below /dev/shm, because the library may have to ignore MONARCH_SHM."""
     name = site.session.paths.path.name
     return [

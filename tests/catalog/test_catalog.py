@@ -127,7 +127,7 @@ def test_growth_keeps_everything_and_fit_gives_back(catalog: Catalog) -> None:
     for source, path, inode in rows[::97]:
         entry = catalog.find(source, path.decode())
         assert catalog.entries["ino"][entry] == inode
-    # Only one segment is left. A reader that opens it finds all entries.
+    # Only the latest segment of the catalog is left. A reader that opens it finds all entries.
     (segment,) = catalog.session.path.glob("catalog.*")
     reader = CatalogReader.open(catalog.session, int(segment.suffix[1:]))
     assert len(reader) == 50_000
@@ -209,7 +209,7 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Replaces each file by one whose inode number is larger by `more`. Checks that the file's
+    """Replaces each file by a file whose inode number is larger by `more`. Checks that the file's
     entry is then found by the new number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):

@@ -31,8 +31,8 @@ from monarch_py import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's packages of the two module systems conflict, so Lmod is in a directory of its own
-# (.ci/run).
+# Debian's packages of the two module systems conflict, so .ci/run installs Lmod in a directory of
+# its own.
 MODULES = Path("/usr/share/modules/init/bash")
 LMOD = Path("/opt/lmod/usr/share/lmod/lmod")
 # The directory of the packages that Monarch needs.

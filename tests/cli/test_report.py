@@ -350,7 +350,8 @@ def test_a_page_of_many_files_is_small(monarch: Monarch, tmp_path: Path, files: 
 # --- advice -------------------------------------------------------------------------------------
 
 
-# The first word of each change, and the rate of the tier that it adds or enlarges [GiB/s].
+# For each advised change: its first word, and the rate of the tier that it adds or enlarges
+# [GiB/s].
 TIERS = (("raise", 1), ("put", 4))
 
 

@@ -105,8 +105,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """Without a daemon, a program warns that no daemon serves if a dataset is named. If only the
-    site's module is loaded, the program prints nothing."""
+    """If there is no daemon and a dataset is named, a program prints a warning. If only the site's
+    module is loaded, it prints nothing."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")

@@ -215,8 +215,8 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
     report = of_session(served)
     pid, used = report["pid"], report["tiers"][0]["used_bytes"]
     assert re.match(rf"Daemon {pid} \(version \S+\): serving for \d+ s, 0 fills pending", lines[0])
-    # The output is not a terminal. So it is plain text with one line for each row, and every column
-    # has a name and a cell in each row.
+    # The output does not go to a terminal, so it is plain text. A row of a table is one line. Every
+    # column has a name, and a cell in each row.
     rows = [re.split(" {2,}", line) for line in lines]
     assert rows[2:5] == [
         ["Tiers"],

@@ -143,9 +143,9 @@ def test_it_follows_a_source_that_changes() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4096, MIB), (MIB, 4096)])
 def test_other_files_are_no_gain(before: int, after: int) -> None:
-    """If the files' sizes change from one window to the next, no more fills are allowed. Larger
-    files bring more bytes per window, and smaller files bring more files, but neither shows that
-    more fills would help."""
+    """If the files' sizes change from one window to the next, the number of fills in flight is not
+    raised. Larger files bring more bytes per window, and smaller files bring more files, but
+    neither shows that more fills would help."""
     reads = ReadsInFlight(4, 64)
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
@@ -177,8 +177,8 @@ def test_it_stays_within_its_bounds_and_near_the_best(
 
 
 def test_a_rate_counts_only_while_more_is_wanted() -> None:
-    """A window counts only if, throughout the window, more fills were wanted than were in flight.
-    Otherwise a larger width would have gained nothing."""
+    """A window of time counts only if more fills were wanted than were in flight throughout the
+    window. Otherwise a larger number of fills would have gained nothing."""
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)

@@ -176,7 +176,7 @@ def test_the_source_sees_one_open_and_every_byte_once(
 
 
 def takers(session: Session) -> int:
-    """Returns how many of the daemon's threads take descriptors."""
+    """Returns how many of the daemon's threads receive descriptors from programs."""
     names = Path("/proc", str(session.status()["pid"]), "task").glob("*/comm")
     return [name.read_text() for name in names].count("monarch-take\n")
 
@@ -184,7 +184,8 @@ def takers(session: Session) -> int:
 def test_no_more_threads_than_descriptors_that_come_at_once(
     session_factory: Factory, own_source: SlowSource
 ) -> None:
-    """One thread takes a descriptor, and another waits for the next."""
+    """Programs hand over one descriptor after the other. While one thread of the daemon receives a
+    descriptor, another waits for the next one, so few threads are enough."""
     session = session_factory(own_source.mountpoint).start()
     session.wait_scanned()
     for seed in range(1, MANY + 1):
@@ -477,9 +478,9 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 
 
 def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
-    """The daemon holds a descriptor that was handed over, and so the open file description of the
-    program, for a moment. Even then a lock that the program takes must end when the program closes
-    its own descriptor."""
+    """A descriptor that was handed over refers to the program's own open file description, and the
+    daemon holds it for a moment. Even then, a lock that the program takes must end when the program
+    closes its descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:

@@ -29,8 +29,8 @@ Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]
 def spawned(
     session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Spawned]:
-    """A daemon, the writing end of the pipe whose end ends the daemon (its lifeline), and a
-    connection to the daemon."""
+    """A daemon, the writing end of the daemon's lifeline, and a connection to the daemon. The
+    lifeline is a pipe: if its writing end is closed, the daemon ends."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     reading, writing = os.pipe2(os.O_CLOEXEC)

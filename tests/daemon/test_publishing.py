@@ -1,5 +1,5 @@
-"""Which copies are published by the copying threads that have made them, and which by the daemon's
-loop."""
+"""Which copies are published (made known to readers) by the threads that have made them, and which
+by the daemon's loop."""
 
 from __future__ import annotations
 

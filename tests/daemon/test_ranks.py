@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets, by the bytes that the rank has missed or by what the
-plan predicts."""
+"""How many turns each rank of a node gets. This depends on the bytes that the rank has missed, or
+on what the plan predicts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # With more than MOST_SEARCHED ranks, the sum may be larger: each share is rounded and is at
-    # least 1, which adds up to 1.5 slices per rank.
+    # With more than MOST_SEARCHED ranks, the sum may be larger. Each share is rounded and is at
+    # least 1, which may add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):

@@ -208,9 +208,9 @@ def read(
     serves no read before each rank has demanded a file. The pages of the source's files stay in the
     page cache; otherwise opens would wait in the kernel for the reads of fills.
 
-    Returns the ranks whose demands were seen, as numbers in the table of demands (0 means no rank).
-    Also returns two maxima over the run: of the sum of all ranks' shares, and of the share of a
-    single rank.
+    Returns the ranks whose demands were seen, numbered as in the table of demands (0 means no
+    rank). Also returns two maxima over the run: of the sum of all ranks' shares, and of the share
+    of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(

@@ -130,7 +130,8 @@ def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
 
 
 def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
-    """The units that the workers open, from batch `skip` on."""
+    """Yields the numbers of the files, in the order in which the workers open them, from batch
+    `skip` on."""
     return iter(Ranks(tracker.timeline, epoch, rng, in_order=False, skip=skip))
 
 

@@ -169,7 +169,7 @@ def test_what_another_user_makes_is_that_users(source: SlowSource) -> None:
 
 def python_for(user: str) -> list[str]:
     """Returns the command of an interpreter that runs as `user`. Skips the test if the user may run
-    none."""
+    no interpreter."""
     become = ["setpriv", f"--reuid={user}", f"--regid={user_group(user)}", "--clear-groups"]
     script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import monarch_py.demo"
     for python in (sys.executable, "/usr/bin/python3"):

@@ -54,8 +54,8 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """Yields a loader that is closed at the end of the context. Unless `options` contains `epochs`,
-    the loader does not warn that there are more epochs than samples in a group."""
+    """Yields a loader that is closed at the end of the context. Only if `options` contains
+    `epochs`, the loader may warn that there are more epochs than samples in a group."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -366,8 +366,8 @@ def test_groups_change_only_between_epochs(tmp_path: Path) -> None:
 
 
 def test_iterations_one_after_the_other(tmp_path: Path) -> None:
-    """An iteration yields all samples although an earlier one was left early, and the earlier one
-    then raises an error."""
+    """If an iteration is left early, the next iteration still yields all samples. The first
+    iteration then raises an error."""
     values = write(tmp_path / "a.bin", 100)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 20) as loader:
