@@ -136,7 +136,7 @@ def test_a_kill_of_what_counts(
                 last, end = latest(site), time.monotonic() + 1.2
                 while time.monotonic() < end:
                     assert program.open() == plain
-                assert (latest(site), site.is_gone()) == (last, True), "a fourth start"
+                assert (latest(site), site.is_gone()) == (last, True), "a fourth start was made"
                 age(site, WITHIN_S)
         starts_as_ever(site, program, plain)
 

@@ -36,7 +36,7 @@ def test_jobs_with_other_variables_have_records_of_their_own(
         assert site.run(CAT, tmp_path / "elsewhere", env=job).returncode == 0
         wait_until(partial(is_recorded, number), what="its record")
         site.wait_for_starter()
-    assert (site.starts(), site.daemons()) == (0, []), "starts without need count"
+    assert (site.starts(), site.daemons()) == (0, []), "starts that were not needed must not count"
     assert counted(site) == len(jobs) - 1
     before = site.session.paths.autostart.read_bytes()
     site.session.paths.forget_starts()

@@ -70,5 +70,5 @@ def test_few_are_fetched_while_a_source_is_read(engine: Engine, library: Library
     assert set(widths(engine, library, 20)) == {LEAST_FETCHES}
     library.reads = False
     found = widths(engine, library, 20, 20 * WINDOW_S)
-    assert found[0] == FIRST, "the width starts anew after a phase of few fetches"
+    assert found[0] == FIRST, "the width must start anew after a phase of few fetches"
     assert found[-1] == MOST

@@ -73,7 +73,7 @@ def test_what_a_reader_waits_for_is_ordered_without_the_loop(engine: Engine) -> 
     (placed,) = engine.end_grant()
     assert (placed["id"], placed["tier"], placed["copy"]) == (2, 0, 7)
     (result,) = engine.result()
-    assert result["in_use"], "a program uses the file"
+    assert result["in_use"], "the result must say that a program uses the file"
     copy = engine.tiers[0] / f"{7:013x}"
     assert copy.read_bytes() == (engine.source / "f2").read_bytes()
 
@@ -82,7 +82,9 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     engine.ask(1)
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
-    assert not engine.is_left(), "the loop is in a turn, in which it finds the demand itself"
+    assert not engine.is_left(), (
+        "nothing must be left to the loop, which finds the demand in its present turn"
+    )
     engine.grant(PLENTY)
     await_copy(engine, 1)
 
@@ -115,7 +117,7 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
     engine.ask(fit)
     await_left(engine)
     assert state(engine, fit) == State.ABSENT
-    assert engine.clients.demand[fit] != 0, "the reader waits for the loop's decision"
+    assert engine.clients.demand[fit] != 0, "the reader must wait for the loop's decision"
     assert len(engine.end_grant()) == fit
 
 

@@ -62,7 +62,7 @@ def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None
                 d for d in ALL for w in directories if d == w or (goes_below and lies_in(d, w))
             }
             listed.update(walked)
-            assert len(walked) >= len(directories), "one lies in another"
+            assert len(walked) >= len(directories), "one of the directories lies in another"
     assert not len(parts)
     assert set(listed) == expected
     # A directory may be listed several times: alone, with all directories below it, and once as
@@ -256,7 +256,7 @@ def test_changes_are_seen_while_a_directory_is_listed(
     new = tree.digests["new"]
     name = str(path.relative_to(tree.root))
     wait_until(lambda: session.python(DIGEST, path).strip() == new, what="the new file")
-    assert not session.status()["scanned"], "it was listed too soon"
+    assert not session.status()["scanned"], "the source was listed too soon"
     assert name in known(session)
 
 

@@ -28,7 +28,7 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
     present = word.make(State.PRESENT, 0, 0, copy)
     wait_until(lambda: engine.word(1) == present, what="the copy")
     wait_until(lambda: engine.slots() == 0, what="the slot of its fill")
-    assert not is_rung(engine), "the loop was woken for one copy that serves"
+    assert not is_rung(engine), "the loop must not be woken for a single copy that serves already"
     (result,) = engine.result()
     assert result["is_published"]
     assert engine.catalog.find_copy(0, int(result["copy_ino"])) == 1
@@ -74,7 +74,7 @@ def test_what_is_not_to_be_published_is_left_to_the_loop(
     (result,) = engine.result()
     assert not result["is_published"]
     assert engine.word(1) == word.make(State.FILLING, 0, 0, copy)
-    assert engine.slots() == 1, "a waiting reader would not find the map of the fill"
+    assert engine.slots() == 1, "the fill must keep its slot for readers that wait"
     assert is_rung(engine)
     engine.settle()
     assert engine.slots() == 0

@@ -140,10 +140,10 @@ def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
 
 def test_the_sure_size_follows_what_is_measured_and_the_setting() -> None:
     site = Site()
-    assert site.places.sure_bytes() > 1 << 40, "without measurements, the size is not limited"
+    assert site.places.sure_bytes() > 1 << 40, "without measurements, the size must not be limited"
     site.measured(PEER + 1, 10 * MB)
     assert site.places.sure_bytes() == pytest.approx(1 * MB), (
-        "as many bytes as the node brings in 0.1 s"
+        "the size must be what the node brings in 0.1 s"
     )
     site.measured(PEER + 1, 1 * MB, seconds=100)
     assert site.places.sure_bytes() == pytest.approx(0.1 * MB)
@@ -158,16 +158,22 @@ def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     site.measured(PEER + 1, 0.01 * MB)
     assert site.choice() == [PEER]
     site.has()
-    assert site.choice() == [PEER + HAS_IT], "tried for the first time"
+    assert site.choice() == [PEER + HAS_IT], (
+        "a node with a copy must be tried once, even if it is slow"
+    )
     assert site.choice() == [NOBODY]
-    assert site.choice(files=2) == [NOBODY, PEER], "of the second nobody knows it"
+    assert site.choice(files=2) == [NOBODY, PEER], (
+        "only of the first file is it known that the node has a copy"
+    )
 
 
 def test_what_the_peer_brings_in_time_is_left_to_it() -> None:
     site = slow_peer()
     assert site.choice(due_s=0.9) == [NOBODY]
     assert site.choice(due_s=1.1) == [PEER + HAS_IT]
-    assert site.choice(size=50_000) == [PEER + HAS_IT], "nobody takes notice"
+    assert site.choice(size=50_000) == [PEER + HAS_IT], (
+        "for a small file, the slow node is fast enough"
+    )
 
 
 def test_ties_go_to_the_peer() -> None:

@@ -94,7 +94,7 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     assert 0 < in_tier < 8
     assert 5 <= told["files"] <= 13
     assert told["staged"] - told["dropped"] == told["files"]
-    assert told["staged"] > MANY, "files that were dropped are staged again in each epoch"
+    assert told["staged"] > MANY, "files that were dropped must be staged again in each epoch"
     assert source["present"] == in_tier + told["files"]
     assert source["absent"] == MANY - source["present"], "dropped files must be absent"
     assert source["bypass"] == {}

@@ -176,7 +176,7 @@ def python_for(user: str) -> list[str]:
         ran = subprocess.run([*become, python, "-c", script], capture_output=True, check=False)
         if ran.returncode == 0:
             return [*become, python]
-    pytest.skip(f"no interpreter here, or not this checkout, is open to the user {user}")
+    pytest.skip(f"the user {user} can run no interpreter here, or cannot read this checkout")
 
 
 def user_group(user: str) -> int:

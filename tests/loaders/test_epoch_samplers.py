@@ -334,7 +334,7 @@ def test_any_number_of_ranks_continues_the_same_global_batches(
         if kind is LocalFirstSampler:
             sizes = [len(b) if weight else 0 for b, weight in zip(step, weights, strict=True)]
             assert max(sizes) - min(sizes) <= 1
-    assert len(steps_of(new, 2)) == len(steps_of(old, 2)), "the next epoch has as many steps"
+    assert len(steps_of(new, 2)) == len(steps_of(old, 2)), "the next epoch must have as many steps"
 
 
 def test_set_epoch_keeps_the_place_in_the_resumed_epoch_only() -> None:
@@ -346,7 +346,7 @@ def test_set_epoch_keeps_the_place_in_the_resumed_epoch_only() -> None:
     resumed.set_epoch(3)
     assert resumed.state_dict()["done"] == 6
     assert list(resumed) == all_of_it[6:]
-    assert list(resumed) == all_of_it, "a second pass begins at the beginning"
+    assert list(resumed) == all_of_it, "a second pass must begin at the beginning"
     resumed.load_state_dict(sampler.state_dict(6))
     resumed.set_epoch(4)
     assert len(list(resumed)) == 10

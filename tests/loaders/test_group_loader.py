@@ -127,7 +127,7 @@ def test_ranks_share_an_epoch(
             for samples, labels in batches:
                 assert [bytes(s) for s in samples] == [values[i].tobytes() for i in labels]
                 taken += labels.tolist()
-    assert len(steps) == 1, "all ranks have batches of the same sizes"
+    assert len(steps) == 1, "all ranks must have batches of the same sizes"
     counts = np.bincount(taken, minlength=length)
     if drop_last:
         assert counts.max() == 1
@@ -180,7 +180,9 @@ def test_batches_are_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert batch.dtype == torch.float32
     assert torch.equal(batch, torch.from_numpy(values)[labels])
     with loading(RecordDataset(tmp_path / "big.h5", dataset="x"), 30, 15) as loader:
-        assert [each.dtype for each in loader] == [">f4"], "torch has no such dtype"
+        assert [each.dtype for each in loader] == [">f4"], (
+            "torch has no such dtype, so batches must stay arrays"
+        )
 
 
 # --- reads ---------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         loader.set_epoch(2)
         for _ in loader:
             pass
-        assert loader.times.wait_s >= 0.1, "a training that computes nothing waits"
+        assert loader.times.wait_s >= 0.1, "a training that computes nothing must wait"
 
 
 @pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))

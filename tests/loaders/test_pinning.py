@@ -126,7 +126,7 @@ def test_memory_that_cuda_refuses_is_one_sentence(tmp_path: Path, cuda: FakeCuda
 def test_without_cuda_it_warns_and_goes_on(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
-        pytest.skip("there is CUDA here")
+        pytest.skip("this machine has CUDA, and the test is for machines without it")
     with pytest.warns(UserWarning, match="no CUDA"):
         loader = loader_of(Rows(tmp_path / "rows", [8192] * 2), [[0], [1]])
     assert len(list(loader)) == 2

@@ -95,7 +95,7 @@ def test_a_chunk_is_read_once_for_rows_one_after_the_other(
     assert all(np.array_equal(dataset[i], values[i]) for i in range(128))
     assert source.counts()["read"] == 2
     assert np.array_equal(np.array(dataset.__getitems__([130, 3, 100])), values[[130, 3, 100]])
-    assert source.counts()["read"] == 4, "the chunk of row 100 is there"
+    assert source.counts()["read"] == 4, "the chunk of row 100 must not be read again"
     assert len(dataset.__getitems__([])) == 0
 
 
