@@ -98,8 +98,8 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
     site.daemon()
 
 
-# Runs only with --long. The next test always runs. It does the same with a daemon that
-# `monarch start` has started.
+# Runs only with --long. The next test is similar, but always runs: it kills a daemon that `monarch
+# start` has started.
 @pytest.mark.long
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
     """Programs start a killed daemon again even if none of them lives long enough to notice that

@@ -20,9 +20,9 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# The maximum number of requests for attributes that each additional node causes, whatever the size
-# of the dataset. `start` and the daemon check the root, and compare a file to find out whether the
-# nodes have the same source.
+# The maximum number of requests for attributes that each additional node causes, no matter how
+# large the dataset is. `start` and the daemon check the root, and compare a file to find out
+# whether the nodes have the same source.
 LOOKS_OF_A_NODE = 25
 
 
@@ -74,8 +74,8 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
 def test_all_nodes_list_what_the_first_has_listed(
     tree: Path, local_factory: Callable[..., Local]
 ) -> None:
-    """All nodes know the same entries, also those that are no files and those that the
-    configuration excludes."""
+    """All nodes know the same entries. These include entries that are not files, and entries that
+    the configuration excludes."""
     local = local_factory({"path": str(tree), "exclude": ["c/*"]}, NODES)
     local.start()
     wait_until_ready(local, range(NODES))

@@ -1,5 +1,5 @@
-"""The checksums recorded for a copy are those of its content, in whatever order its units were
-filled."""
+"""The checksums recorded for a copy are those of its content, no matter in which order its units
+were filled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The daemon receives commands even if many arrive at once, if it has no free descriptors for a
-while, or if a file system hangs that is not one of its sources."""
+"""The daemon receives commands in hard cases: many arrive at once, the daemon has no free
+descriptor for a while, or a file system hangs that is not one of its sources."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Even in the first epoch, the source serves every byte only once, in whatever way programs read
-the files."""
+"""Even in the first epoch, the source serves every byte only once, no matter how programs read the
+files."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks are done after `turns` turns, in each of which the caller asks
-    once."""
+    """An executor whose tasks are done only after the caller has asked `turns` times, once in each
+    turn of the loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -346,7 +346,8 @@ def test_a_search_finds_the_run_that_most_of_the_opens_fit(
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
-    """During the search, the job advances by more than the plan's window."""
+    """The tracker finds the job even if the job advances by more than the plan's window during the
+    search."""
     files, rng = BATCH * 1000, random.Random(3)
     executor = InTime(0)
     tracker = course_of(training(files), files=files, epochs=2, executor=executor)

@@ -45,8 +45,9 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
-    """Demands the file for a reader, and lets the daemon's code answer all demands on whose files
-    it has decided. Returns how many readers still wait, and whether this reader is one of them."""
+    """Demands the file for a reader, and lets the daemon's code answer the demands for all files on
+    which it has decided. Returns how many readers still wait, and whether this reader is one of
+    them."""
     clients.demand[5] = (0 + 1) << 32 | 1
     waiting = int(lib.monarch_answer_settled(clients, catalog.c))
     return waiting, bool(clients.demand[5])

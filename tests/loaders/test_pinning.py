@@ -19,7 +19,7 @@ from monarch_py.loaders.staged.loader import StagedLoader
 class FakeCuda:
     """Has the functions of CUDA that Pinned calls.
 
-    waits : how many queries of an event answer that it has not happened yet
+    waits : how many times an event must be queried before it answers that it has happened
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class FakeCuda:
         self.calls = 0
         self.status = 0
         self.waits = 0
-        self.events: list[list[int]] = []  # for each event, the queries that still say no
+        self.events: list[list[int]] = []  # for each event: how many queries still answer no
         self.cuda = SimpleNamespace(
             cudart=lambda: self, Event=self._event, synchronize=lambda: None
         )
