@@ -1,4 +1,5 @@
-"""A rank as its launcher sees it; rank_server.py forks the process that runs `monarch`.
+"""The process that mpiexec starts for a rank. It lets rank_server.py fork the process that runs
+`monarch`.
 
     python -IS rank_stub.py SOCKET WORDS...
 

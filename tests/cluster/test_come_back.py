@@ -1,5 +1,5 @@
 """One of several daemons has died. If the same `start` command is run again, it starts this daemon
-again, which then rejoins the daemons that still serve."""
+again, and the daemon rejoins those that still serve."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def serve_together(local: Local) -> None:
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
     """Runs a program at this rank that reads every file, and compares the bytes. Returns how many
-    bytes this rank's daemon has got from the others by then."""
+    bytes this rank's daemon has got from the other daemons so far."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)

@@ -72,7 +72,7 @@ NETWORK = {
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A node with the interfaces of NETWORK, whose host name has no address."""
+    """A node that has the interfaces of NETWORK. Its host name has no address."""
 
     def addresses() -> dict[str, list[Address]]:
         v6, v4 = socket.AF_INET6, socket.AF_INET

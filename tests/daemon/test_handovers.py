@@ -292,8 +292,9 @@ def test_larger_files_are_opened_once_too(
 def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
-    """The daemon fills a file that is read at random while the program has it open, because the
-    program may never read all of it, and may keep it open until the program ends."""
+    """If a program reads a file at random, the daemon fills the file while the program still has it
+    open. The program may never read all of the file, and may keep it open until the program
+    ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):

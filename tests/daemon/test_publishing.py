@@ -36,8 +36,8 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
 
 
 def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
-    # The reader demands a unit beyond the end of the file. No unit that the fill finishes answers
-    # this demand, only the end of the fill.
+    # The reader demands a unit beyond the end of the file. So no finished unit answers this demand;
+    # only the end of the fill does.
     engine.clients.demand[3] = (1 + 1) << 32 | 7 << 12 | 1
     engine.order(1)
     wait_until(lambda: engine.clients.demand[3] == 0, what="the answer")

@@ -51,7 +51,8 @@ class Recorded(Counted):
 
 
 class Decoded(Counted):
-    """A Counted whose samples are larger than `sizes` says, as if files were decoded."""
+    """A dataset like Counted, but its samples are larger than `sizes` says, as if files were
+    decoded."""
 
     def __getitem__(self, at: int) -> bytes:
         return super().__getitem__(at) * 20

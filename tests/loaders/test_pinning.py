@@ -19,7 +19,7 @@ from monarch_py.loaders.staged.loader import StagedLoader
 class FakeCuda:
     """Has the functions of CUDA that Pinned calls.
 
-    waits : how many times an event must be queried before it answers that it has happened
+    waits : how many queries of an event answer "not yet" before one answers "done"
     """
 
     def __init__(self) -> None:
