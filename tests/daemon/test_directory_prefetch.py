@@ -469,8 +469,8 @@ def test_a_plan_has_an_order_of_its_own(
 # Alone, because fills from a fast source wait for an idle core.
 @pytest.mark.usefixtures("alone")
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
-    """Each node fills the files that it keeps from the source. From the other node it fetches as
-    many of that node's files as it has room for."""
+    """From the source, each node fills only the files that it keeps. From the other node, it
+    fetches as many of that node's files as it has room for."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
     with Nodes(
         tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0

@@ -18,7 +18,8 @@ LENGTH = 1200
 
 
 class Counted:
-    """A dataset that writes the number of each sample it reads to a file, in any process."""
+    """A dataset that records its reads in a file: the number of each sample, no matter which
+    process reads the sample."""
 
     def __init__(self, log: Path) -> None:
         self.log = log

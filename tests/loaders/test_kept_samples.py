@@ -81,7 +81,7 @@ def test_a_sample_is_what_the_dataset_has_and_is_read_once(
     [
         ("bytes", "fork", 2),
         ("objects", "fork", 2),
-        # In every run, test_a_spawned_process_shares_it tests a spawned process without torch.
+        # test_a_spawned_process_shares_it always runs, and tests a spawned process without torch.
         pytest.param("bytes", "spawn", 1, marks=pytest.mark.long),
     ],
 )

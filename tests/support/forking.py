@@ -33,8 +33,8 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# All descriptors of the server process are below this number. So a forked process closes all
-# descriptors below this number.
+# The numbers of all descriptors of the server process are below this limit. A forked process closes
+# all descriptors below it.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
 # The last argument of the server's command line reserves space: a forked process overwrites the

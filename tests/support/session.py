@@ -163,8 +163,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. If not, the test is about the start itself,
-            so the daemon is not forked but a newly started program
+        wait : whether to wait until the daemon serves. Tests that do not wait are about the start
+            itself, so in them the daemon is not forked but started as a new program
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
