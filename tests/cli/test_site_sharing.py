@@ -52,7 +52,7 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
         assert done.returncode == 0, done.stderr
     site.wait_all_present()
     assert present(site) == {"one": 6, "two": 6}
-    # The library finds the site's session also if MONARCH_CONFIG names the second job's file.
+    # The library finds the site's session even if MONARCH_CONFIG names the second job's file.
     assert hits(site, 1, MONARCH_CONFIG=str(files[1])) == 6
     for words in (["status", "-c", str(files[1])], ["config", "check", "-c", str(files[0])]):
         assert site.command_line(*words).returncode == 0
