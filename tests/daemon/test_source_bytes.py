@@ -1,5 +1,5 @@
-"""Even in the first epoch, the source serves every byte only once, in whatever way programs read
-the files."""
+"""Even in the first epoch, the source serves every byte only once, no matter how programs read the
+files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_random_reads_of_large_files(
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
-@pytest.mark.long  # without --long, the next test covers this case
+@pytest.mark.long  # Runs only with --long. The next test always runs, and covers this case.
 @pytest.mark.parametrize("way", ["read,late", "random,late"])
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
