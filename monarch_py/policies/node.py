@@ -3,6 +3,7 @@
 The daemon has one such object, for its own node. The simulator has one for each node of a job.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,23 @@ UNPLANNED = -2
 # further node.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
+
+
+def planned_tiers(
+    frequency: npt.NDArray[Any], first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
+) -> Int32s:
+    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
+    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
+    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
+
+    frequency, first_use : (n,) how often this node uses each file, and when first
+    sizes : (n,) [bytes]
+    rooms : the room of the tiers, fastest first
+    """
+    by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
+    tier = np.full(len(sizes), NOWHERE, np.int32)
+    tier[by_use] = first_fit(sizes[by_use], rooms)
+    return tier
 
 
 class NodePolicy:

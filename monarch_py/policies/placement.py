@@ -89,23 +89,6 @@ def first_fit(
     return tier_of
 
 
-def planned_tiers(
-    frequency: npt.NDArray[Any], first_use: Sizes, sizes: Sizes, rooms: Sequence[TierRoom]
-) -> npt.NDArray[np.int32]:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
-    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
-    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
-
-    frequency, first_use : (n,) how often this node uses each file, and when first
-    sizes : (n,) [bytes]
-    rooms : the room of the tiers, fastest first
-    """
-    by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
-    tier = np.full(len(sizes), NOWHERE, np.int32)
-    tier[by_use] = first_fit(sizes[by_use], rooms)
-    return tier
-
-
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
     """Returns (files,) bool, which files fit into a room when they are placed in order. A file that
     is too large for the room that is left does not stop later files.

@@ -26,9 +26,9 @@ from monarch_py.native import Kind, State, ffi, lib
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
-from monarch_py.policies.node import ASKED, NOBODY, Holders
+from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
 from monarch_py.policies.nopfs.placement import is_placeable, place
-from monarch_py.policies.placement import NOWHERE, TierRoom, planned_tiers
+from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.planned")

@@ -12,9 +12,8 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.filling import classes_of, owners_of, rooms_of
-from monarch_py.policies.node import NodePolicy
+from monarch_py.policies.node import NodePolicy, planned_tiers
 from monarch_py.policies.nopfs.placement import literal, place
-from monarch_py.policies.placement import planned_tiers
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 # The least spread of the frequencies (standard deviation / mean). With a smaller spread, the best
