@@ -94,7 +94,10 @@ class Replay:
             return said
 
     def simulate(self, share: float, threads: int, orders: list[list[int]]) -> list[float]:
-        """Returns the simulated time of each epoch of the same accesses [s]."""
+        """Returns the simulated time of each epoch [s].
+
+        orders : for each epoch, the files in the order in which `run` has read them
+        """
         scenario = self._scenario(share, threads)
         made = [np.array(order, np.int32).reshape(1, -1, BATCH) for order in orders]
         job = Job(

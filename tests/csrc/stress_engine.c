@@ -686,7 +686,9 @@ static void prepare(void) {
     }
     root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(root >= 0 && copies >= 0 && fstat(root, &st) == 0);
-    control.owner = geteuid(); /* only files of this user may be read from the pack */
+    /* The engine reads a file from the pack only if the file's mode lets the owner of the session
+     * read it. All files here belong to this user. */
+    control.owner = geteuid();
     control.sources = 2;
     control.source[0].dev = st.st_dev;
     control.source[0].path_len = (uint32_t)strlen(root_path);

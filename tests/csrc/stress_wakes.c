@@ -239,7 +239,8 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
-/* Lets all threads ask peers, and closes the gate, which holds up the threads that ask. */
+/* Sets the largest widths, so that all threads for peers may work. Then closes the gate: each
+ * thread that asks a peer waits there until the gate is opened. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);

@@ -1,18 +1,19 @@
 /* Runs a program and puts one fault into one of its system calls.
  *
  *   faulter CALLS PREFIX LOG trace                 -- COMMAND...
- *   faulter CALLS PREFIX LOG ACTION NUMBER CLASS   -- COMMAND...
+ *   faulter CALLS PREFIX LOG ACTION NTH CLASS      -- COMMAND...
  *
- * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
- * of an argument that is a descriptor, or p and the index of an argument that is a path, or n if
- * the call has neither. A call's class consists of the thread's name, the call's number, the path
- * of its target, and return addresses on the stack. Only return addresses in Monarch's own modules
- * count, written as MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of
- * these directories, the name of the directory is left out. Numbers in the path are replaced by #.
+ * CALLS lists the observed system calls, joined by commas. Each of them is written as
+ * NUMBER:TARGET. NUMBER is the number of the system call. TARGET says which argument names a file:
+ * "f0" if argument 0 is a descriptor, "p1" if argument 1 is a path, and "n" if no argument names a
+ * file. A call's class consists of the thread's name, the call's number, the path of the file, and
+ * return addresses on the stack. Only return addresses in Monarch's own modules count, written as
+ * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
+ * the name of the directory is left out. Numbers in the path are replaced by #.
  *
- * With trace, the class of every call is written to LOG, one line per call. Calls that differ only
- * in their stacks are of one kind. After many calls of a kind without a new class, further calls of
- * this kind are not logged. Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
+ * With trace, each call's class is written to LOG as one line. Calls that differ only in their
+ * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
+ * of this kind are not logged. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made
@@ -22,10 +23,10 @@
  *
  * LOG then gets the line "hit".
  *
- * The faulter ends with COMMAND's status as soon as all processes started by COMMAND have ended.
- * If some still run after LINGER_S, the faulter ends too, and LOG gets the line "lingered". If a
- * signal ends COMMAND, the processes started by COMMAND are killed. The tracer does not pass
- * SIGSTOP on to the program. */
+ * After the end of COMMAND, the faulter waits until all processes that COMMAND started have ended,
+ * but for LINGER_S at most. Then it ends with COMMAND's status. If some processes still run after
+ * LINGER_S, LOG gets the line "lingered". If a signal ends COMMAND, the processes started by
+ * COMMAND are killed. The faulter does not pass SIGSTOP on to the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -601,7 +602,7 @@ static void take_calls(char *text) {
 int main(int argc, char **argv) {
     int is_trace = argc > 4 && strcmp(argv[4], "trace") == 0, first = is_trace ? 6 : 8;
     if (argc <= first || strcmp(argv[first - 1], "--") != 0) {
-        fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NUMBER CLASS -- COMMAND\n");
+        fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NTH CLASS -- COMMAND\n");
         return 125;
     }
     give_up_preload(argv);

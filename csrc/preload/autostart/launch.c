@@ -79,7 +79,7 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
 #endif
 }
 
-/* --- in the process that becomes the program ------------------------------------------------- */
+/* --- in the process that becomes the launched program ----------------------------------------- */
 
 /* The kernel's struct sigaction for SIG_DFL is all zeros. */
 BESIDE static void reset_signals(void) {
@@ -174,14 +174,14 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once. Its child
- * is now an orphan, and the init process or a subreaper adopts it. */
+/* Makes the process that becomes the launched program. The intermediate process then ends at once.
+ * Its child is now an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
 }
 
-/* --- in the program --------------------------------------------------------------------------- */
+/* --- in the process that calls monarch_launch ------------------------------------------------- */
 
 /* Waits until the kernel has cleared the word, or until the time limit. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {

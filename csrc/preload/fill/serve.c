@@ -98,8 +98,9 @@ static int is_looked_at(void) {
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
 }
 
-/* Counts an open of a file that has no entry, and follows the file's reads if they may serve as the
- * fill. */
+/* Counts an open of a file that has no entry. If the program's reads can serve as a fill of the
+ * file, the library follows these reads. Otherwise it reports the file to the daemon. An open that
+ * is not examined (see is_looked_at) is only counted. */
 static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;

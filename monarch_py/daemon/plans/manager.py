@@ -114,10 +114,11 @@ class PlanManager:
         needed next, although they have just been used. So their copies would be kept, and copies
         that are still needed would be dropped instead.
 
-        Each open is assigned to the first plan that it fits, in descending order of the number of
-        opens that have fitted each plan so far. Some opens do not count against a plan, although
-        they do not fit it: opens that are assigned to another plan, and opens of entries that the
-        job of another plan has opened a short time ago and may only have opened again.
+        The plans are tried in descending order of the number of opens that have fitted them so far.
+        Each open is assigned to the first plan that it fits. An open that does not fit a plan
+        counts against this plan, with two exceptions. First, the open may be assigned to another
+        plan. Second, the job of another plan may have opened the same entry a short time ago; the
+        present open may then be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()

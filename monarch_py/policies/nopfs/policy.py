@@ -55,10 +55,11 @@ def planned(job: Job) -> Decision:
 
 
 def nopfs_literal(job: Job) -> Decision:
-    """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
+    """The placement exactly as section 5.1 of the NoPFS paper describes it: every node holds the
+    files that it uses most often, even if other nodes hold these files too.
 
-    Some files have no holder even if the tiers together have room for all files. Raises PolicyError
-    if frequencies do not differ.
+    Some files have no holder, even if the tiers together have room for all files. Raises
+    PolicyError if all files are used about equally often.
     """
     need_differences(job, "nopfs-literal")
     quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
