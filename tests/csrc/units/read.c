@@ -1,0 +1,95 @@
+/* What another thread does while a call is in the kernel, and what the kernel answers there. */
+#include "preload/calls/read.c"
+
+#include <dlfcn.h>
+
+#include "made.h"
+
+static struct {
+    int fd, other; /* the descriptor `fd` becomes one of the file of `other` */
+    uint64_t *word, becomes;
+    int is_armed, error;
+    size_t most;
+} meanwhile;
+
+static void act(void) {
+    if (!meanwhile.is_armed)
+        return;
+    meanwhile.is_armed = 0;
+    if (meanwhile.other >= 0)
+        dup2(meanwhile.other, meanwhile.fd);
+    if (meanwhile.word)
+        *meanwhile.word = meanwhile.becomes;
+}
+static ssize_t in_kernel(int fd, void *buf, size_t n, off_t at) {
+    act();
+    if (meanwhile.error) {
+        errno = meanwhile.error;
+        return -1;
+    }
+    return monarch_result(sys_pread(fd, buf, n < meanwhile.most ? n : meanwhile.most, at));
+}
+
+/* During the next read at the source, `fd` becomes a descriptor of the file of `other`, if that is
+ * not negative, and *word becomes `becomes`, if it is not NULL. */
+EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes) {
+    meanwhile.fd = fd;
+    meanwhile.other = other;
+    meanwhile.word = word;
+    meanwhile.becomes = becomes;
+    meanwhile.is_armed = 1;
+    monarch_real.pread = (void *)in_kernel;
+}
+/* The source answers the library's reads with this errno, or with so many bytes at most. */
+EXPORT void reads_answer(int error, size_t most) {
+    meanwhile.error = error;
+    meanwhile.most = most;
+    monarch_real.pread = (void *)in_kernel;
+}
+EXPORT void reads_end(void) {
+    meanwhile.is_armed = meanwhile.error = 0;
+    meanwhile.most = MOST;
+    monarch_real.pread = NULL;
+}
+/* Lets the library do without a function that older libcs lack. */
+EXPORT void reads_lack_preadv2(int is) { monarch_real.preadv2 = is ? (void *)1 : NULL; }
+EXPORT int reads_find(struct session *s, int fd, uint64_t *out) {
+    struct monarch_wanted w = {.session = s};
+    int found = monarch_find_file(fd, monarch_tracked(fd), &w);
+    out[0] = w.id;
+    out[1] = w.ino;
+    out[2] = w.version;
+    return found;
+}
+EXPORT int reads_are_usable(const void *parts, int count, uint64_t *total) {
+    size_t n;
+    int are = are_usable(parts, count, &n);
+    *total = n;
+    return are;
+}
+/* The interposed calls. They return -errno for an error, or -9999 if a call that has succeeded has
+ * changed errno. */
+static int64_t result(ssize_t r) { return r < 0 ? -errno : errno == 54321 ? r : -9999; }
+EXPORT int64_t reads_call(const char *call, int fd, void *buf, uint64_t n, int64_t at) {
+    /* the parts are of different sizes, and one of them is empty */
+    size_t first = n * 5 / 12;
+    const struct iovec parts[] = {{buf, first}, {buf, 0}, {(char *)buf + first, n - first}};
+    errno = 54321;
+    if (!strcmp(call, "pread"))
+        return result(pread(fd, buf, n, at));
+    if (!strcmp(call, "__pread_chk"))
+        return result(__pread_chk(fd, buf, n, at, n));
+    if (!strcmp(call, "preadv"))
+        return result(preadv(fd, parts, 3, at));
+    if (!strcmp(call, "preadv2"))
+        return result(preadv2(fd, parts, 3, at, 0));
+    if (!strcmp(call, "preadv2 with flags"))
+        return result(preadv2(fd, parts, 3, at, RWF_NOWAIT));
+    if (!strcmp(call, "read"))
+        return result(read(fd, buf, n));
+    if (!strcmp(call, "__read_chk"))
+        return result(__read_chk(fd, buf, n, n));
+    if (!strcmp(call, "readv"))
+        return result(readv(fd, parts, 3));
+    return result(preadv2(fd, parts, 3, -1, 0));
+}

@@ -1,0 +1,312 @@
+"""Tests what a read returns if the descriptor, the copy or the source changes during the call."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from csrc.units.loading import ffi
+from csrc.units.place import Place, open_descriptors
+from csrc.units.serving import Served
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.draws import examples
+
+from monarch_py.native import State
+from monarch_py.native import ffi as native
+
+AT_OFFSETS = ["pread", "__pread_chk", "preadv", "preadv2"]
+IN_TURN = ["read", "__read_chk", "readv", "preadv2 in turn"]
+CALLS = [*AT_OFFSETS, *IN_TURN]
+SOURCE = bytes(range(100))
+COPY = bytes(i + 100 for i in range(100))  # tells which bytes come from the copy
+OTHER = bytes(255 - i for i in range(50)) * 2
+AT, N = 20, 60
+OFFSET, SHARED = 1, 2
+
+
+@dataclass
+class Reader:
+    """A program that has a file of a source open, and the file that another thread opens."""
+
+    lib: Any
+    served: Served
+    fd: int
+    source: int  # another descriptor of the source's file
+    other: int
+
+    @property
+    def entry(self) -> Any:
+        return self.served.entry("f")
+
+    def word(self, flags: int = 0) -> int:
+        return (self.served.id("f") + 1) << 32 | flags
+
+    def begins(self, flags: int = 0, at: int = AT) -> None:
+        """Opens the file anew. The descriptor's offset is not 0, so it is not promoted."""
+        os.dup2(self.source, self.fd)
+        self.lib.reads_end()
+        self.lib.track_set(self.fd, self.word(flags))
+        os.lseek(self.fd, at, os.SEEK_SET)
+        os.lseek(self.other, 0, os.SEEK_SET)
+
+    def has_copy(self, content: bytes | None) -> None:
+        """Gives the file a copy of this content, or none."""
+        if content is None:
+            self.entry.word = 0
+        else:
+            self.served.copy("f", content)
+
+    @contextmanager
+    def gone(self, is_gone: bool = True) -> Iterator[Path]:
+        """The source's file has another name meanwhile."""
+        path = self.served.root / "f"
+        if is_gone:
+            path.rename(path.with_name("hidden"))
+        yield path
+        if is_gone:
+            path.with_name("hidden").rename(path)
+
+    def reads(self, call: str, n: int = N, at: int = AT) -> bytes | int:
+        """Returns the bytes, or a negative errno. Nothing else is written to the buffer."""
+        out = ffi.new("char[]", b"z" * (n + 8))
+        got = int(self.lib.reads_call(call.encode(), self.fd, out, n, at))
+        content = bytes(ffi.buffer(out))
+        assert content[n : n + 8] == b"z" * 8
+        return content[:got] if got >= 0 else got
+
+    def counted(self) -> int:
+        """Returns how many bytes programs have read at the source."""
+        stats = self.served.clients.stats
+        return sum(int(one.source_bytes_read_by_programs) for one in stats)
+
+    def replaced(self, completes: bool = False) -> None:
+        """During the read at the source, another thread closes the descriptor and gets its number
+        for another file."""
+        word = ffi.NULL
+        becomes = 0
+        if completes:
+            path = self.served.copy("f", COPY)
+            becomes = int(self.entry.word)
+            assert path.exists()
+            word = ffi.cast("uint64_t *", int(native.cast("uintptr_t", native.addressof(
+                self.entry, "word"))))  # fmt: skip
+        self.lib.reads_meanwhile(self.fd, self.other, word, becomes)
+
+
+@pytest.fixture
+def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
+    before = open_descriptors()
+    root, tier = tmp_path / "data", tmp_path / "tier"
+    root.mkdir()
+    tier.mkdir(mode=0o700)
+    (root / "f").write_bytes(SOURCE)
+    (tmp_path / "other").write_bytes(OTHER)
+    lib.track_forget()
+    lib.reads_end()
+    served = Served(lib, place, root, tier)
+    # A file without a copy is read at the source at once.
+    served.control.fast_sources = 1
+    paths = (root / "f", root / "f", tmp_path / "other")
+    fds = [os.open(path, os.O_RDONLY) for path in paths]
+    yield Reader(lib, served, *fds)
+    for fd in fds:
+        os.close(fd)
+    lib.reads_end()
+    lib.track_forget()
+    served.end()
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
+    """If the descriptor becomes another file's during the call, the read is one of the file with
+    which it began, as far as it can be; or else one of the other file, as if it had begun later.
+    The other file's offset is moved only by a read of that file."""
+    for copied, is_gone in itertools.product([0, 10, 25, 30, N], [False, True]):
+        reader.has_copy(COPY[: AT + copied] if copied else None)
+        is_later = not copied and is_gone
+        if copied == N:
+            expected = COPY[AT : AT + N]
+        elif not is_gone:
+            expected = COPY[AT : AT + copied] + SOURCE[AT + copied : AT + N]
+        elif is_later:
+            expected = OTHER[AT : AT + N] if call in AT_OFFSETS else OTHER[:N]
+        else:
+            expected = COPY[AT : AT + copied]
+        with reader.gone(is_gone):
+            reader.begins()
+            reader.replaced()
+            assert reader.reads(call) == expected, (copied, is_gone)
+        offset = N if is_later and call in IN_TURN else 0
+        assert os.lseek(reader.other, 0, os.SEEK_CUR) == offset
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_file_that_has_the_name_by_now_is_not_read_by_it(reader: Reader, call: str) -> None:
+    with reader.gone() as path:
+        path.write_bytes(b"n" * 100)
+        reader.begins()
+        reader.replaced()
+        assert reader.reads(call) == (OTHER[AT : AT + N] if call in AT_OFFSETS else OTHER[:N])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, call: str) -> None:
+    """Another thread may have promoted the descriptor."""
+    with reader.gone():
+        reader.begins()
+        reader.replaced(completes=True)
+        reader.entry.word = 0
+        assert reader.reads(call) == COPY[AT : AT + N]
+        assert os.lseek(reader.other, 0, os.SEEK_CUR) == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
+    """With the bytes that were read before an error, or with the error. The next read in turn goes
+    on behind them."""
+    for copied, most in itertools.product([0, 10, 25, 30], [0, 1, 7, 20, 100]):
+        reader.has_copy(COPY[: AT + copied] if copied else None)
+        reader.begins()
+        reader.lib.reads_answer(0 if most else errno.EIO, most)
+        got = copied
+        while most and got < N:  # each part of the buffer is a read of its own
+            end = 25 if "v" in call and got < 25 else N
+            got += min(most, end - got)
+            if got < end:
+                break
+        whole = COPY[AT : AT + copied] + SOURCE[AT + copied : AT + N]
+        assert reader.reads(call) == (whole[:got] if got else -errno.EIO), (copied, most)
+        expected = AT + (got if call in IN_TURN else 0)
+        assert os.lseek(reader.fd, 0, os.SEEK_CUR) == expected
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
+    for content, at in itertools.product([SOURCE, COPY], [0, 1, 40, 41, 99, 100, 101, 2**40]):
+        reader.has_copy(COPY if content == COPY else None)
+        # A descriptor that may be promoted, at offset 0, would be.
+        reader.begins(SHARED, at=at)
+        assert reader.reads(call, at=at) == content[at : at + N]
+        end = max(min(at + N, 100), at) if call in IN_TURN else at
+        assert os.lseek(reader.fd, 0, os.SEEK_CUR) == end
+        flags = int(reader.lib.track_word(reader.fd)) & OFFSET
+        assert flags == (OFFSET if call in IN_TURN else 0)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_file_that_grew_has_its_new_bytes_at_the_source(reader: Reader, call: str) -> None:
+    """A read in turn ends at the size that the catalog has; the next one reads on."""
+    with (reader.served.root / "f").open("ab") as file:
+        file.write(COPY)
+    reader.begins(at=80)
+    first = (SOURCE + COPY)[80:140]
+    assert reader.reads(call, at=80) == (first[:20] if call in IN_TURN else first)
+    if call in IN_TURN:
+        assert os.lseek(reader.fd, 0, os.SEEK_CUR) == 100
+        assert reader.reads(call) == COPY[:N]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_odd_reads_are_the_kernels(reader: Reader, call: str) -> None:
+    for n, at in ((0, AT), (N, -1), (N, -5)):
+        reader.has_copy(COPY)
+        reader.begins()
+        expected: bytes | int = COPY[AT : AT + n]
+        if call in AT_OFFSETS and at < 0 and (call, at) != ("preadv2", -1):
+            expected = -errno.EINVAL
+        assert reader.reads(call, n, at) == expected
+
+
+@pytest.mark.parametrize("is_lacking", [False, True])
+def test_a_read_with_flags_is_the_kernels(reader: Reader, is_lacking: bool) -> None:
+    """Also if libc lacks the call."""
+    reader.served.copy("f", COPY)
+    reader.lib.reads_lack_preadv2(is_lacking)
+    reader.begins()
+    with (reader.served.root / "f").open("rb") as file:
+        file.read()  # the source's pages are cached
+    assert reader.reads("preadv2 with flags") in (SOURCE[AT : AT + N], -errno.EAGAIN)
+    for at in (-1, AT):
+        reader.lib.track_set(reader.fd, 0)
+        os.lseek(reader.fd, AT, os.SEEK_SET)
+        assert reader.reads("preadv2", at=at) == SOURCE[AT : AT + N]
+    assert os.lseek(reader.fd, 0, os.SEEK_CUR) == AT
+    reader.lib.reads_lack_preadv2(0)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 1000, 2**30, 0x7FFFF000, 2**40]), max_size=5))
+def test_parts_have_as_many_bytes_as_one_call_moves(lib: Any, lengths: list[int]) -> None:
+    parts = ffi.new("uint64_t[]", [x for n in lengths for x in (4096, n)] or 1)
+    total = ffi.new("uint64_t *")
+    fits = 0 < sum(lengths) <= 0x7FFFF000
+    assert lib.reads_are_usable(parts, len(lengths), total) == fits
+    if fits:
+        assert total[0] == sum(lengths)
+
+
+def test_the_number_of_parts_has_a_limit(lib: Any) -> None:
+    parts, total = ffi.new("uint64_t[]", [1] * 2 * 1025), ffi.new("uint64_t *")
+    for n, are in ((0, 0), (-1, 0), (1, 1), (1024, 1), (1025, 0)):
+        assert lib.reads_are_usable(parts, n, total) == are
+    assert lib.reads_are_usable(ffi.NULL, 1, total) == 0
+
+
+CASES = [
+    "served", "off", "switched", "bypass", "changed", "replacing", "other_file", "number", "unmet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case: str) -> None:
+    """Where Monarch may be switched on again, it stays tracked, and where another thread may need
+    the word."""
+    served, entry = reader.served, reader.entry
+    out = ffi.new("uint64_t[3]")
+    for flags in (OFFSET, 0):
+        word = reader.word(flags)
+        reader.begins()
+        if case in ("off", "switched"):
+            served.control.off = 1
+        elif case == "bypass":
+            entry.word = State.BYPASS
+        elif case == "changed":
+            served.known.mark_changed(served.root / "f")
+        elif case == "replacing":
+            entry.version = 1
+        elif case == "other_file":
+            os.dup2(reader.other, reader.fd)
+        if case in ("number", "switched"):
+            word |= 3 << 4  # of another daemon
+        elif case == "unmet":
+            word = (int(reader.lib.claims_unmet(5)) + 1) << 32 | flags
+        reader.lib.track_set(reader.fd, word)
+        is_served = reader.lib.reads_find(served.s, reader.fd, out)
+        assert is_served == (case == "served")
+        if is_served:
+            assert list(out) == [served.id("f"), int(entry.ino), 0]
+        is_kept = flags or case in ("served", "off", "switched", "unmet")
+        assert (reader.lib.track_word(reader.fd) == word) == bool(is_kept)
+        assert reader.counted() == (100 if case == "bypass" and not flags else 0)
+    served.control.off = 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
+    """Also the bytes that are read by the file's name."""
+    reader.begins()
+    assert reader.reads(call) == SOURCE[AT : AT + N]
+    assert reader.counted() == N
+    reader.begins()
+    reader.replaced()
+    assert reader.reads(call) == SOURCE[AT : AT + N]
+    assert reader.counted() == 2 * N
