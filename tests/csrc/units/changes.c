@@ -1,7 +1,10 @@
+#include "within.h"
+
 #include "preload/changes/record.c"
 
 #include "made.h"
 
+EXPORT int changes_are_guarded(void) { return are_guarded(); }
 EXPORT int changes_has_changed(struct session *s, uint64_t id) {
     return monarch_entry_is_changed(s, &monarch_entries(s->catalog)[id]);
 }

@@ -1,4 +1,15 @@
+/* Memory runs out when the test says so. */
+#include <stdlib.h>
+
+static int left = -1; /* allocations that still succeed; -1: all */
+static int is_out(void) { return left == 0 || (left > 0 && left-- == 0); }
+static void *take_memory(size_t n) { return is_out() ? NULL : malloc(n); }
+static void *grow_memory(void *at, size_t n) { return is_out() ? NULL : realloc(at, n); }
+#define malloc(n) take_memory(n)
+#define realloc(at, n) grow_memory(at, n)
 #include "preload/calls/directories.c"
+#undef malloc
+#undef realloc
 
 #include <stdio.h>
 
@@ -45,6 +56,7 @@ EXPORT int listing_fd(void *d) {
     return fd < 0 ? -errno : fd;
 }
 EXPORT int listing_close(void *d) { return closedir(d); }
+EXPORT void listing_memory(int allocations) { left = allocations; }
 EXPORT void listing_lacks_fdopendir(int is) { monarch_real.fdopendir = is ? (void *)1 : NULL; }
 
 static int has_errno;

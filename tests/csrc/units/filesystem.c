@@ -40,3 +40,17 @@ EXPORT void filesystem_odd(uint64_t bsize, uint64_t frsize, uint64_t flags, uint
 }
 /* Forgets in which mount namespace this process is. */
 EXPORT void filesystem_mounts_anew(struct session *s) { s->mounts = 0; }
+/* Writes the handle of a file, and returns its size, or -errno. */
+EXPORT int filesystem_handle(int dir, const char *path, int flags, char *out) {
+    struct {
+        struct file_handle h;
+        unsigned char more[MAX_HANDLE_SZ];
+    } of = {.h.handle_bytes = MAX_HANDLE_SZ};
+    int mount;
+    if (name_to_handle_at(dir, path, &of.h, &mount, flags) != 0)
+        return -errno;
+    memcpy(out, &of.h.handle_type, sizeof of.h.handle_type);
+    memcpy(out + sizeof of.h.handle_type, of.h.f_handle, of.h.handle_bytes);
+    memcpy(out + sizeof of.h.handle_type + of.h.handle_bytes, &mount, sizeof mount);
+    return (int)(sizeof of.h.handle_type + of.h.handle_bytes + sizeof mount);
+}

@@ -1,5 +1,7 @@
 #include "preload/process/proc.c"
 
+#include <unistd.h>
+
 #include "made.h"
 
 struct numbers {
@@ -22,6 +24,16 @@ EXPORT int proc_numbers(const char *path, int of_descriptors, int *out, int room
 EXPORT int proc_has_one_table(void) { return monarch_have_one_table(); }
 EXPORT uint64_t proc_offset(int fd) { return monarch_offset_of(fd); }
 EXPORT int proc_name(int fd, char *out) { return monarch_name_of(fd, out); }
+/* Waits in a system call that no signal ends, until `fd` has something to read. Returns the pid of
+ * the child for which it has waited. */
+EXPORT int proc_wait_deeply(int fd, uint64_t first, uint64_t fourth) {
+    char c;
+    long child = syscall(SYS_clone, first, 0, 0, fourth, 0);
+    if (child == 0)
+        _exit(sys_read(fd, &c, 1) != 1);
+    return (int)child;
+}
+EXPORT int proc_clone(void) { return SYS_clone; }
 EXPORT int proc_sleeps_in(long call, uint64_t first, uint64_t fourth) {
     return monarch_sleeps_in(call, first, fourth);
 }

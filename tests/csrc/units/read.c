@@ -1,4 +1,35 @@
 /* What another thread does while a call is in the kernel, and what the kernel answers there. */
+#include "preload/fill/progress.h"
+#include "preload/fill/wait.h"
+#include "within.h"
+
+/* A wait ends when the test says so: `fills` of them with the next unit of the copy. */
+static struct {
+    struct monarch_fill *fill;
+    uint32_t *version;
+    int fills, n, notes, replaces;
+    uint64_t progress, noted_ns;
+} waits;
+static int wait_for_unit(struct monarch_wanted *w) {
+    if (waits.n++ >= waits.fills)
+        return 0;
+    uint64_t unit = w->at / waits.fill->unit_bytes;
+    waits.fill->done[unit / 64] |= 1ULL << unit % 64;
+    w->since_ns = w->since_ns ? w->since_ns : monarch_now_ns() - 5000000;
+    *waits.version += waits.replaces ? 2 : 0;
+    return 1;
+}
+static void note_read(uint64_t ns) {
+    waits.notes++;
+    waits.noted_ns = ns > waits.noted_ns ? ns : waits.noted_ns;
+}
+static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
+    waits.progress += n;
+    return monarch_progress(s, id, n);
+}
+#define monarch_demand_and_wait(w) wait_for_unit(w)
+#define monarch_note_source_read(ns) note_read(ns)
+#define monarch_progress(s, id, n) add_progress(s, id, n)
 #include "preload/calls/read.c"
 
 #include <dlfcn.h>
@@ -46,6 +77,20 @@ EXPORT void reads_answer(int error, size_t most) {
     meanwhile.most = most;
     monarch_real.pread = (void *)in_kernel;
 }
+/* Lets waits fill the next units of this copy. replaces: the entry becomes another file's then. */
+EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
+    memset(&waits, 0, sizeof waits);
+    waits.fill = (struct monarch_fill *)&s->fills->fill[slot];
+    waits.version = (uint32_t *)&monarch_entries(s->catalog)[id].version;
+    waits.fills = fills;
+    waits.replaces = replaces;
+}
+EXPORT int reads_waits(void) { return waits.n; }
+EXPORT int reads_notes(void) { return waits.notes; }
+EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
+EXPORT uint64_t reads_progress(void) { return waits.progress; }
+EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
+EXPORT int reads_are_guarded(void) { return are_guarded(); }
 EXPORT void reads_end(void) {
     meanwhile.is_armed = meanwhile.error = 0;
     meanwhile.most = MOST;

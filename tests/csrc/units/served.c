@@ -24,3 +24,11 @@ EXPORT void served_end(struct session *s) {
     free(s);
 }
 EXPORT int served_is_off(const struct session *s) { return monarch_is_off(s); }
+EXPORT void *served_none(void) { return NULL; }
+/* Makes another session of the same segments. */
+EXPORT void *served_other(const struct session *s) {
+    struct session *other = malloc(sizeof *other);
+    *other = *s;
+    return other;
+}
+EXPORT void served_free(struct session *s) { free(s); }

@@ -65,6 +65,7 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
     yield Changing(lib, served)
     os.chdir(cwd)
     lib.links_forget()
+    assert lib.changes_are_guarded()
     served.end()
 
 

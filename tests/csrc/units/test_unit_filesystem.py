@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Iterator
@@ -121,3 +122,33 @@ def test_the_kernel_tells_what_the_catalog_cannot(lib: Any, served: Served, case
     found = told(lib, "statfs", path)
     assert found != WHOLE and found[1] == real.f_bsize
     control.owner = os.geteuid()
+
+
+def test_a_copy_has_the_handle_of_its_file(lib: Any, served: Served) -> None:
+    """By its descriptor, and by the name of the descriptor. Other files have their own, where the
+    file system has any."""
+    source, copy = served.root / "f", served.publish("f", b"content")
+    empty, follow = 0x1000, 0x400  # AT_EMPTY_PATH, AT_SYMLINK_FOLLOW
+
+    def handle(path: Any, dir_fd: int = -100, flags: int = 0) -> bytes | int:
+        out = ffi.new("char[200]")
+        n = lib.filesystem_handle(dir_fd, path, flags, out)
+        return bytes(ffi.buffer(out, n)) if n >= 0 else int(n)
+
+    expected = handle(bytes(source))
+    other = handle(bytes(copy))
+    assert expected != other or isinstance(expected, int)
+    for path, result in ((copy, expected), (source, expected), (served.root / "d" / "g", None)):
+        fd = os.open(path, os.O_RDONLY)
+        found = result if result is not None else handle(bytes(path))
+        assert handle(b"", fd, empty) == found
+        assert handle(f"/proc/self/fd/{fd}".encode(), -100, follow) == found
+        if isinstance(found, bytes):
+            assert handle(f"/proc/self/fd/{fd}".encode()) != found, "the link itself"
+        lib.backing_close(fd)
+        os.close(fd)
+    fd = os.open(served.root, os.O_RDONLY)
+    assert handle(b"d/g", fd) == handle(bytes(served.root / "d" / "g"))
+    os.close(fd)
+    assert handle(ffi.NULL) == -errno.EFAULT
+    assert handle(bytes(served.root / "none")) == -errno.ENOENT

@@ -260,6 +260,18 @@ def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: s
     assert set(whole(lib, served.root.parent)) == outside
 
 
+def test_a_whole_listing_without_memory_is_none(lib: Any, served: Served) -> None:
+    """Whichever allocation fails: nothing stays open."""
+    out = ffi.new("char[]", 8192)
+    for n in (0, 1, 2, 30, 33, 34, 70):
+        lib.listing_memory(n)
+        result = lib.listing_whole(-1, bytes(served.root / "d"), 0, 0, out)
+        lib.listing_memory(-1)
+        assert result == -errno.ENOMEM
+        assert lib.listing_used() == 0
+    assert len(whole(lib, served.root / "d")) == 73
+
+
 @pytest.mark.parametrize("case", ["number", "none", "long", "short"])
 def test_a_damaged_listing_ends(lib: Any, served: Served, case: str) -> None:
     """It leads to no memory outside the catalog, and has no name that a file cannot have."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from csrc.units.loading import ffi
 from csrc.units.place import Place, open_descriptors
-from csrc.units.serving import Served
+from csrc.units.serving import SECOND, Served
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
@@ -121,6 +121,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
         os.close(fd)
     lib.reads_end()
     lib.track_forget()
+    assert lib.reads_are_guarded()
     served.end()
     assert open_descriptors() == before
 
@@ -310,3 +311,91 @@ def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -
     reader.replaced()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == 2 * N
+
+
+UNIT = 10  # of the copies that are being filled here [bytes]
+
+
+def fill(reader: Reader, units: int, *, fails: bool = False) -> None:
+    """Makes a copy of which so many units are filled."""
+    reader.served.copy("f", COPY, State.FILLING)
+    fills = native.cast("struct monarch_fills *", reader.lib.reads_fills(reader.served.s))
+    fills.word[3] = reader.entry.word
+    slot = fills.fill[3]
+    slot.unit_bytes, slot.failed, slot.done[0] = UNIT, fails, (1 << units) - 1
+
+
+def stats(reader: Reader, name: str) -> int:
+    return sum(int(getattr(one, name)) for one in reader.served.clients.stats)
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv", "read", "readv"])
+def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None:
+    """The rest is waited for, as long as the waits succeed, and is read at the source otherwise. A
+    source that is fast is not waited for."""
+    before = [0, 0]
+    for units, waits, is_fast in itertools.product([0, 2, 3, 4, 8], [0, 1, 2, 9], [False, True]):
+        fill(reader, units)
+        reader.served.control.fast_sources = is_fast
+        reader.lib.reads_wait(reader.served.s, 3, reader.served.id("f"), waits, 0)
+        reader.begins()
+        ready = min(max(units * UNIT - AT, 0), N)
+        missing = (N - ready) // UNIT
+        got = ready if is_fast else min(ready + waits * UNIT, N)
+        assert reader.reads(call) == COPY[AT : AT + got] + SOURCE[AT + got : AT + N]
+        gives_up = not is_fast and waits < missing
+        # Each part of the buffer waits for itself.
+        most = missing if is_fast else min(waits, missing) + gives_up * (2 if "v" in call else 1)
+        assert reader.lib.reads_waits() <= (0 if is_fast else most + 1)
+        assert bool(reader.lib.reads_waits()) == (not is_fast and missing > 0)
+        assert reader.lib.reads_progress() == got
+        counted = [stats(reader, "bytes_while_filling"), stats(reader, "fallbacks")]
+        assert counted[0] - before[0] == got
+        assert (counted[1] > before[1]) == gives_up
+        before = counted
+        if waits and missing and not is_fast:
+            assert reader.lib.reads_noted_ns() >= 5_000_000, "the waits tell how fast the source is"
+        elif is_fast or not missing:
+            assert reader.lib.reads_noted_ns() < SECOND
+    assert os.lseek(reader.fd, 0, os.SEEK_CUR) == AT + N * (call in IN_TURN)
+
+
+def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
+    """Its duration is noted once; the source's answer for the rest is one more."""
+    for waits, expected in ((0, 1), (2, 3), (4, 4)):
+        fill(reader, 4)
+        reader.served.control.fast_sources = 0
+        reader.lib.reads_wait(reader.served.s, 3, reader.served.id("f"), waits, 0)
+        reader.begins()
+        reader.reads("pread")
+        assert reader.lib.reads_waits() == min(waits + 1, 4)
+        assert reader.lib.reads_notes() == expected
+
+
+@pytest.mark.parametrize("case", ["failed", "replaced", "unrequested", "no slot"])
+def test_a_copy_that_will_not_come_is_not_waited_for(reader: Reader, case: str) -> None:
+    fill(reader, 4, fails=case == "failed")
+    reader.served.control.fast_sources = 0
+    reader.lib.reads_wait(reader.served.s, 3, reader.served.id("f"), 1, case == "replaced")
+    if case == "unrequested":
+        reader.served.control.fill_on_open = 0
+        reader.entry.word = 0
+    elif case == "no slot":
+        reader.entry.word = reader.entry.word + (1 << 12)
+    reader.begins()
+    got = 20 if case == "replaced" else 0
+    assert reader.reads("pread") == COPY[AT : AT + got] + SOURCE[AT + got : AT + N]
+    assert reader.lib.reads_waits() == {"replaced": 1, "no slot": 2}.get(case, 0)
+    assert stats(reader, "fallbacks") == (case == "no slot")
+
+
+def test_a_file_without_a_copy_is_asked_for_and_waited_for(reader: Reader) -> None:
+    reader.served.control.fast_sources = 0
+    number = reader.served.id("f")
+    fill(reader, 0)
+    reader.entry.word = State.ABSENT
+    reader.lib.reads_wait(reader.served.s, 3, number, 0, 0)
+    reader.begins()
+    assert reader.reads("pread") == SOURCE[AT : AT + N]
+    assert reader.lib.reads_waits() == 1
+    assert int(reader.served.clients.wanted.word[number // 64]) == 1 << number % 64

@@ -26,19 +26,19 @@ NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, COLD, PAGEOUT, POPULATE_RE
 class Memory:
     """Four pages of a file, readable and private."""
 
-    def __init__(self, lib: Any, path: Path) -> None:
-        self.lib, self._path = lib, path
+    def __init__(self, lib: Any, path: Path, flags: int = mmap.MAP_PRIVATE) -> None:
+        self.lib, self.path = lib, path
         self._libc = ctypes.CDLL(None)
         self._libc.mmap.restype = ctypes.c_size_t
         self._libc.mmap.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_size_t]
         self._libc.munmap.argtypes = [ctypes.c_size_t] * 2
-        with path.open("rb") as file:
-            self.at = self._libc.mmap(0, 4 * PAGE, READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+        with path.open("r+b") as file:
+            self.at = self._libc.mmap(0, 4 * PAGE, READ, flags, file.fileno(), 0)
 
     def end(self) -> None:
         """Unmaps what is left of the file. Other memory may have taken the place of the rest."""
         for line in Path("/proc/self/maps").read_text().splitlines():
-            if line.endswith(str(self._path)):
+            if line.endswith(str(self.path)):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
                 self._libc.munmap(begin, end - begin)
 
@@ -70,6 +70,7 @@ class Memory:
 @pytest.fixture
 def memory(lib: Any, tmp_path: Path) -> Iterator[Memory]:
     (tmp_path / "f").write_bytes(b"x" * 8 * PAGE)
+    (tmp_path / "pages").write_bytes(b"".join(bytes([i]) * PAGE for i in b"0123"))
     lib.remap_lacks(0)
     one = Memory(lib, tmp_path / "f")
     yield one
@@ -124,10 +125,12 @@ def test_advice_on_the_order_of_reads_is_kept(
     """Advice that takes effect at once is not; of any other advice, the library does not know what
     it means for the copy."""
     expected = [] if said is None else [(1, PAGE, said)]
-    assert memory.said("madvise", memory.at + PAGE, PAGE, advice)[1] == expected
-    assert memory.said("posix_madvise", memory.at + PAGE, PAGE, advice)[1] == expected
-    flags = memory.flags(1).split()
-    assert ("sr" in flags, "rr" in flags) == (advice == SEQUENTIAL, advice == RANDOM)
+    for call in ("madvise", "posix_madvise"):
+        memory.call("madvise", memory.at, 4 * PAGE, NORMAL)
+        assert memory.said(call, memory.at + PAGE, PAGE, advice)[1] == expected
+        flags = [memory.flags(i).split() for i in range(3)]
+        assert ["sr" in one for one in flags] == [False, advice == SEQUENTIAL, False]
+        assert ["rr" in one for one in flags] == [False, advice == RANDOM, False]
     if advice == 99:
         assert memory.said("madvise", memory.at, PAGE, advice)[0] == -errno.EINVAL
         assert memory.said("posix_madvise", memory.at, PAGE, advice)[0] == errno.EINVAL
@@ -158,5 +161,12 @@ def test_while_all_memory_is_locked_no_mapping_waits(memory: Memory) -> None:
 
 
 def test_memory_with_other_pages_waits_for_nothing(memory: Memory) -> None:
-    result, said = memory.said("remap_file_pages", memory.at, PAGE, READ, 0, 0)
-    assert (result, said) == (-errno.EINVAL, [(0, PAGE, FORGET)])
+    said = [(0, PAGE, FORGET)]
+    assert memory.said("remap_file_pages", memory.at, PAGE, READ, 0, 0) == (-errno.EINVAL, said)
+    shared = Memory(memory.lib, path := memory.path.with_name("pages"), mmap.MAP_SHARED)
+    assert ctypes.string_at(shared.at, 1) == b"0"
+    assert shared.said("remap_file_pages", shared.at, PAGE, 0, 2, 0) == (0, said)
+    content = [ctypes.string_at(shared.at + i * PAGE, PAGE) for i in range(4)]
+    pages = path.read_bytes()
+    assert content == [pages[i * PAGE : (i + 1) * PAGE] for i in (2, 1, 2, 3)]
+    shared.end()

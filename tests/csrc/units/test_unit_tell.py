@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from csrc.units.loading import ffi
 from csrc.units.place import Place, control, open_descriptors
+from support.session import wait_until
 
 from monarch_py.native import SessionState
 from monarch_py.native import ffi as native
@@ -60,16 +61,21 @@ def test_a_thread_with_descriptors_of_its_own_is_noticed(lib: Any) -> None:
     """kcmp tells, where the kernel has it."""
     assert lib.proc_has_one_table() == 1
     begins, ends = threading.Event(), threading.Event()
-    result = []
+    result: list[int] = []
+    own: list[int] = []
 
     def leave() -> None:
         result.append(ctypes.CDLL(None).unshare(0x400))  # CLONE_FILES
+        os.dup2(0, 3000)
+        out = ffi.new("int[]", 4000)
+        own.extend(out[0 : lib.proc_descriptors(out, 4000)])
         begins.set()
         ends.wait(60)
 
     thread = threading.Thread(target=leave)
     thread.start()
     assert begins.wait(60) and result == [0]
+    assert 3000 in own and not is_open(3000), "each thread lists its own"
     try:
         assert lib.proc_has_one_table() == 0
     finally:
@@ -134,6 +140,34 @@ def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
         thread.join()
         for fd in ends:
             os.close(fd)
+
+
+def test_a_thread_that_only_the_calls_end_wakes_is_found(lib: Any) -> None:
+    """By its call, and two of the call's arguments."""
+    vfork, marked = 0x4000 | 17, 0x123456  # CLONE_VFORK | SIGCHLD
+    ends = os.pipe()
+    children = []
+    thread = threading.Thread(
+        target=lambda: children.append(lib.proc_wait_deeply(ends[0], vfork, marked))
+    )
+    thread.start()
+    try:
+        call = lib.proc_clone()
+        wait_until(lambda: lib.proc_sleeps_in(call, vfork, marked), what="the thread's wait")
+        assert not lib.proc_sleeps_in(call, vfork, marked + 1)
+        assert not lib.proc_sleeps_in(call, vfork + 1, marked)
+        assert not lib.proc_sleeps_in(call + 1, vfork, marked)
+    finally:
+        os.write(ends[1], b"x")
+        thread.join()
+        for fd in ends:
+            os.close(fd)
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert not lib.proc_sleeps_in(call, vfork, marked)
+
+
+def is_open(fd: int) -> bool:
+    return os.path.exists(f"/proc/self/fd/{fd}")
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 4096, 5000])
