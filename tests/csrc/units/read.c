@@ -1,4 +1,5 @@
 /* What another thread does while a call is in the kernel, and what the kernel answers there. */
+#include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/wait.h"
 #include "within.h"
@@ -27,6 +28,25 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
+/* What is told of reads that the kernel has done, and of those that the library does not see. */
+static struct {
+    int is_over, n;
+    int64_t bytes, at, unseen;
+} told;
+static int64_t tell_read(int fd, int64_t n, int64_t at) {
+    told.n++;
+    told.bytes = n;
+    told.at = at;
+    return monarch_note_read(fd, n, at);
+}
+static int is_direct_over(int fd, uint64_t word) {
+    (void)fd;
+    (void)word;
+    return told.is_over;
+}
+#define monarch_direct_is_over(fd, word) is_direct_over(fd, word)
+#define monarch_note_read(fd, n, at) tell_read(fd, n, at)
+#define monarch_progress_unseen(s, id, n) (told.unseen = (int64_t)(n), (void)(s), (void)(id))
 #define monarch_demand_and_wait(w) wait_for_unit(w)
 #define monarch_note_source_read(ns) note_read(ns)
 #define monarch_progress(s, id, n) add_progress(s, id, n)
@@ -90,6 +110,15 @@ EXPORT int reads_notes(void) { return waits.notes; }
 EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
 EXPORT uint64_t reads_progress(void) { return waits.progress; }
 EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
+/* is_over: whether a read that goes to the source may be served from a copy. */
+EXPORT void reads_tell(int is_over) {
+    memset(&told, 0, sizeof told);
+    told.is_over = is_over;
+}
+EXPORT int64_t reads_told(int i) {
+    const int64_t all[] = {told.n, told.bytes, told.at, told.unseen};
+    return all[i];
+}
 EXPORT int reads_are_guarded(void) { return are_guarded(); }
 EXPORT void reads_end(void) {
     meanwhile.is_armed = meanwhile.error = 0;

@@ -183,6 +183,63 @@ def test_only_sessions_in_use_stay_mapped(daemon: Daemons, lib: Any) -> None:
     assert (released.magic, released.state) == (0, 0)
 
 
+def test_a_session_whose_copies_are_open_stays_mapped(
+    daemon: Daemons, lib: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "copy"
+    path.touch()
+    sessions = [lib.attach_first()]
+    lib.attach_copy(sessions[0], path.stat().st_ino)
+    with path.open("rb"):
+        for _ in range(4):
+            daemon.stop()
+            daemon.start()
+            sessions.append(lib.attach_for_change())
+        assert [lib.attach_is_released(s) for s in sessions] == [0, 1, 1, 0, 0]
+    daemon.stop()
+    daemon.start()
+    sessions.append(lib.attach_for_change())
+    assert [lib.attach_is_released(s) for s in sessions] == [1, 1, 1, 1, 0, 0]
+    lib.attach_copy(ffi.NULL, 0)
+
+
+def mappings(place: Place) -> int:
+    text = Path("/proc/self/maps").read_text().splitlines()
+    return sum(str(place.directory) in line and "deleted" not in line for line in text)
+
+
+def test_a_look_for_a_newer_daemon_leaves_nothing_mapped(daemon: Daemons, lib: Any) -> None:
+    first = lib.attach_first()
+    before = mappings(daemon.place)
+    daemon.stop()
+    for _ in range(5):
+        assert lib.attach_for_change() == ffi.NULL
+        assert lib.attach_for_reading(1) == ffi.NULL
+    daemon.write(state=SessionState.SERVING)
+    assert lib.attach_for_change() == first
+    (daemon.place.directory / "clients").rename(daemon.place.directory / "hidden")
+    made = control(5)
+    (daemon.place.directory / "control").unlink()
+    daemon.place.put("control", made)
+    lib.attach_anew(first)
+    for _ in range(5):
+        assert lib.attach_for_change() == first, "the new daemon's session cannot be mapped"
+        lib.attach_anew(first)
+    assert mappings(daemon.place) <= before
+
+
+def test_threads_that_attach_at_once_use_one_session(daemon: Daemons, lib: Any) -> None:
+    """The slower one unmaps what it has mapped."""
+    lib.attach_first()
+    before = mappings(daemon.place)
+    daemon.stop()
+    daemon.start()
+    lib.attach_overtake()
+    second = lib.attach_for_change()
+    assert second == lib.attach_current() and lib.attach_number(second) == 1
+    assert mappings(daemon.place) == before
+
+
 def test_a_number_that_comes_again_names_no_older_descriptors(daemon: Daemons, lib: Any) -> None:
     first = lib.attach_first()
     lib.attach_set_number(first, NUMBERS - 1)

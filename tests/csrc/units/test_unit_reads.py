@@ -29,7 +29,7 @@ SOURCE = bytes(range(100))
 COPY = bytes(i + 100 for i in range(100))  # tells which bytes come from the copy
 OTHER = bytes(255 - i for i in range(50)) * 2
 AT, N = 20, 60
-OFFSET, SHARED = 1, 2
+OFFSET, SHARED, DIRECT = 1, 2, 1 << 62
 
 
 @dataclass
@@ -174,10 +174,14 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
     """With the bytes that were read before an error, or with the error. The next read in turn goes
     on behind them."""
-    for copied, most in itertools.product([0, 10, 25, 30], [0, 1, 7, 20, 100]):
+    for copied, most, error in itertools.product(
+        [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
+    ):
+        if error and most:
+            continue
         reader.has_copy(COPY[: AT + copied] if copied else None)
         reader.begins()
-        reader.lib.reads_answer(0 if most else errno.EIO, most)
+        reader.lib.reads_answer(error, most)
         got = copied
         while most and got < N:  # each part of the buffer is a read of its own
             end = 25 if "v" in call and got < 25 else N
@@ -185,7 +189,7 @@ def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None
             if got < end:
                 break
         whole = COPY[AT : AT + copied] + SOURCE[AT + copied : AT + N]
-        assert reader.reads(call) == (whole[:got] if got else -errno.EIO), (copied, most)
+        assert reader.reads(call) == (-error if error and not got else whole[:got]), (copied, most)
         expected = AT + (got if call in IN_TURN else 0)
         assert os.lseek(reader.fd, 0, os.SEEK_CUR) == expected
 
@@ -399,3 +403,45 @@ def test_a_file_without_a_copy_is_asked_for_and_waited_for(reader: Reader) -> No
     assert reader.reads("pread") == SOURCE[AT : AT + N]
     assert reader.lib.reads_waits() == 1
     assert int(reader.served.clients.wanted.word[number // 64]) == 1 << number % 64
+
+
+def test_a_read_into_memory_that_is_not_there_counts_nothing(reader: Reader) -> None:
+    for is_replaced in (False, True):
+        reader.begins()
+        if is_replaced:
+            reader.replaced()
+        assert reader.lib.reads_call(b"pread", reader.fd, ffi.NULL, N, AT) == -errno.EFAULT
+        assert reader.counted() == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_descriptor_becomes_one_of_the_copy_when_it_is_read(reader: Reader, call: str) -> None:
+    """Unless its offset is used. The reads that follow are not seen, so this counts for them."""
+    copy = reader.served.copy("f", COPY)
+    reader.begins(at=0)
+    reader.lib.reads_tell(0)
+    assert reader.reads(call, at=0) == COPY[:N]
+    is_promoted = call in AT_OFFSETS
+    assert os.path.samestat(os.fstat(reader.fd), copy.stat()) == is_promoted
+    assert (reader.lib.track_word(reader.fd) == 0) == is_promoted
+    assert reader.lib.reads_told(3) == (N if is_promoted else 0)
+    assert stats(reader, "promotions") == is_promoted
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_descriptor_that_reads_at_the_source_tells_of_its_reads(
+    reader: Reader, call: str
+) -> None:
+    """With their offset, or without one if the kernel has it. Once that is over, the copy
+    serves."""
+    for is_over in (0, 1):
+        reader.has_copy(COPY)
+        reader.begins(DIRECT | SHARED)
+        reader.lib.reads_wait(reader.served.s, 3, reader.served.id("f"), 0, 0)
+        reader.lib.reads_tell(is_over)
+        assert reader.reads(call) == (COPY if is_over else SOURCE)[AT : AT + N]
+        told = [int(reader.lib.reads_told(i)) for i in range(3)]
+        assert told == ([0, 0, 0] if is_over else [1, N, AT if call in AT_OFFSETS else -1])
+        notes = not is_over and "v" not in call
+        assert reader.lib.reads_notes() == notes
+        assert reader.lib.reads_noted_ns() < SECOND
