@@ -21,6 +21,10 @@ EXPORT int proc_numbers(const char *path, int of_descriptors, int *out, int room
     struct numbers all = {out, 0, room};
     return for_numbers(open_list(path), of_descriptors, collect, &all) ? all.n : -1;
 }
+EXPORT int proc_can_compare(void) {
+    int self = (int)sys6(SYS_gettid, 0, 0, 0, 0, 0, 0);
+    return sys6(SYS_kcmp, self, self, KCMP_FILES, 0, 0, 0) == 0;
+}
 EXPORT int proc_has_one_table(void) { return monarch_have_one_table(); }
 EXPORT uint64_t proc_offset(int fd) { return monarch_offset_of(fd); }
 EXPORT int proc_name(int fd, char *out) { return monarch_name_of(fd, out); }

@@ -137,7 +137,7 @@ def test_a_place_that_others_could_have_made_is_refused(
     before = open_descriptors()
     if what in ("open_directory", "file"):
         assert lib.claim_makes_directory(bytes(user)) < 0
-        assert open_descriptors() == before
+        assert open_descriptors() <= before
 
 
 # --- the record ---------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_only_the_beginning_of_a_regular_file_is_searched(lib: Any, tmp_path: Pa
     assert lib.autostart_has_word(ffi.NULL) == 0
     assert lib.autostart_has_word(bytes(tmp_path)) == 0
     assert lib.autostart_has_word(bytes(tmp_path / "none")) == 0
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def program(
     yield Program(lib, place, data / "f")
     lib.autostart_init(b"/none", ffi.NULL)
     lib.autostart_leave(ffi.NULL)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 def test_the_first_open_of_a_dataset_asks_for_a_daemon(program: Program, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -212,3 +215,97 @@ def test_a_copy_changes_as_its_file(changing: Changing) -> None:
             (root / "d" / "g").write_text("content")
     with (root / "d" / "old").open("rb") as file:
         assert not lib.changes_is_copy(file.fileno(), out)
+
+
+def named(changing: Changing, call: str, path: str, to: str = "", *, is_at: bool) -> set[str]:
+    """Makes a call that succeeds, by whole paths or relative to descriptors of the directories."""
+    root = changing.root
+    dir_fd = todir = AT_FDCWD
+    names = [f"{root}/{path}", f"{root}/{to}"]
+    if is_at:
+        dir_fd, todir = (os.open((root / one).parent, os.O_RDONLY) for one in (path, to or "f"))
+        names = [Path(one).name for one in (path, to)]
+    try:
+        done = changing.lib.names_call(
+            call.encode(), dir_fd, names[0].encode(), todir, names[1].encode()
+        )
+        assert done == 0, os.strerror(-done)
+    finally:
+        for fd in {dir_fd, todir} - {AT_FDCWD}:
+            os.close(fd)
+    return changing.changed()
+
+
+@pytest.mark.parametrize("is_at", [False, True])
+def test_new_names_change_their_directory(changing: Changing, is_at: bool) -> None:
+    root = changing.root
+    for call, kind in (
+        ("mkdir", stat.S_IFDIR | 0o750), ("mkfifo", stat.S_IFIFO | 0o640),
+        ("mknod", stat.S_IFREG | 0o640), ("symlink", stat.S_IFLNK | 0o777),
+    ):  # fmt: skip
+        assert named(changing, call, f"d/e/{call}", is_at=is_at) == {"d/e"}, call
+        assert (root / "d" / "e" / call).lstat().st_mode == kind
+    if not is_at:
+        assert named(changing, "mkdtemp", "d/made", is_at=False) == {"d"}
+        assert len([one for one in os.listdir(root / "d") if one.startswith("made")]) == 1
+    assert named(changing, "link", "d/g", "d2/new", is_at=is_at) >= {"d2"}
+    assert os.path.samefile(root / "d" / "g", root / "d2" / "new")
+
+
+@pytest.mark.parametrize("is_at", [False, True])
+def test_a_link_is_one_of_the_file_or_of_the_link(changing: Changing, is_at: bool) -> None:
+    root = changing.root
+    assert named(changing, "link", "to_f", "d2/link", is_at=is_at) == {"to_f", "d2"}
+    assert (root / "d2" / "link").is_symlink()
+    assert named(changing, "link through", "to_f", "d2/file", is_at=is_at) == {"f", "d2"}
+    assert (root / "d2" / "file").stat().st_nlink == 2
+
+
+@pytest.mark.parametrize("is_at", [False, True])
+def test_a_name_that_goes_changes_its_file_and_directory(changing: Changing, is_at: bool) -> None:
+    root = changing.root
+    outside = root.parent / "outside"
+    outside.mkdir()
+    (outside / "f").touch()
+    assert named(changing, "unlink", "../outside/f", is_at=is_at) == set()
+    assert not (outside / "f").exists()
+    assert named(changing, "unlink", "d/g", is_at=is_at) == {"d/g", "d"}
+    assert named(changing, "unlink", "d/e/h", is_at=is_at) == {"d/e/h", "d/e"}
+    assert named(changing, "rmdir", "d/e", is_at=is_at) == {"d/e", "d"}
+    if not is_at:
+        assert named(changing, "remove", "d2/g", is_at=False) == {"d2/g", "d2"}
+        assert named(changing, "remove", "d2", is_at=False) == {"d2", ""}
+
+
+@pytest.mark.parametrize("is_at", [False, True])
+def test_a_name_that_moves_changes_all_that_moves_with_it(changing: Changing, is_at: bool) -> None:
+    root = changing.root
+    assert named(changing, "rename", "f", "d2/f", is_at=is_at) == {"f", "", "d2"}
+    assert named(changing, "rename", "d", "d3", is_at=is_at) == {*BELOW_D, ""}
+    assert named(changing, "rename", "d3", "d", is_at=is_at) == {*BELOW_D, ""}
+    assert named(changing, "rename", "d/g", "d2/g", is_at=is_at) == {"d/g", "d", "d2/g", "d2"}
+    assert named(changing, "exchange", "d/e", "d2", is_at=is_at) == {
+        "d/e", "d/e/h", "d2", "d2/g", "d", "",
+    }  # fmt: skip
+    assert (root / "d2" / "h").exists() and (root / "d" / "e" / "g").exists()
+
+
+def test_a_socket_is_a_name(changing: Changing) -> None:
+    """Unless its address begins with a NUL, or it is of no file system. A bad address is the
+    kernel's to refuse."""
+    os.chdir(changing.root / "d")
+    family = socket.AF_UNIX.to_bytes(2, "little")
+    for address, expected in (
+        (family + b"sock", {"d"}), (family + b"sock2\0", {"d"}), (family + b"e/sock\0\0", {"d/e"}),
+        (family + b"\0sock", set()), (family, set()), (family + b"s" * 108, {"d"}),
+    ):  # fmt: skip
+        with socket.socket(socket.AF_UNIX) as one:
+            assert changing.lib.names_bind(one.fileno(), address, len(address)) == 0
+        assert changing.changed() == expected, address
+    with socket.socket(socket.AF_UNIX) as one:
+        assert changing.lib.names_bind(one.fileno(), ffi.NULL, 10) == -errno.EFAULT
+        assert changing.lib.names_bind(one.fileno(), family + b"sock\0", 7) == -errno.EADDRINUSE
+    with socket.socket(socket.AF_INET) as one:
+        address = socket.AF_INET.to_bytes(2, "little") + bytes(14)
+        assert changing.lib.names_bind(one.fileno(), address, 16) == 0
+    assert changing.changed() == set()

@@ -123,7 +123,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
     lib.track_forget()
     assert lib.reads_are_guarded()
     served.end()
-    assert open_descriptors() == before
+    assert open_descriptors() <= before
 
 
 @pytest.mark.parametrize("call", CALLS)
