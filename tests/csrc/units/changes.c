@@ -19,11 +19,21 @@ EXPORT void changes_known(int dir, const char *path, int follow) {
 }
 EXPORT void changes_tree(int dir, const char *path) { monarch_changed_tree(dir, path); }
 EXPORT void changes_names(int dir, const char *path) { monarch_changed_names(dir, path); }
+/* Does the same as changes_names, in place. */
+EXPORT void changes_names_of(int dir, const char *path) {
+    char text[MONARCH_PATH_MAX];
+    if (strlen(path) < sizeof text)
+        monarch_changed_names_of(dir, strcpy(text, path));
+}
+EXPORT int changes_names_copy(const char *path, char *real) {
+    return monarch_names_copy(path, real);
+}
 EXPORT void changes_fd(int fd) { monarch_changed_fd(fd); }
 /* These write the path for the call to `out`. */
 EXPORT void changes_path_to_change(int dir, const char *path, int follow, char *out) {
     char real[MONARCH_PATH_MAX];
-    strcpy(out, monarch_path_to_change(dir, path, follow, real));
+    const char *to = monarch_path_to_change(dir, path, follow, real);
+    strcpy(out, to ? to : "");
 }
 EXPORT int changes_fd_to_change(int fd, char *out) {
     char real[MONARCH_PATH_MAX];

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from csrc.units.loading import ffi
-from csrc.units.place import Place
+from csrc.units.place import Place, open_descriptors
 from csrc.units.serving import Served
 
 from monarch_py.native import ffi as native
@@ -63,12 +63,14 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
         (root / path).write_text("content")
     (root / "to_f").symlink_to("f")
     lib.links_forget()
+    before = open_descriptors()
     served = Served(lib, place, root, tier)
     cwd = Path.cwd()
     yield Changing(lib, served)
     os.chdir(cwd)
     lib.links_forget()
     assert lib.changes_are_guarded()
+    assert open_descriptors() <= before
     served.end()
 
 
@@ -146,6 +148,62 @@ def test_a_link_to_a_source_is_not_the_source(
     }
 
 
+@pytest.mark.parametrize("call", ["path", "known", "tree", "to_change"])
+def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_file(
+    changing: Changing, tmp_path: Path, call: str
+) -> None:
+    """Another process has replaced the file. The kernel tells where the path leads."""
+    (tmp_path / "link").symlink_to(changing.root / "d")
+    (changing.root / "d" / "g").rename(changing.root / "d" / "old")
+    path = tmp_path / "link" / "g"
+    path.write_text("new")
+    for _ in range(2):
+        if call == "to_change":
+            assert changing.to_change(path, 1) == {"d/g"}
+        else:
+            assert changing.call(call, path, *(() if call == "tree" else (1,))) == {"d/g"}
+        assert not changing.lib.links_are_met()
+        os.chdir(tmp_path)
+    dir_fd = os.open(tmp_path, os.O_RDONLY)
+    more = () if call == "tree" else (1,)
+    if call != "to_change":
+        assert changing.call(call, "link/g", *more, dir_fd=dir_fd) == {"d/g"}
+    os.close(dir_fd)
+
+
+def test_a_bad_path_is_the_kernels_to_refuse(changing: Changing) -> None:
+    """It is not read."""
+    lib = changing.lib
+    lib.changes_path_to_change(AT_FDCWD, ffi.NULL, 1, ffi.new("char[4096]"))
+    for call in (lib.changes_path, lib.changes_file, lib.changes_known):
+        call(AT_FDCWD, ffi.NULL, 1)
+    lib.changes_tree(AT_FDCWD, ffi.NULL)
+    lib.changes_names(AT_FDCWD, ffi.NULL)
+    assert changing.changed() == set()
+
+
+def test_a_name_of_a_copys_descriptor_leads_to_its_file(changing: Changing) -> None:
+    lib, out = changing.lib, ffi.new("char[4096]")
+    copy = changing.served.publish("d/g", b"content")
+    with copy.open("rb") as file, (changing.root / "f").open("rb") as other:
+        fd = file.fileno()
+        for place in ("/proc/self/fd", "/dev/fd", f"/proc/{os.getpid()}/fd"):
+            assert lib.changes_names_copy(f"{place}/{fd}".encode(), out) == 1
+            assert ffi.string(out) == bytes(changing.root / "d" / "g")
+            for path in (f"{place}/{other.fileno()}", f"{place}/999", place):
+                assert lib.changes_names_copy(path.encode(), out) == 0
+        for path in (copy, changing.root / "d" / "g", Path("f"), Path("/")):
+            assert lib.changes_names_copy(bytes(path), out) == 0
+        assert lib.changes_names_copy(ffi.NULL, out) == 0
+        # A file that is no copy is changed by its own path, and is in no source here.
+        with Path("/dev/null").open("w") as null:
+            lib.changes_made(null.fileno(), b"/dev/null", 1)
+            lib.changes_made(null.fileno(), b"/dev/null", 0)
+            assert not lib.changes_is_copy(null.fileno(), ffi.NULL)
+        assert lib.changes_is_copy(fd, ffi.NULL) == 1
+    assert changing.changed() == set()
+
+
 def test_a_name_that_comes_or_goes_changes_its_directory(changing: Changing) -> None:
     root = changing.root
     for path, directory in (
@@ -154,6 +212,7 @@ def test_a_name_that_comes_or_goes_changes_its_directory(changing: Changing) -> 
     ):  # fmt: skip
         expected = set() if directory is None else {directory}
         assert changing.call("names", f"{root}/{path}") == expected, path
+        assert changing.call("names_of", f"{root}/{path}") == expected, path
         dir_fd = os.open(root, os.O_RDONLY)
         assert changing.call("names", path, dir_fd=dir_fd) == expected, path
         os.close(dir_fd)
@@ -163,6 +222,7 @@ def test_a_name_that_comes_or_goes_changes_its_directory(changing: Changing) -> 
     assert changing.call("names", "../new") == {""}
     for path in ("", "/", "/none", "x" * 4096):
         assert changing.call("names", path) == set()
+        assert changing.call("names_of", path) == set()
     long = f"{root}/d" + "/" * (4095 - len(f"{root}/dn")) + "n"
     assert changing.call("names", long) == {"d"}
     assert changing.call("names", f"{root}/d/" + "/" * (4095 - len(f"{root}/d")) + "n") == set()
@@ -241,6 +301,7 @@ def test_new_names_change_their_directory(changing: Changing, is_at: bool) -> No
     root = changing.root
     for call, kind in (
         ("mkdir", stat.S_IFDIR | 0o750), ("mkfifo", stat.S_IFIFO | 0o640),
+        ("xmknod", stat.S_IFIFO | 0o640),
         ("mknod", stat.S_IFREG | 0o640), ("symlink", stat.S_IFLNK | 0o777),
     ):  # fmt: skip
         assert named(changing, call, f"d/e/{call}", is_at=is_at) == {"d/e"}, call
@@ -288,6 +349,27 @@ def test_a_name_that_moves_changes_all_that_moves_with_it(changing: Changing, is
         "d/e", "d/e/h", "d2", "d2/g", "d", "",
     }  # fmt: skip
     assert (root / "d2" / "h").exists() and (root / "d" / "e" / "g").exists()
+
+
+@pytest.mark.parametrize("is_at", [False, True])
+@pytest.mark.parametrize("call", ["rename", "exchange"])
+def test_what_the_daemon_learns_during_a_rename_changes_too(
+    changing: Changing, call: str, is_at: bool
+) -> None:
+    changing.lib.names_add_meanwhile(changing.served.s, 1)
+    try:
+        found = named(changing, call, "d", "d2" if call == "exchange" else "d3", is_at=is_at)
+    finally:
+        changing.lib.names_add_meanwhile(changing.served.s, 0)
+    assert found == BELOW_D | ({"d2", "d2/g"} if call == "exchange" else set())
+
+
+def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: Changing) -> None:
+    """Another process has replaced the file."""
+    (changing.root / "f").rename(changing.root / "old")
+    (changing.root / "f").write_text("new")
+    for is_at, name in ((True, "one"), (False, "other")):
+        assert named(changing, "link", "f", f"d2/{name}", is_at=is_at) == {"f", "d2"}
 
 
 def test_a_socket_is_a_name(changing: Changing) -> None:
