@@ -79,14 +79,18 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
- * a negative number if there is none. name: a buffer of MONARCH_PATH_MAX bytes. */
+ * a negative number if there is none. The path contains no links, so if it equals a source's alias,
+ * it is the path of the link and not of the source. name: a buffer of MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
     int source = monarch_name_of(fd, name) && (*c = monarch_catalog_of(s))
                      ? monarch_prefix(s->control, name, strlen(name), &rel)
                      : -1;
-    return source < 0 ? MONARCH_OUTSIDE : monarch_find(*c, (unsigned)source, rel, strlen(rel));
+    const struct monarch_source *root = source < 0 ? NULL : &s->control->source[source];
+    return root && monarch_is_below(name, root->path, root->path_len)
+               ? monarch_find(*c, (unsigned)source, rel, strlen(rel))
+               : MONARCH_OUTSIDE;
 }
 
 /* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
@@ -157,23 +161,28 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
+/* Stores in *st the attributes of the file that is at the path now, and marks the file that the
+ * catalog has there (mark_known). Returns whether *s must learn of a change of the file that is
+ * there now. */
+static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
+                         char *buffer) {
+    if (!is_heard(s))
+        return 0;
+    int r = sys_fstatat(dir, path, st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
+    mark_known(*s, r, st, dir, path, follow, buffer);
+    return r == 0;
+}
+
 void monarch_changed_known(int dir, const char *path, int follow) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return;
-    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, follow, NULL);
+    mark_known_at(&s, &st, dir, path, follow, NULL);
 }
 
 int monarch_changed_path(int dir, const char *path, int follow) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return 0;
-    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, follow, NULL);
-    return r == 0 && mark(s, &st, 0);
+    return mark_known_at(&s, &st, dir, path, follow, NULL) && mark(s, &st, 0);
 }
 
 void monarch_changed_fd(int fd) {
@@ -210,11 +219,7 @@ static void mark_all(struct session *s, const struct stat *st) {
 void monarch_changed_tree(int dir, const char *path) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return;
-    int r = sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, 0, NULL);
-    if (r == 0)
+    if (mark_known_at(&s, &st, dir, path, 0, NULL))
         mark_all(s, &st);
 }
 
@@ -341,10 +346,7 @@ const char *monarch_file_to_change(int dir, const char *path, int follow, char *
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
     struct session *s;
     struct stat st;
-    if (is_heard(&s)) {
-        int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-        mark_known(s, r, &st, dir, path, follow, real);
-    }
+    mark_known_at(&s, &st, dir, path, follow, real);
     return monarch_file_to_change(dir, path, follow, real);
 }
 

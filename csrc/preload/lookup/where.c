@@ -178,7 +178,7 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer) {
     struct monarch_aim a;
     struct monarch_place place = {.path = buffer};
-    if (!monarch_aim(s, dir, path, 0, &a))
+    if (!monarch_aim(s, dir, path, 0, &a) || (a.is_alias && !follow))
         return MONARCH_OUTSIDE;
     monarch_locate_place(s, &a, dir, path, follow, &place);
     *c = a.catalog;
