@@ -79,8 +79,10 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
- * a negative number if there is none. The path contains no links, so if it equals a source's alias,
- * it is the path of the link and not of the source. name: a buffer of MONARCH_PATH_MAX bytes. */
+ * a negative number if there is none. A path that equals a source's alias is the path of a link to
+ * the source, because the kernel's path leads through no link. A path below the alias belongs to
+ * the source, because the source may be mounted there in this container. name: a buffer of
+ * MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
@@ -88,7 +90,7 @@ static int64_t find_opened(struct session *s, const struct monarch_catalog **c, 
                      ? monarch_prefix(s->control, name, strlen(name), &rel)
                      : -1;
     const struct monarch_source *root = source < 0 ? NULL : &s->control->source[source];
-    return root && monarch_is_below(name, root->path, root->path_len)
+    return root && (*rel || monarch_is_below(name, root->path, root->path_len))
                ? monarch_find(*c, (unsigned)source, rel, strlen(rel))
                : MONARCH_OUTSIDE;
 }

@@ -14,6 +14,7 @@ import pytest
 from csrc.units.loading import ffi
 from csrc.units.place import Place, open_descriptors
 from csrc.units.serving import Served
+from support.mounts import Mounts
 
 from monarch_py.native import ffi as native
 
@@ -146,6 +147,19 @@ def test_a_link_to_a_source_is_not_the_source(
     assert changing.to_change(link / "e" / "h" if target else link / "f", 1) == {
         "d/e/h" if target else "f"
     }
+
+
+def test_a_source_may_be_mounted_at_its_alias(changing: Changing, mounts: Mounts) -> None:
+    """In a container, the alias of a source may be a mount instead of a link. The kernel then reports
+    paths below the alias."""
+    alias = mounts.bind("alias", changing.root)
+    source = changing.served.control.source[0]
+    source.alias, source.alias_len = bytes(alias), len(bytes(alias))
+    (changing.root / "d" / "g").rename(changing.root / "d" / "old")
+    (changing.root / "d" / "g").write_text("new")
+    with (alias / "d" / "g").open("r+b") as file:
+        changing.lib.changes_made(file.fileno(), bytes(alias / "d" / "g"), 0)
+    assert changing.changed() == {"d/g"}
 
 
 @pytest.mark.parametrize("call", ["path", "known", "tree", "to_change"])
