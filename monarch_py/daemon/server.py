@@ -67,12 +67,12 @@ FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     until the scan finds more files, the maximum is the time after which the files found so far
-#     are filled, but at least SHORT_REST_S and at most MOST_REST_S.
-# NAMES_REST : in that case, the rest lasts for at least this share of that time, but for no longer
-#     than LONG_REST_S. Otherwise each batch of files from the scan would start an iteration, even
-#     while many files are left.
+# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
+# NAMES_REST : fills ahead may wait until the scan finds more files. Let t be the time until all
+#     files found so far are filled. Then the maximum is t, but at least SHORT_REST_S and at most
+#     MOST_REST_S. The rest lasts for at least NAMES_REST times t, but this bound is at most
+#     LONG_REST_S. Without this bound, each batch of files from the scan would start an iteration,
+#     even while many files are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -103,8 +103,8 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
     """Returns how long the loop rests after an iteration while programs wait for the sources [s].
 
     took_s : duration of the iteration [s]
-    names_last_s : if fills ahead wait until the scan finds more files, the time for which the files
-        found so far will last [s]; otherwise infinite
+    names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
+        ahead are not waiting for the scan to find more files
     is_short : whether work is left, or programs follow a plan
     """
     if is_short:
@@ -250,7 +250,7 @@ class Daemon:
         self.shared.count_source(number, added.fd)
 
     def needs(self, path: Path) -> None:
-        """Makes the daemon end when this file of the session is unlinked."""
+        """Makes the daemon end when `path`, a file of the session, is unlinked or replaced."""
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:

@@ -57,10 +57,11 @@ class _Home(IntEnum):
 
 @dataclass(slots=True)
 class _Filled:
-    """A directory that is filled.
+    """A directory whose files are filled. To find these files, the catalog is examined once for
+    each home.
 
     is_deep : whether all its subdirectories are filled too
-    at : for each home, the first entry of the catalog that is not examined yet
+    at : for each home, the first entry of the catalog that is still to be examined
     """
 
     place: Place

@@ -177,9 +177,8 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some of the orders that ask a peer read the source in the end, because the peer is
-            # lost or the source is faster. So there is also a limit on all orders for files in use
-            # together.
+            # An order that asks a peer may read the source in the end, because the peer is lost or
+            # the source is faster. So the total number of orders for files in use is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)

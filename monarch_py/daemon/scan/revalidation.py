@@ -42,7 +42,7 @@ class Metadata:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = False
-        self._listed = 0  # the number of sources whose directories have listings
+        self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
         # Young directories that were found unchanged. `step` lets readers use their listings.

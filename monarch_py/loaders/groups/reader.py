@@ -204,7 +204,7 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so a handler of the training does not run here
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has the training's handlers
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

@@ -299,9 +299,10 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns a Part for each file with wanted rows that must be made from chunks.
+        """Some wanted rows must be made from chunks. Returns a Part for each file that has such
+        rows.
 
-        places : the indices of these rows in `wanted`
+        places : the indices of such rows in `wanted`
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():
