@@ -157,8 +157,8 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # If the scan must soon find more files to be filled ahead: the time that it takes to fill
-        # the files found so far [s]. Otherwise infinite.
+        # How soon all files that the scan has found will be filled [s]; infinite if fills ahead are
+        # not waiting for the scan to find more files.
         self._names_last_s = math.inf
         # Set the limit of the scan now, because the first iteration starts the scan.
         self._pace_scan()
@@ -212,8 +212,8 @@ class Daemon:
                     why = f"the daemon serves {MAX_SOURCES} sources and takes no more"
                     raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
-        # Between the first call and `_take_in`, programs may have opened more files of the source
-        # for writing.
+        # Programs may have opened more files of the source for writing between the call of
+        # `_mark_open_for_writing` above and `_take_in`.
         self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
@@ -387,8 +387,8 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        # The copies dropped by the calls above are handed over in the same iteration, because
-        # readers may wait for the room that the copies occupy.
+        # The calls above may have dropped copies. The engine gets the orders to remove them in the
+        # same iteration, because readers may wait for the room that the copies occupy.
         self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()

@@ -23,7 +23,7 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled when NAMES of its files have been read to their end. All directories below
-# it are filled too when NAMES of its direct subdirectories contain such a file, at any depth.
+# it are filled too when such files were read in NAMES of its direct subdirectories, at any depth.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -137,8 +137,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon had set `follow_opens` before. If so, `follow_opens`
-        # stays set.
+        # Whether another part of the daemon has set `follow_opens` already. If so, this object
+        # never clears it.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
