@@ -68,11 +68,11 @@ FIRST_OPEN_MS = 5
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
-# NAMES_REST : fills ahead may wait until the scan finds more files. Let t be the time until all
-#     files found so far are filled. Then the maximum is t, but at least SHORT_REST_S and at most
-#     MOST_REST_S. The rest lasts for at least NAMES_REST times t, but this bound is at most
-#     LONG_REST_S. Without this bound, each batch of files from the scan would start an iteration,
-#     even while many files are left.
+# NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
+#     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
+#     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
+#     a minimum, each batch of files from the scan would start an iteration, even while many files
+#     are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -323,9 +323,9 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
-        the scan is held back until a program's first open, the wait also ends when programs wait
-        for the sources. Returns the current count."""
+        """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
+        Before a program's first open, the scan is held back. During this time, the sleep also ends
+        when programs wait for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):

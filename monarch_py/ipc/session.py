@@ -373,8 +373,8 @@ class SessionDir:
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to `path`, which is one of this session's paths. Replaces the socket of a
         dead daemon at that path. Raises OSError if the socket cannot be bound."""
-        # A socket's address may have at most 107 bytes, but `path` may be longer. A path that goes
-        # through the descriptor of the directory is always short enough.
+        # A socket's address may have at most 107 bytes, but `path` may be longer. So the directory
+        # is opened, and named by its descriptor (/proc/self/fd), which is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

@@ -232,7 +232,7 @@ class PlanManager:
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
         """Returns the trackers whose plans are to be retried, each with the tracker that replaces
-        it. Runs in the thread."""
+        it. Runs in the manager's thread, not in the loop."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -271,7 +271,7 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Starts the placement of the plans' files in the thread, once everything is scanned. Once
+        """Starts the placement of the plans' files in a thread, once everything is scanned. Once
         the thread has finished, applies the result."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
@@ -339,9 +339,9 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. The file must belong to a
-        followed plan. In a cluster, this node must not own the file, because other nodes fetch a
-        file from its owner."""
+        """Returns (n,) whether the copy of each file may be evicted. Only copies of files in a
+        followed plan may be evicted. In a cluster, a node never evicts the copy of a file that it
+        owns, because other nodes fetch the file from its owner."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -373,7 +373,7 @@ class PlanManager:
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
-    """Returns the next two uses of each entry by any of the plans. Runs in the thread."""
+    """Returns the next two uses of each entry by any of the plans. Runs in a thread."""
     first = np.full(entries, NOT_SOON, dtype=np.int64)
     second = first.copy()
     for at, foresee in followed:

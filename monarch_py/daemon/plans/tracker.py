@@ -22,8 +22,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped if two conditions are met. At least this many searches in a row have not found
-# the programs' position. And the accesses just before the last search disagree with the plan.
+# A plan is dropped if at least this many searches in a row have not found the programs' position,
+# and if the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
 # Accesses that come before the plan's files are known are kept, and are judged later. At most this
@@ -149,7 +149,7 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that the nodes use in a run. Runs in the thread."""
+        """Returns the (n,) entries that the nodes use in a run. Runs in the tracker's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
@@ -188,7 +188,7 @@ class PlanTracker:
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
         Returns (number, run, position); None if chance can explain the result for every run. Runs
-        in the thread."""
+        in the tracker's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

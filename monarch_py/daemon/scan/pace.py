@@ -17,8 +17,8 @@ AHEAD_S, LEAST = 0.4, 8
 # of large files happen to end together. So the lead has a second limit, the sum of two numbers: how
 # many files were filled in the last AHEAD_S, and how many files RISING_BYTES [bytes] are.
 RISING_BYTES = 8 << 20
-# The scan is allowed to examine a number of names at a time. It is allowed more names once it has
-# found a file or directory among them, or after this time [s].
+# The scan may examine only a limited number of names. It gets more names once it has found a file
+# or directory among the last ones, or after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
 # loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of

@@ -130,9 +130,10 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many of the clients' requests so far were answered without the source, and so
-        rely on comparisons: requests about names, and opens of copies. An open of a file without a
-        copy is not counted, because the source itself answers it."""
+        """Returns how many requests of clients were answered without the source so far: requests
+        about names, and opens of copies. The answers to these requests are correct only because
+        directories are compared with the source. An open of a file without a copy is not counted,
+        because the source itself answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

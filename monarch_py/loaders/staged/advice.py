@@ -201,8 +201,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. First drops the earlier measurements if
-        their model differs from a time of this epoch by more than CHANGED."""
+        """Adds the epoch's measurements to `measured`. If the model of the earlier measurements
+        differs from a time of this epoch by more than CHANGED, the earlier measurements are dropped
+        first."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size
