@@ -90,7 +90,7 @@ class History:
 
     def _fill_gaps(self, moment: Moment) -> None:
         """Corrects the number of readers at earlier points. A thread that has opened a file since
-        the last moment has been reading since its previous open. So the thread is added as a reader
+        the last point has been reading since its previous open. So the thread is added as a reader
         to all points since that previous open. If the previous open was more than LONGEST_READ_S
         ago, the thread is added to no point."""
         if self._opens is None:

@@ -208,8 +208,8 @@ class Engine:
         Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
         or WANTED, or place anything in these tiers.
 
-        staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
-            places there files of at most this size [bytes] that this node does not keep
+        staged_bytes : if positive, the last of `rooms` is the room of the staging area. There the
+            engine places files that this node does not keep, if they have at most this size [bytes]
         first_copy : the number of the first copy that the engine makes; the engine may use
             MONARCH_PLACED numbers from this one on
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog

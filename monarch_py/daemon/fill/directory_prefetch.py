@@ -155,7 +155,7 @@ class DirectoryPrefetch:
         """The mean size of the files whose fill was ordered so far."""
         return self._ordered_bytes / max(self.ordered, 1)
 
-    # --- what programs read ---------------------------------------------------------------------
+    # --- recognising directories that programs read ---------------------------------------------
 
     def observe(self, opened: Ids, unmet: Ids) -> None:
         """Notes what programs have done since the last iteration.
@@ -190,7 +190,7 @@ class DirectoryPrefetch:
         if begun:
             self._put_back()
 
-    # --- what is filled -------------------------------------------------------------------------
+    # --- filling the directories ----------------------------------------------------------------
 
     def step(self) -> bool:
         """Runs one iteration: orders fills in the directories that programs read through, within

@@ -315,8 +315,8 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders, for each of (n,) files, a fill of file ids[i] into the tier tiers[i], which has
-        room for the file. Returns n."""
+        """Orders n fills: file ids[i] is filled into the tier tiers[i], which has room for the
+        file. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -495,7 +495,7 @@ class Filler:
         if self.nodes is not None:
             self.nodes.replicas.answer()
 
-    # --- on request --------------------------------------------------------------------------
+    # --- what commands request ---------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
         """Cancels the fills that a command has requested. Fills that have begun go on, and so do

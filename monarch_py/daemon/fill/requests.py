@@ -55,7 +55,7 @@ class FillRequests:
         put_off = (ids for ids, in_use in self._no_room_yet if in_use)
         return [*self._awaited, *self._in_use, *self._by_way[0], *self._by_way[1], *put_off]
 
-    # --- by programs -------------------------------------------------------------------------
+    # --- requests by programs ----------------------------------------------------------------
 
     def take_wants(self) -> None:
         """Requests the files that programs have opened since the last iteration and that have no
@@ -121,7 +121,7 @@ class FillRequests:
             queue.appendleft(ids[most:])
         return ids[:most]
 
-    # --- ahead -------------------------------------------------------------------------------
+    # --- files to be filled ahead ------------------------------------------------------------
 
     def fill_met(self) -> bool:
         """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the

@@ -204,7 +204,7 @@ class PlanManager:
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
 
-    # --- another job ----------------------------------------------------------------------------
+    # --- retrying dropped plans for another job -------------------------------------------------
 
     def new_job(self) -> None:
         """Notes that a job begins. Dropped plans are then retried, and plan files that have changed
@@ -350,7 +350,7 @@ class PlanManager:
             may &= ~self.filler.policy.owns(ids)
         return may
 
-    # --- the ranks ------------------------------------------------------------------------------
+    # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
         """Returns (ranks of this node,) the total size of the files that each rank needs next and

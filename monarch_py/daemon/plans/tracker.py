@@ -82,7 +82,7 @@ class PlanTracker:
     def is_active(self) -> bool:
         return self.estimator is not None and self.state != "dropped"
 
-    # --- its files ------------------------------------------------------------------------------
+    # --- the plan's files -----------------------------------------------------------------------
 
     def begin(self, found: Found, catalog_entries: int) -> None:
         """Starts following the plan, beginning with the accesses that were noted before this

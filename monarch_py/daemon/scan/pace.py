@@ -14,8 +14,9 @@ from monarch_py.scan.walk import ALL_NAMES
 AHEAD_S, LEAST = 0.4, 8
 # The rate of fills is measured in each iteration of the loop, so that the limit on the lead rises
 # soon when a job begins to fill many small files. But the measured rate is also high if a few fills
-# of large files happen to end together. So the lead has a second limit, the sum of two numbers: how
-# many files were filled in the last AHEAD_S, and how many files RISING_BYTES [bytes] are.
+# of large files happen to end together. So the lead has a second limit, the sum of two numbers: the
+# number of files that were filled in the last AHEAD_S, and the number of files of mean size that
+# have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # The scan may examine only a limited number of names. It gets more names once it has found a file
 # or directory among the last ones, or after this time [s].

@@ -67,7 +67,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the threads look up the files that have waited long enough."""
+        """Makes the threads look up the files that have waited long enough."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)

@@ -196,7 +196,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-# --- in the process ------------------------------------------------------------------------------
+# --- code that runs in the reading process -------------------------------------------------------
 
 
 def _serve(

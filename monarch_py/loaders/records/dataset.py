@@ -174,7 +174,7 @@ class RecordDataset:
         name = self.index.pool[int(starts[number]) : int(starts[number + 1])].tobytes()
         return os.path.join(self._root, os.fsdecode(name))
 
-    # --- processes -----------------------------------------------------------------------------
+    # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
         """Creates what processes do not share: open files, decoders and the measured gap."""

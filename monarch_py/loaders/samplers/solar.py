@@ -110,7 +110,7 @@ class SolarSampler(HeldSampler):
         super()._take(state)
         vars(self).pop("_path", None)
 
-    # --- what unequal batches need --------------------------------------------------------------
+    # --- conditions for unequal batches ---------------------------------------------------------
 
     def check(self, model: Any) -> None:
         """Checks that a model works with unequal batches. Raises ConfigError if a layer of the
