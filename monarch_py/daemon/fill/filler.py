@@ -58,8 +58,8 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """Prepares an empty queue. `scanner.tiers` must list the configured tiers, followed by the
-        tier of the staging area, or by None if there is no staging area."""
+        """Creates the engine, and orders nothing yet. `scanner.tiers` must list the configured
+        tiers, followed by the tier of the staging area, or by None if there is no staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -395,8 +395,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # This node also gives up those files of other nodes that have no copy here yet. Otherwise
-        # future copies of these files would occupy the freed room.
+        # This node also stops keeping those files of other nodes of which it has no copy yet.
+        # Otherwise future copies of these files would occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)

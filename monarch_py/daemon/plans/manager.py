@@ -232,7 +232,7 @@ class PlanManager:
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
         """Returns the trackers whose plans are to be retried, each with the tracker that replaces
-        it. Runs in the manager's thread, not in the loop."""
+        it. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)

@@ -149,7 +149,7 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that the nodes use in a run. Runs in the tracker's thread."""
+        """Returns the (n,) entries that the nodes use in a run. Runs in the executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
@@ -188,7 +188,7 @@ class PlanTracker:
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
         Returns (number, run, position); None if chance can explain the result for every run. Runs
-        in the tracker's thread."""
+        in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
