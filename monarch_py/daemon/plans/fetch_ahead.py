@@ -175,8 +175,8 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns the time [s] that programs will take to open the next files[0], files[1], ...
-        files, (n,). The time is infinite if the programs have just begun, or open no files."""
+        """Returns, for each number k in `files`, the time until programs have opened k more files
+        [s], (n,). The time is infinite if the programs have just begun, or open no files."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)

@@ -186,7 +186,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # a process whose read hangs survives even SIGKILL
+        process.join(END_S)  # no longer: a process whose read hangs survives even SIGKILL
 
 
 def _is_stopped(pid: int) -> bool:
