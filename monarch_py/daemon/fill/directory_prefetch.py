@@ -23,7 +23,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled when NAMES of its files have been read to their end. All directories below
-# it are filled too when such files were read in NAMES of its direct subdirectories, at any depth.
+# it are filled too when at least NAMES of its direct subdirectories each contain such a file,
+# directly or farther down.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
