@@ -175,7 +175,7 @@ class Control:
         with self._daemon.deciding():
             return self._between_turns[name](request)
 
-    # --- between two iterations of the loop ---------------------------------------------------
+    # --- commands that run between two iterations of the loop ---------------------------------
 
     @staticmethod
     def _identity() -> dict[str, int]:
@@ -261,7 +261,7 @@ class Control:
         entries = [int(entry) for entry in request.get("entries", [])]
         return {"dropped": self._daemon.filler.copies.drop(entries)}
 
-    # --- at the same time as the loop ---------------------------------------------------------
+    # --- commands that run while the loop goes on ---------------------------------------------
 
     def _all(self, _: Request) -> Request:
         """Returns the status of all nodes."""

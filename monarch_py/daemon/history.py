@@ -89,9 +89,10 @@ class History:
             self._halve()
 
     def _fill_gaps(self, moment: Moment) -> None:
-        """Adds the threads that have opened a file now to the readers at earlier points. Such a
-        thread has been reading since its previous open, so it is added at all points since that
-        open. If that open was more than LONGEST_READ_S ago, the thread is added to no point."""
+        """Corrects the number of readers at earlier points. A thread that has opened a file since
+        the last point has been reading since its previous open. So the thread is added as a reader
+        to all points since that previous open. If the previous open was more than LONGEST_READ_S
+        ago, the thread is added to no point."""
         if self._opens is None:
             self._opened_s = np.full(len(moment.opens), -np.inf)
             return

@@ -60,7 +60,7 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # With the lock held, no running daemon uses the log.
+    _begin_log(session)  # this process holds the lock, so no other daemon uses the log
     try:
         yield
     finally:

@@ -92,8 +92,8 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        # All copies in the staging area are stamped (monarch_stamp). `stamped` is the tier number
-        # of the area, plus 1.
+        # The engine stores a stamp in the modification time of each copy in the staging area
+        # (monarch_stamp). `stamped` is the area's tier number, plus 1.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)

@@ -67,12 +67,12 @@ FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
-# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     until the scan finds more files, the maximum is the time after which the files found so far
-#     are filled, but at least SHORT_REST_S and at most MOST_REST_S.
-# NAMES_REST : in that case, the rest lasts for at least this share of that time, but for no longer
-#     than LONG_REST_S. Otherwise each batch of files from the scan would start an iteration, even
-#     while many files are left.
+# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
+# NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
+#     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
+#     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
+#     a minimum, each batch of files from the scan would start an iteration, even while many files
+#     are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -103,8 +103,8 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
     """Returns how long the loop rests after an iteration while programs wait for the sources [s].
 
     took_s : duration of the iteration [s]
-    names_last_s : if fills ahead wait until the scan finds more files, the time for which the files
-        found so far will last [s]; otherwise infinite
+    names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
+        ahead are not waiting for the scan to find more files
     is_short : whether work is left, or programs follow a plan
     """
     if is_short:
@@ -157,8 +157,8 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # If the scan must soon find more files to be filled ahead: the time that it takes to fill
-        # the files found so far [s]. Otherwise infinite.
+        # How soon all files that the scan has found will be filled [s]; infinite if fills ahead are
+        # not waiting for the scan to find more files.
         self._names_last_s = math.inf
         # Set the limit of the scan now, because the first iteration starts the scan.
         self._pace_scan()
@@ -212,8 +212,8 @@ class Daemon:
                     why = f"the daemon serves {MAX_SOURCES} sources and takes no more"
                     raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
-        # Between the first call and `_take_in`, programs may have opened more files of the source
-        # for writing.
+        # Programs may have opened more files of the source for writing between the call of
+        # `_mark_open_for_writing` above and `_take_in`.
         self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
@@ -250,7 +250,7 @@ class Daemon:
         self.shared.count_source(number, added.fd)
 
     def needs(self, path: Path) -> None:
-        """Makes the daemon end when this file of the session is unlinked."""
+        """Makes the daemon end when `path`, a file of the session, is unlinked or replaced."""
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
@@ -323,9 +323,9 @@ class Daemon:
         return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
 
     def _wait(self, rung: int, wait_ms: int) -> int:
-        """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
-        the scan is held back until a program's first open, the wait also ends when programs wait
-        for the sources. Returns the current count."""
+        """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
+        Before a program's first open, the scan is held back. During this time, the sleep also ends
+        when programs wait for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
@@ -387,8 +387,8 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        # The copies dropped by the calls above are handed over in the same iteration, because
-        # readers may wait for the room that the copies occupy.
+        # The calls above may have dropped copies. The engine gets the orders to remove them in the
+        # same iteration, because readers may wait for the room that the copies occupy.
         self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()

@@ -213,7 +213,7 @@ def _last_words(session: SessionDir, status: int) -> str:
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
         # The log lies in shared memory. If shared memory is full, or if the process may write no
-        # files, the log contains no reason.
+        # files, the log does not say why the daemon ended.
         size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         limit = "" if size else met_limit(errno.EFBIG)
         return full_shm() or limit or f"it ended with status {status}; see {session.log}"

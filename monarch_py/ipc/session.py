@@ -64,8 +64,8 @@ def shm_root() -> Path:
 
 
 def least_shm_bytes() -> int:
-    """Returns the shared memory that a daemon needs before it knows any file, rounded up to MiB
-    [bytes]."""
+    """Returns how much shared memory a daemon needs before it knows any file [bytes]. The size is
+    rounded up to whole MiB."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES
     return -(-needed // MIB) * MIB
@@ -313,7 +313,7 @@ def link_session(config_file: Path, served: Path) -> None:
                 own.unlink()
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
-            if own.exists() and not is_link:  # a session of its own, for tiers that it had before
+            if own.exists() and not is_link:  # the session of tiers that `config_file` had before
                 _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)
@@ -373,8 +373,8 @@ class SessionDir:
     def bind(self, listener: SocketType, path: Path) -> None:
         """Binds a socket to `path`, which is one of this session's paths. Replaces the socket of a
         dead daemon at that path. Raises OSError if the socket cannot be bound."""
-        # A socket's address may have at most 107 bytes, but `path` may be longer. A path that goes
-        # through the descriptor of the directory is always short enough.
+        # A socket's address may have at most 107 bytes, but `path` may be longer. So the directory
+        # is opened, and named by its descriptor (/proc/self/fd), which is always short enough.
         directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             path.unlink(missing_ok=True)

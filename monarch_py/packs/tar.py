@@ -146,8 +146,8 @@ def _look(path: Path) -> os.stat_result:
 
 
 def _opened(path: Path, buffering: int = -1) -> BinaryIO:
-    """Opens a file for reading. If the path has become a FIFO, does not wait for a writer of the
-    FIFO."""
+    """Opens a file for reading. If the path has become a FIFO, the call returns at once, and does
+    not wait for a writer of the FIFO."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     return os.fdopen(fd, "rb", buffering=buffering)
 

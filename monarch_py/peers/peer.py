@@ -19,7 +19,7 @@ log = logging.getLogger("monarch.peers")
 # After a failure the peer is not contacted for this time [s], which is about the time that a daemon
 # needs to restart. After each further failure in a row, the pause is twice as long as before.
 FIRST_PAUSE_S = 0.5
-# The longest of these pauses [s]. It limits how long a peer stays unused after it works again.
+# The longest pause after failures [s]. It limits how long a peer stays unused once it works again.
 LONGEST_PAUSE_S = 30.0
 # After a pause, one thread tries to connect, and the other threads wait for the outcome for at most
 # this long [s]. The limit is far longer than a handshake with a live peer. If the peer hangs, the

@@ -1,4 +1,4 @@
-"""Short queries between daemons, apart from requests for files, which C sends and answers."""
+"""Short queries between daemons. Requests for files are not queries: C sends and answers them."""
 
 import hmac
 import logging

@@ -82,7 +82,8 @@ def _bytewise(column: Array) -> bytes:
 
 
 def _blocks_of(sizes: Array) -> Uints:
-    """Returns the number of 512-byte blocks that most files of these sizes occupy."""
+    """Returns how many 512-byte blocks a file of each size needs at least. Most files occupy
+    exactly this number."""
     return np.asarray((sizes + (BLOCK - np.uint64(1))) // BLOCK)
 
 

@@ -19,8 +19,8 @@ from monarch_py.scan.walk import END_LIMIT_S, Batch, Walk
 
 # The pause between two polls of a scan that has no batch yet [s].
 PAUSE_S = 0.002
-# Every other node examines this many files of each source, to check that it sees the same file
-# system as the node that has scanned.
+# One node scans for all. Each of the other nodes examines this many files of each source, to check
+# that it sees the same file system as the scanning node.
 SAMPLES = 3
 
 

@@ -28,14 +28,14 @@ def make_apart(directory: Path) -> None:
     process at a time may call this for a path. Raises OSError if the directory cannot be
     created."""
     for left in directory.parent.glob(f"{directory.name}.*"):
-        # A process leaves such a directory behind if it is killed before the rename below.
+        # A process that is killed before the rename below leaves a directory with a random name.
         with suppress(OSError):
             left.rmdir()
     if os.path.lexists(directory):
         return
     spread_subdirectories(directory.parent)
-    # The directory is created under a random name, because ext4 chooses the group by the name, and
-    # would choose the same group again.
+    # The directory is created under a random name, because ext4 chooses the group by the name. With
+    # a fixed name it would choose the same group again.
     created = directory.with_name(f"{directory.name}.{secrets.token_hex(8)}")
     created.mkdir()
     try:

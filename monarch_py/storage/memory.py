@@ -18,10 +18,10 @@ NO_LIMIT = 1 << 60
 
 
 # The daemon places small files in up to a thousand portions a second, and `available_bytes` takes a
-# millisecond. So `MemoryRoom` keeps its result for some time, unless more than LOOK_BYTES were
-# filled meanwhile. It keeps the result for LOOK_S if little memory is available, and for up to
-# MOST_LOOK_S if much is available [s]. Programs that take memory at GROWTH [bytes/s], faster than
-# processors can touch new pages, could not use up all the available memory in this time.
+# millisecond. So `MemoryRoom` keeps the result of `available_bytes` until LOOK_BYTES were filled,
+# or until a time limit. The limit is LOOK_S if little memory is available, and up to MOST_LOOK_S if
+# much is available [s]. Even programs that take GROWTH [bytes/s], which is faster than processors
+# can touch new pages, cannot use up all the available memory in this time.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 

@@ -161,8 +161,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # For each copy that occupies more than its rounded size, by the copy's number: the
-        # difference [bytes].
+        # Some copies occupy more than their rounded size. For these copies, by number: how much
+        # more they occupy [bytes].
         self._excess: dict[int, int] = {}
         # The limit on used room, if the disk became full before the quota was used up [bytes].
         self.cap_bytes: int | None = None

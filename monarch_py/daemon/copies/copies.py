@@ -156,9 +156,9 @@ class Copies:
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
-        """Records copies in the manifests of persistent tiers. A file may have changed during its
-        fill, or just before the fill. Its copy is then recorded only after a second read of the
-        source has given the same content."""
+        """Records copies in the manifests of persistent tiers. If a file may have changed during
+        its fill, or just before the fill, its copy is not recorded yet. The copy is recorded once a
+        second read of the source has given the same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))

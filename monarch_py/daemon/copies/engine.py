@@ -89,7 +89,7 @@ class Engine:
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
         config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # Background fetches from peers have a width of their own.
+        # The limit on concurrent background fetches from peers is adapted apart from `width`.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room
@@ -208,8 +208,8 @@ class Engine:
         Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
         or WANTED, or place anything in these tiers.
 
-        staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
-            places there files of at most this size [bytes] that this node does not keep
+        staged_bytes : if positive, the last of `rooms` is the room of the staging area. There the
+            engine places files that this node does not keep, if they have at most this size [bytes]
         first_copy : the number of the first copy that the engine makes; the engine may use
             MONARCH_PLACED numbers from this one on
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
@@ -302,8 +302,8 @@ class Engine:
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Orders that ask peers are left out, because they say nothing about the width at the
-        # sources.
+        # Orders that ask peers are left out, because only reads of the sources show whether the
+        # width suits the sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
         wanted = self._reads.step(now_s, so_far, is_full=pending > before)
@@ -341,11 +341,13 @@ class Engine:
         return bool(control.fast_sources == (1 << control.sources) - 1)
 
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
-        """Returns how many threads may do background fills. While the sources are not fast, all
-        threads may. If the sources are fast, programs need the processors more than fills do. All
-        threads may then fill only while a processor is idle. Otherwise one thread fills, to notice
-        when a source is no longer fast. Even this thread works only part of the time if programs'
-        opens show that the sources are fast, and no other node can wait for fills."""
+        """Returns how many threads may do background fills.
+
+        All threads may, unless two conditions are met: the sources are fast, and no processor is
+        idle. Then programs need the processors more than fills do, and only one thread fills, to
+        notice when a source is no longer fast. Even this thread works only part of the time if
+        programs' opens show that the sources are fast, and no other node can wait for fills.
+        """
         if not self._are_fast(so_far):
             self._idle = None
             return self._reads.most

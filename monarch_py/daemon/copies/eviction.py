@@ -30,8 +30,8 @@ LOOK_S, SHARE = 0.1, 0.05
 # The files for which eviction has made room, but whose fill has not begun, have at most this total
 # size [bytes]. A single file may be larger.
 MOST_BYTES = 64 << 20
-# One search makes room for at most MOST_FILES files. It considers TIMES times as many copies of a
-# tier for eviction, namely the copies whose next use is farthest in the future.
+# One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
+# examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
 # A plan's files may lack room in the tier that was chosen for them, because files outside the plan,
 # or other users of the file system, occupy that room. Once a tier has been short of room for longer

@@ -121,10 +121,10 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """Returns (active,) how much each of these ranks is predicted to load next. Without a plan,
-        the prediction for a rank is the size of the opened files that lacked a copy, divided by the
-        size of all files that the rank has opened. All ranks of a job read equally much in a step,
-        so these quotients are comparable."""
+        """Returns (active,) how much each active rank is predicted to load next. Without a plan,
+        the prediction for a rank is a quotient: the size of the files that the rank has opened and
+        that lacked a copy, divided by the size of all files that it has opened. All ranks of a job
+        read equally much in a step, so the quotients of two ranks are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -54,10 +54,10 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies of (n,) files be paged in, if `wants` selects the file. Begins with
-        the first file, because `ids` is sorted by the files' next use, and ends when MOST_FILES or
-        MOST_BYTES is reached. The engine does all orders that programs wait for before these
-        orders."""
+        """Orders that the copies of (n,) files be paged in. Skips files that `wants` does not
+        select. `ids` is sorted by the files' next use. So the first files come first, and the rest
+        are left out once MOST_FILES or MOST_BYTES is reached. In the engine, orders that programs
+        wait for come before these orders."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):

@@ -145,7 +145,7 @@ class Staging:
         self.dropped += len(ids)
         self.copies.forget(ids, State.ABSENT)
 
-    # --- no room --------------------------------------------------------------------------------
+    # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source, because readers wait for these files, and no copy can be

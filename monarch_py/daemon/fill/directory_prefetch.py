@@ -23,7 +23,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # A directory is filled when NAMES of its files have been read to their end. All directories below
-# it are filled too when NAMES of its direct subdirectories contain such a file, at any depth.
+# it are filled too when at least NAMES of its direct subdirectories each contain such a file,
+# directly or farther down.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -57,10 +58,11 @@ class _Home(IntEnum):
 
 @dataclass(slots=True)
 class _Filled:
-    """A directory that is filled.
+    """A directory whose files are filled. To find these files, the catalog is examined once for
+    each home.
 
     is_deep : whether all its subdirectories are filled too
-    at : for each home, the first entry of the catalog that is not examined yet
+    at : for each home, the first entry of the catalog that is still to be examined
     """
 
     place: Place
@@ -136,8 +138,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon had set `follow_opens` before. If so, `follow_opens`
-        # stays set.
+        # Whether another part of the daemon has set `follow_opens` already. If so, this object
+        # never clears it.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -154,7 +156,7 @@ class DirectoryPrefetch:
         """The mean size of the files whose fill was ordered so far."""
         return self._ordered_bytes / max(self.ordered, 1)
 
-    # --- what programs read ---------------------------------------------------------------------
+    # --- recognising directories that programs read ---------------------------------------------
 
     def observe(self, opened: Ids, unmet: Ids) -> None:
         """Notes what programs have done since the last iteration.
@@ -189,7 +191,7 @@ class DirectoryPrefetch:
         if begun:
             self._put_back()
 
-    # --- what is filled -------------------------------------------------------------------------
+    # --- filling the directories ----------------------------------------------------------------
 
     def step(self) -> bool:
         """Runs one iteration: orders fills in the directories that programs read through, within

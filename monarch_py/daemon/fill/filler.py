@@ -58,8 +58,8 @@ class Filler:
     """Orders fills, and processes their results. Runs in the daemon's loop and never blocks."""
 
     def __init__(self, scanner: Scanner, membership: Membership | None = None) -> None:
-        """Prepares an empty queue. `scanner.tiers` must list the configured tiers, followed by the
-        tier of the staging area, or by None if there is no staging area."""
+        """Creates the engine, and orders nothing yet. `scanner.tiers` must list the configured
+        tiers, followed by the tier of the staging area, or by None if there is no staging area."""
         config = scanner.config
         self.shared, self.scanner = scanner.shared, scanner
         self.tiers, self.keepers = scanner.tiers, scanner.keepers
@@ -177,9 +177,8 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Some of the orders that ask a peer read the source in the end, because the peer is
-            # lost or the source is faster. So there is also a limit on all orders for files in use
-            # together.
+            # An order that asks a peer may read the source in the end, because the peer is lost or
+            # the source is faster. So the total number of orders for files in use is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
@@ -316,8 +315,8 @@ class Filler:
         return self._submit(ids[now], tiers, in_use=in_use)
 
     def _submit(self, ids: Ids, tiers: Array, *, in_use: bool) -> int:
-        """Orders, for each of (n,) files, a fill of file ids[i] into the tier tiers[i], which has
-        room for the file. Returns n."""
+        """Orders n fills: file ids[i] is filled into the tier tiers[i], which has room for the
+        file. Returns n."""
         catalog = self.shared.catalog
         sizes = catalog.entries["size"][ids]
         if not len(ids):
@@ -396,8 +395,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # This node also gives up those files of other nodes that have no copy here yet. Otherwise
-        # future copies of these files would occupy the freed room.
+        # This node also stops keeping those files of other nodes of which it has no copy yet.
+        # Otherwise future copies of these files would occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -496,7 +495,7 @@ class Filler:
         if self.nodes is not None:
             self.nodes.replicas.answer()
 
-    # --- on request --------------------------------------------------------------------------
+    # --- what commands request ---------------------------------------------------------------
 
     def take_back(self, ticket: str) -> int:
         """Cancels the fills that a command has requested. Fills that have begun go on, and so do

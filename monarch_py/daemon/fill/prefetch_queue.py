@@ -95,7 +95,8 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file was handed out and its fill has not ended."""
+        """Returns (n,) whether `next` has handed out each file and the file's fill has not
+        ended."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:

@@ -15,7 +15,8 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# A demand is a number. These bits of it name the entry (see monarch_demand_entry in catalog.h).
+# A client that waits for a file writes a demand, which is one number. Shifted right by 32 bits and
+# masked with this value, it gives the file's entry plus 1 (monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 
@@ -54,7 +55,7 @@ class FillRequests:
         put_off = (ids for ids, in_use in self._no_room_yet if in_use)
         return [*self._awaited, *self._in_use, *self._by_way[0], *self._by_way[1], *put_off]
 
-    # --- by programs -------------------------------------------------------------------------
+    # --- requests by programs ----------------------------------------------------------------
 
     def take_wants(self) -> None:
         """Requests the files that programs have opened since the last iteration and that have no
@@ -120,7 +121,7 @@ class FillRequests:
             queue.appendleft(ids[most:])
         return ids[:most]
 
-    # --- ahead -------------------------------------------------------------------------------
+    # --- files to be filled ahead ------------------------------------------------------------
 
     def fill_met(self) -> bool:
         """With `prefetch: eager`, calls `fill_ahead` for the files that the scan has added to the
@@ -190,8 +191,8 @@ class FillRequests:
         self._queue(ids, in_use=in_use)
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
-        """Makes ABSENT those of (n,) files that are BYPASS for one of `reasons`. Returns the files
-        that became ABSENT."""
+        """If a file is BYPASS for one of `reasons`, changes its state to ABSENT, so that its fill
+        can be requested again. Returns those of the (n,) files that were changed."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]

@@ -32,9 +32,9 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# Readers wait until this node has computed which node keeps which file, but only until this time
-# after the daemon's start [s]. If one node has scanned for all nodes, all nodes complete this
-# computation within less than this time.
+# At its start, the daemon computes which node keeps which file. Readers wait for this computation,
+# but only until this time after the daemon's start [s]. If one node has scanned for all nodes, the
+# computation takes less than this time.
 START_LIMIT_S = 1.0
 # While this node scans by itself, other nodes' background requests (requests that no reader waits
 # for) wait, but only until this time after the daemon's start [s]. If the requests did not wait,
@@ -103,10 +103,10 @@ class Nodes:
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes wait until this node has computed which files it
-        keeps. Another node may complete this computation earlier, and then begins to fetch ahead
-        from this node. If its requests did not wait here, it would read this node's files from the
-        source itself."""
+        """Returns which requests of other nodes must wait here until this node has computed which
+        node keeps which file. Another node may finish this computation earlier, and may then fetch
+        files ahead from this node. If such a request did not wait, the other node would read the
+        file from the source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:

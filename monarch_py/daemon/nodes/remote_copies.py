@@ -68,7 +68,7 @@ class RouteChooser:
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")
 
-    # --- knowledge ------------------------------------------------------------------------------
+    # --- which nodes have which files -----------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
         """Notes that node nodes[i] has the whole file ids[i], for (n,) files. Where nodes[i] is
@@ -95,7 +95,7 @@ class RouteChooser:
                 who[who == node] = NOBODY
         return who
 
-    # --- the choice -----------------------------------------------------------------------------
+    # --- the choice between a node and the source -----------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
         """Chooses between the source and a node, for each file that a node is known to have. The

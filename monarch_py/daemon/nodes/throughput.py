@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : measured rates lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# A place's rate at one level is out of date if it is this much older than the place's latest rate
-# at any level [s].
+# A place has a rate for each level. One of these rates is out of date once another one was measured
+# more than this time [s] later.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
@@ -66,8 +66,8 @@ class Throughput:
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The mean is geometric, so that a change from fast to slow weighs as much as one from slow
-        # to fast.
+        # The old and the new rate are combined by a geometric mean, in which a change from fast to
+        # slow weighs as much as one from slow to fast.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight

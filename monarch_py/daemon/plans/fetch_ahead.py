@@ -59,7 +59,7 @@ class FetchAhead:
         self._queue: Ids = NO_IDS
         # The files that are used next and have their copies in slow tiers.
         self._paged: Ids = NO_IDS
-        self._horizon = 0  # the number of coming files in the window
+        self._horizon = 0  # how many of the files that are used next are in the window
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
 
     def opened(self, ids: Ids) -> None:
@@ -101,8 +101,8 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Copies in slow tiers that are used next are read into the page cache, at most `window`
-        # bytes of them.
+        # Some of the files that are used next have their copies in slow tiers. These copies are
+        # read into the page cache, at most `window` bytes of them.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
@@ -175,8 +175,8 @@ class Pace:
         self._last = now_s
 
     def seconds(self, files: Floats, now_s: float) -> Floats:
-        """Returns (n,) how long programs will take for their next files[i] opens [s]; infinity if
-        the programs have just begun, or open no files."""
+        """Returns, for each number k in `files`, the time until programs have opened k more files
+        [s], (n,). The time is infinite if the programs have just begun, or open no files."""
         since = now_s - self._began
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)

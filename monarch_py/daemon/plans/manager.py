@@ -204,7 +204,7 @@ class PlanManager:
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)
 
-    # --- another job ----------------------------------------------------------------------------
+    # --- retrying dropped plans for another job -------------------------------------------------
 
     def new_job(self) -> None:
         """Notes that a job begins. Dropped plans are then retried, and plan files that have changed
@@ -232,7 +232,7 @@ class PlanManager:
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
         """Returns the trackers whose plans are to be retried, each with the tracker that replaces
-        it. Runs in the thread."""
+        it. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -271,7 +271,7 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Starts the placement of the plans' files in the thread, once everything is scanned. Once
+        """Starts the placement of the plans' files in a thread, once everything is scanned. Once
         the thread has finished, applies the result."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
@@ -339,9 +339,9 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. The file must belong to a
-        followed plan. In a cluster, this node must not own the file, because other nodes fetch a
-        file from its owner."""
+        """Returns (n,) whether the copy of each file may be evicted. Only copies of files in a
+        followed plan may be evicted. In a cluster, a node never evicts the copy of a file that it
+        owns, because other nodes fetch the file from its owner."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
         for tracker in self.trackers:
             known[tracker.entries] |= tracker.is_active
@@ -350,7 +350,7 @@ class PlanManager:
             may &= ~self.filler.policy.owns(ids)
         return may
 
-    # --- the ranks ------------------------------------------------------------------------------
+    # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
         """Returns (ranks of this node,) the total size of the files that each rank needs next and
@@ -373,7 +373,7 @@ class PlanManager:
 
 
 def _nearest(followed: list[tuple[Ids, Callable[[], Distances]]], entries: int) -> Distances:
-    """Returns the next two uses of each entry by any of the plans. Runs in the thread."""
+    """Returns the next two uses of each entry by any of the plans. Runs in a thread."""
     first = np.full(entries, NOT_SOON, dtype=np.int64)
     second = first.copy()
     for at, foresee in followed:

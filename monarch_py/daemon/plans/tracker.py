@@ -22,8 +22,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped if two conditions are met. At least this many searches in a row have not found
-# the programs' position. And the accesses just before the last search disagree with the plan.
+# A plan is dropped if at least this many searches in a row have not found the programs' position,
+# and if the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
 # Accesses that come before the plan's files are known are kept, and are judged later. At most this
@@ -82,7 +82,7 @@ class PlanTracker:
     def is_active(self) -> bool:
         return self.estimator is not None and self.state != "dropped"
 
-    # --- its files ------------------------------------------------------------------------------
+    # --- the plan's files -----------------------------------------------------------------------
 
     def begin(self, found: Found, catalog_entries: int) -> None:
         """Starts following the plan, beginning with the accesses that were noted before this
@@ -149,7 +149,7 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that the nodes use in a run. Runs in the thread."""
+        """Returns the (n,) entries that the nodes use in a run. Runs in the executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
@@ -167,8 +167,8 @@ class PlanTracker:
 
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
-            # While the next run is still being drawn, accesses that do not fit the present run may
-            # belong to the next one.
+            # Near the end of a run, accesses that do not fit the run may belong to the next run. A
+            # thread computes the next run; until it has ended, the accesses cannot be judged.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged
@@ -188,7 +188,7 @@ class PlanTracker:
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
         Returns (number, run, position); None if chance can explain the result for every run. Runs
-        in the thread."""
+        in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

@@ -8,17 +8,18 @@ from monarch_py.scan.walk import ALL_NAMES
 # lead is limited, because the kernel caches a file's attributes for only about a second after the
 # scan has requested them. A fill that begins or ends after that second has to request them again.
 # The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
-# minimum is LEAST files. For large files it is the number of files that have RISING_BYTES together,
-# but at least one. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may exceed
-# the limit by one portion.
+# minimum is LEAST files. For large files the minimum is smaller: the number of files whose total
+# size is RISING_BYTES, but at least one. The scan takes names in portions (PORTION in
+# csrc/scan/scan.h), so it may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
 # The rate of fills is measured in each iteration of the loop, so that the limit on the lead rises
 # soon when a job begins to fill many small files. But the measured rate is also high if a few fills
-# of large files happen to end together. So the lead has a second limit: the number of files that
-# were filled in the last AHEAD_S, plus the number of files that have this size together [bytes].
+# of large files happen to end together. So the lead has a second limit, the sum of two numbers: the
+# number of files that were filled in the last AHEAD_S, and the number of files of mean size that
+# have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
-# The scan is allowed to examine a number of names at a time. It is allowed more names once it has
-# found a file or directory among them, or after this time [s].
+# The scan may examine only a limited number of names. It gets more names once it has found a file
+# or directory among the last ones, or after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
 # loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of

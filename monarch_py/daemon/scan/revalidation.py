@@ -42,7 +42,7 @@ class Metadata:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = False
-        self._listed = 0  # the number of sources whose directories have listings
+        self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
         # Young directories that were found unchanged. `step` lets readers use their listings.
@@ -130,9 +130,10 @@ class Metadata:
         return self._uses() != self._hits
 
     def _uses(self) -> int:
-        """Returns how many of the clients' requests so far were answered without the source, and so
-        rely on comparisons: requests about names, and opens of copies. An open of a file without a
-        copy is not counted, because the source itself answers it."""
+        """Returns how many requests of clients were answered without the source so far: requests
+        about names, and opens of copies. The answers to these requests are correct only because
+        directories are compared with the source. An open of a file without a copy is not counted,
+        because the source itself answers it."""
         totals = self.shared.totals()
         return totals["metadata_hits"] + totals["hits"]
 

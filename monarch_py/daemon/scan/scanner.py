@@ -47,7 +47,8 @@ MOST_COUNTED = 65536
 # One file as the source has described it: its source, its entry (1,), and the pool that holds its
 # path.
 Seen = tuple[Source, Array, Any]
-# Copies of earlier sessions that match their sources: entries, rows of the manifest, the tier.
+# Copies of earlier sessions in one tier that match their files: the files' entries, the copies'
+# rows of the manifest, and the number of the tier.
 Adopted = tuple[Ids, Array, int]
 
 
@@ -215,9 +216,9 @@ class Scanner:
 
     @property
     def finds_copies(self) -> bool:
-        """Whether the scan is likely to find more copies of earlier sessions. A copy can serve only
-        once the scan has found its file. So each look at such a file saves a read of the source,
-        and no look comes too early."""
+        """Whether the scan is likely to find more copies of earlier sessions. If so, it need not be
+        slowed down: an adopted copy saves a read of the source, and a copy can be adopted only once
+        the scan has found its file."""
         left = any(validator.left for validator in self.validators)
         return left and self._compared <= 2 * self._matched + MISSES
 
@@ -486,6 +487,6 @@ class Scanner:
         self._unlisted.close()
         left = 0
         for source in self.sources:
-            if source.scan is not None:  # True for at most one source
+            if source.scan is not None:  # at most one source is being scanned
                 left += source.scan.close(limit_s)
         return left

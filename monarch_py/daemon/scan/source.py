@@ -55,8 +55,8 @@ class Parts:
         if is_deep:
             taken = [part for part in taken if not part or not self._covers(os.path.dirname(part))]
         rest = [part for part in self._left if part[1] != is_deep]
-        # Directories below one that is listed with all its subdirectories need no walk of their
-        # own.
+        # If a directory is listed with all its subdirectories, the directories below it need no
+        # walk of their own.
         self._left = [part for part in rest if part[1] or not self._covers(part[0])]
         return taken, is_deep
 

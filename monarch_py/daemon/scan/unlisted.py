@@ -58,7 +58,8 @@ class UnlistedFiles(Generic[Seen]):
         return added
 
     def take_met(self, find: Callable[[int, str], int], *, is_scanned: bool) -> list[int]:
-        """Removes the files that the scan has found meanwhile. Returns their entries."""
+        """Stops waiting for the files that the catalog contains by now, because the scan has found
+        them. Returns the files' entries."""
         looked = self._since if len(self._since) <= FEW else self._due(is_scanned=is_scanned)
         met = {path: entry for path in looked if (entry := find(*path)) >= 0}
         for path in met:
@@ -66,7 +67,7 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool) -> None:
-        """Has the threads look up the files that have waited long enough."""
+        """Makes the threads look up the files that have waited long enough."""
         for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
             del self._since[path]
             self._asked.add(path)

@@ -276,7 +276,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # the earlier reader, which is closed, was asked for these groups
+            if ahead.asked:  # these groups were requested from a reader that is closed now
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

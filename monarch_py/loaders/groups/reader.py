@@ -186,7 +186,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # not longer, because a read that hangs keeps the process alive
+        process.join(END_S)  # no longer: a process whose read hangs survives even SIGKILL
 
 
 def _is_stopped(pid: int) -> bool:
@@ -196,7 +196,7 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
-# --- in the process ------------------------------------------------------------------------------
+# --- code that runs in the reading process -------------------------------------------------------
 
 
 def _serve(
@@ -204,7 +204,7 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so a handler of the training does not run here
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has the training's handlers
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

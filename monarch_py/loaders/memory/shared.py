@@ -141,8 +141,8 @@ def _locked(path: Path) -> Iterator[int]:
                 yield fd
                 return
         finally:
-            # Unlock explicitly: a child that was forked meanwhile has the descriptor too, so
-            # closing it here would not release the lock.
+            # Unlock explicitly. A child that was forked while the lock was held has the descriptor
+            # too, so closing the descriptor here would not release the lock.
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 

@@ -174,7 +174,7 @@ class RecordDataset:
         name = self.index.pool[int(starts[number]) : int(starts[number + 1])].tobytes()
         return os.path.join(self._root, os.fsdecode(name))
 
-    # --- processes -----------------------------------------------------------------------------
+    # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
         """Creates what processes do not share: open files, decoders and the measured gap."""
@@ -299,9 +299,10 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns a Part for each file with wanted rows that must be made from chunks.
+        """Some wanted rows must be made from chunks. Returns a Part for each file that has such
+        rows.
 
-        places : the indices of these rows in `wanted`
+        places : the indices of such rows in `wanted`
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():

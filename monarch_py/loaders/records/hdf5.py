@@ -85,8 +85,9 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns the place of a part of a row in the chunk that holds it, as slices of the chunk.
-        A chunk at the edge of the dataset may be wider than the part.
+        """A chunk holds a part of each row in its band. Returns where such a part lies in the
+        chunk, as slices of the chunk. A chunk at the edge of the dataset may be wider than the
+        part.
 
         corner : the part, as `corners` returns it
         """

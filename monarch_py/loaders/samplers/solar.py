@@ -98,8 +98,9 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """The share of loads that the best order of the epochs saves if nodes keep the samples that
-        they used last. It is 0 without `epoch_order`."""
+        """How many loads the best order of the epochs saves, as a share of the loads in the usual
+        order. The nodes are assumed to keep the samples that they used last. The share is 0 without
+        `epoch_order`."""
         if not self._at.epochs:
             return 0.0
         _, before, after = self._path
@@ -109,7 +110,7 @@ class SolarSampler(HeldSampler):
         super()._take(state)
         vars(self).pop("_path", None)
 
-    # --- what unequal batches need --------------------------------------------------------------
+    # --- conditions for unequal batches ---------------------------------------------------------
 
     def check(self, model: Any) -> None:
         """Checks that a model works with unequal batches. Raises ConfigError if a layer of the

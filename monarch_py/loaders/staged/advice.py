@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# An epoch with the chosen number of workers may take longer than an epoch with the best number, but
-# at most by this share. The smallest such number is chosen.
+# The chosen number of workers is the smallest one with which an epoch takes at most this share
+# longer than with the best number.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.
@@ -201,8 +201,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. First drops the earlier measurements if
-        their model differs from a time of this epoch by more than CHANGED."""
+        """Adds the epoch's measurements to `measured`. If the model of the earlier measurements
+        differs from a time of this epoch by more than CHANGED, the earlier measurements are dropped
+        first."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -188,7 +188,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # not longer, because a read that hangs keeps it alive
+            worker.process.join(END_S)  # no longer: a worker whose read hangs survives even SIGKILL
         if worker.process.exitcode is not None:
             worker.process.close()
 

@@ -39,9 +39,9 @@ class Pinned:
         self._registered[slot] = size
 
     def passed_on(self) -> None:
-        """Notes that the training asks for the next batch. Copies of the present batch, which the
-        training has queued on the current stream, may still be under way. So an event is recorded
-        that marks the end of these copies."""
+        """Notes that the training asks for the next batch. The training may have queued copies of
+        the present batch on the current CUDA stream, and these copies may not have ended. So an
+        event is recorded that marks their end."""
         if self._torch is not None and self._given is not None:
             event = self._torch.cuda.Event()
             event.record()
