@@ -130,8 +130,9 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample into
- * the buffer. The thread gets an equal part of the buffer's write rate (NoPFS, section 4). */
+/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample
+ * into the buffer. A thread writes at the buffer's write rate divided by the number of staging
+ * threads (NoPFS, section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;

@@ -228,9 +228,10 @@ static int another_serves(const struct session *s) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Runs in a new process, which becomes the starter if this function finds the interpreter and gets
- * the claim. If the interpreter is not found, a later attempt searches for it again, because the
- * file system may have failed only for a moment. */
+/* Runs in a new process. The process becomes the starter of a daemon if this function finds the
+ * Python interpreter, and if the claim (claim.h) allows a start. If the interpreter is not
+ * found, a later attempt searches for it again, because the file system may have failed only for
+ * a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))

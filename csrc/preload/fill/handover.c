@@ -76,8 +76,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* --- the end of direct reads ------------------------------------------------------------------ */
 
-/* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
- * demands the units of the copy that it needs. */
+/* Ends a descriptor's direct reads, and requests a fill of the file. From then on, each read of
+ * the descriptor demands from the daemon the parts of the copy that the read needs. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -104,9 +104,9 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
- * descriptor's next read then requests a fill. The fill is not requested here, because the caller
- * does not have its lock on the file yet. Another process may have the lock, and may still change
- * the data that the fill would copy. */
+ * descriptor's next read then requests a fill. The fill is not requested here, because the
+ * program is only about to lock the file. Until the program has the lock, another process may
+ * hold it, and may change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -322,9 +322,9 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are as fast as the page cache, the library has followed the reads only to
-         * time them, and does not send the descriptor. To make a copy, the daemon reads the source
-         * itself. */
+        /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
+         * reads the source itself. In this case, the library has followed the program's reads
+         * only to measure their time. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

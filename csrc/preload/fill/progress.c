@@ -138,8 +138,8 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
  * returns 0, even if most of the recent opens and reads were faster than the limits above. The
  * reads after such a call are timed, so the statistics stay up to date. */
 #define FOLLOWED 256
-/* at_hand and near (struct taken) are shares: the part of the recent opens, or reads, that took
- * less time than a limit. The unit is 1 / SHARE_ALL. */
+/* at_hand and near (struct taken) are shares: each is the part of the recent calls that took
+ * less time than a limit. A share of SHARE_ALL means all calls. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U

@@ -29,9 +29,9 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Returns whether the entry now describes another file, or another version of the file. If the
- * caller has read the entry's word before this call and the result is 0, the word belongs to a copy
- * of the caller's file. */
+/* Returns whether the entry no longer describes the version of the caller's file that `w` names.
+ * To check that an entry's word belongs to a copy of the caller's file, read the word first.
+ * Then call this function: the result must be 0. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;

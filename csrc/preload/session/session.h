@@ -75,9 +75,9 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
- * Monarch is switched off. Otherwise, a file that has changed meanwhile would later be served from
- * its outdated copy. */
+/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even
+ * while Monarch is switched off. Otherwise, a file that changes during that time would later be
+ * served from its outdated copy. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
