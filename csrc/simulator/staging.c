@@ -66,8 +66,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node share threads,
- * compares the ranks that have room in the buffer, and chooses the rank that has the smallest part
- * of its planned threads. */
+ * considers the ranks that have room in the buffer, and chooses the one with the smallest
+ * quotient (part_with_one_more). */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;

@@ -47,7 +47,8 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
  * begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for closings [ns]. Closings take microseconds unless the source hangs. */
+/* Longest wait for calls of monarch_close_unseen [ns]. Such a call takes microseconds, unless
+ * the source hangs. */
 #define CLOSING_NS 5000000000ULL
 
 struct saved_locks {
@@ -225,8 +226,8 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* Signals are blocked, because a signal handler that takes a lock would wait for the closing that
- * it has interrupted. */
+/* Signals are blocked. Otherwise, a signal handler that takes a lock would wait for this
+ * function, which it has interrupted. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();

@@ -283,10 +283,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
  * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
  * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
- * returns. A thread that wants to close the descriptor, and finds that the mark stays, checks in
- * /proc whether the call is inside the kernel. The library could instead seek on a duplicate of the
- * descriptor, without a mark. But it would have to close the duplicate, and this close may have to
- * wait for the source. */
+ * returns. If another thread wants to close the descriptor and the mark stays, this thread checks
+ * in /proc whether the lseek is inside the kernel. If it is, the descriptor may be closed.
+ *
+ * A seek on a duplicate of the descriptor would need no mark. But the library would have to close
+ * the duplicate, and this close may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 

@@ -10,8 +10,8 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t ino; /* inode number of the caller's file */
-    /* The version of the entry when it described the caller's file. If the entry later describes
-     * another file, it has another version. */
+    /* The version that the entry had when it was found for the caller's file. If the entry later
+     * describes another file, it has another version. */
     uint32_t version;
     /* Time at which the caller began to wait for the byte at `at`. 0: the caller has not waited for
      * that byte yet. */

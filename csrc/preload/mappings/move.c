@@ -83,8 +83,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     long trial = sys6(SYS_mmap, 0, (long)n, PROT_READ, flags, copy, (long)s->offset);
     if (!is_address(trial))
         return 0;
-    /* In the model (tests/csrc/test_mapping_model.py), the check is the step [check], and mmap is the
-     * step [map]. */
+    /* In the model (tests/csrc/test_mapping_model.py), the check is the step [check], and mmap is
+     * the step [map]. */
     if (judge(s, &now) == NOW && now == word &&
         monarch_is_mapped(s->begin, s->end, &s->file, s->offset,
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
