@@ -76,7 +76,7 @@ struct monarch_sim_result {
     double *epoch_end; /* by epoch: when the epoch ended [s] */
     /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
     double *bytes;
-    double *node_bytes; /* by node and origin, like `bytes` */
+    double *node_bytes; /* by node and origin: number of bytes of samples, as in `bytes` */
     /* by epoch: number of bytes read from copies that an earlier epoch made */
     double *reused;
     /* by node and rank (nodes x most_ranks): time that the rank waited for samples [s] */

@@ -55,10 +55,10 @@ struct class_thread {
 
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
  *
- * All askers have numbers. The staging threads come first: each node has `threads` numbers. Then
- * come the threads of the storage classes, and then the checkpoint. In requests to the file
- * system, each node asks for its own part of the checkpoint, so the nodes have the numbers from
- * that of the checkpoint on. */
+ * All askers have numbers, in this order: the staging threads, the threads of the storage
+ * classes, the checkpoint. Each node has `threads` numbers for staging threads. In requests to
+ * the file system, each node asks for its own part of the checkpoint. The asker for node `n` has
+ * the number `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -119,10 +119,10 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns the number of threads that load samples on a node. There are at least as many threads as
- * ranks: without a staging buffer, every rank loads its samples itself. With a buffer and fewer
- * threads than ranks, each rank without a thread also loads its samples itself, because a buffer
- * must not make training slower. */
+/* Returns the number of threads that load samples on a node. Without a staging buffer, every
+ * rank loads its samples itself. With a buffer, staging threads load the samples. If there are
+ * fewer staging threads than ranks, each rank without a staging thread loads its samples itself,
+ * because a buffer must not make training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;

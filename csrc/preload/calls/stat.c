@@ -135,9 +135,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* The copy may have been removed after the kernel's answer. `correct` recognizes a removed
-     * copy by a link count of 0, but the old answer has the old count. So the kernel is asked
-     * again. */
+    /* The copy may have been removed after fstat. `correct` recognizes a removed copy by a link
+     * count of 0, but *st has the count from before the removal. So fstat is called again. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;

@@ -202,9 +202,10 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Returns whether small files of a source on this device are read as fast as their copies would be.
- * The daemon finds out from its fills which sources are fast. Before it has made enough fills, the
- * result depends on this process's own reads if there is only one source, and is 0 otherwise. */
+/* Returns whether small files of a source on this device are read as fast as their copies would
+ * be. The daemon finds out from its fills which sources are fast. Until it has made enough
+ * fills, the result is 0, with one exception: if there is only one source, this process's own
+ * reads decide. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -294,10 +295,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
  * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
- * with other processes, the descriptor is not sent, and the daemon must open the file itself. This
- * thread sets TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock
- * notes the lock before it checks for the claim. So at least one of the two threads sees what the
- * other has done. */
+ * with other processes, the descriptor is not sent, and the daemon must open the file itself.
+ *
+ * This thread sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes a
+ * lock first notes the lock, and then checks for the claim. So at least one of the two threads
+ * sees what the other has done. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)

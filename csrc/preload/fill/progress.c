@@ -129,9 +129,9 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
  * the page cache serves it. */
 #define AT_HAND_NS 20000
-/* Limits for a local disk [ns]: an open takes less than OPEN_NEAR_NS, and a read of a small file
- * takes less than READ_NEAR_NS. A file system that asks a server at each open takes longer than
- * OPEN_NEAR_NS for an open. */
+/* Limits for a local disk [ns]. On a local disk, an open takes less than OPEN_NEAR_NS, and a
+ * read of a small file takes less than READ_NEAR_NS. On a file system that asks a server at each
+ * open, an open takes longer than OPEN_NEAR_NS. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near

@@ -83,11 +83,11 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, a program opens, reads and closes a small file
- * in a short time. The examination of an opened file (`fstat` and a message to the daemon) takes
- * about a tenth of this time. While a scan finds all files, the daemon does not need these
- * messages. In that case, this process examines only one in LOOKED opens of files without an entry.
- * For each other open, it counts the size of the last examined file. */
+/* While the sources are as fast as the page cache, a program opens, reads and closes a small
+ * file in a short time. The examination of an opened file (`fstat` and a message to the daemon)
+ * takes about a tenth of this time. But if a scan will find all files, the daemon does not need
+ * the messages. In that case, this process examines only one in LOOKED opens of files without an
+ * entry. For each other open, it counts the size of the last examined file. */
 #define LOOKED 16
 
 /* Returns whether to examine this open of a source that is as fast as the page cache. The result is
@@ -237,10 +237,10 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Usually the path that monarch_begin_look_up has guessed is right, and the caller has
-         * opened the copy already. Otherwise the path is written now. The number of a copy is never
-         * reused. So if the copy is dropped before it is opened, the open fails, and the caller
-         * opens the source. */
+        /* The number of a copy is never reused. So if the copy is dropped before the caller
+         * opens it, the open fails, and the caller opens the source. Usually the caller has
+         * opened the copy already, by the path that monarch_begin_look_up has guessed. If the
+         * guess was wrong, the path is written now. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;

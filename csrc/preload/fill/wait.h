@@ -37,9 +37,9 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes can be read now, without a gap from the first wanted byte
- * on, from the copy that `word` names. Returns -1 if the bytes can never be read from that copy, or
- * if the segment `fills` is not mapped. */
+/* Returns how many of the wanted bytes, counted from the first one without a gap, can be read
+ * now from the copy that `word` names. Returns -1 if the bytes can never be read from that copy,
+ * or if the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if
