@@ -77,7 +77,8 @@ struct monarch_sim_result {
     /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
     double *bytes;
     double *node_bytes; /* by node and origin: number of bytes of samples, as in `bytes` */
-    /* by epoch: number of bytes read from copies that an earlier epoch made */
+    /* by epoch: number of bytes read from copies that were made before the epoch. Only the first
+     * read of each file in the epoch is counted. */
     double *reused;
     /* by node and rank (nodes x most_ranks): time that the rank waited for samples [s] */
     double *stall;

@@ -190,7 +190,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* An answered wait may bring no bytes, and the reader then waits again. The limit applies to
-     * all waits of one read together. */
+     * all these waits together, which have begun at w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {
