@@ -122,8 +122,8 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
     /* Checks whether the part `rel` of the path has `//`, `.` or `..`. The part before `rel`
-     * equals the source's path, and needs no check. The check loads 16 bytes at once, so if
-     * `rel` is short, the check begins before `rel`. */
+     * equals the source's path or alias, and needs no check. The check loads 16 bytes at once, so
+     * if `rel` is short, the check begins before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

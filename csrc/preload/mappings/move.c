@@ -180,9 +180,10 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     return now - *since_ns < SILENCE_NS;
 }
 
-/* Passes once over all slots. Returns the time until the next pass [ns], or 0 when no mapping
- * waits. In the model (tests/csrc/test_mapping_model.py), this function makes the steps [look]
- * and [judge] for each slot, and at last the step [leave]. */
+/* Passes once over all slots. Returns the time until the next pass [ns]. Returns 0 when no mapping
+ * waits, or when the process has given up the lock of the table. In the model
+ * (tests/csrc/test_mapping_model.py), this function makes the steps [look] and [judge] for each
+ * slot, and at last the step [leave]. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;
