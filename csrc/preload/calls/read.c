@@ -194,9 +194,9 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
  * file. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
-/* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and
- * from there on from the source. joined: 1 if the program's call has already read other bytes,
- * to which the caller appends these bytes. The result can be OTHER_FILE only if `joined` is 1. */
+/* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
+ * there on from the source. joined: 1 if the caller joins the results of several calls of this
+ * function, so that all of them must be from one file. Only then can the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
