@@ -184,8 +184,8 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 
 /* --- in the process that calls monarch_launch ------------------------------------------------- */
 
-/* Waits until the kernel has set *runs to 0, which it does when the new process ends or executes
- * a program. Waits at most limit_ns. */
+/* Waits until the process whose pid is in *runs has ended or has executed a program. The kernel
+ * then sets *runs to 0. Waits at most limit_ns. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
     uint32_t seen;

@@ -64,7 +64,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* the file must be checked, but a copy saves an open more time than that */
+        return 1; /* a check of the file takes time, but a copy saves an open more time */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
