@@ -140,8 +140,8 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
         /* Resets the number of bytes that were read of the file, so that only reads through `fd`
-         * are counted. is_read_at_random (handover.c) compares the count with the offset of `fd`.
-         */
+         * are counted. is_read_at_random (handover.c) compares the number with the offset of
+         * `fd`. */
         if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
