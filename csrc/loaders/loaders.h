@@ -11,13 +11,15 @@
 /* Maximum number of reads that one call has in flight at once. */
 #define MONARCH_READS_IN_FLIGHT 256
 
-/* Reads lengths[i] bytes at offsets[i] of descriptors[i] into out[i], for all i below `n`. At most
- * `in_flight` reads are in flight at once. The calling thread makes reads too. The other threads
- * stay in the process for later calls. Usually these threads are woken when the call begins. But if
- * few reads of the previous call had to wait for a device, the threads are woken only after a read
- * of this call has waited. Returns `n`. If reads fail, returns the smallest `i` of a failed read;
- * *error is then the errno of this read, or 0 if its file ended too early. After a failure, no
- * further reads begin, and the call returns when the reads in flight have ended. */
+/* Makes `n` reads. Read i, with i below `n`, reads lengths[i] bytes at offsets[i] of descriptors[i]
+ * into out[i]. At most `in_flight` reads are in flight at once. Returns `n` if no read fails.
+ * Otherwise returns the smallest number of a failed read; *error is then the errno of this read, or
+ * 0 if its file ended too early. After a failure, no further reads begin, and the call returns when
+ * the reads in flight have ended.
+ *
+ * The calling thread makes reads too. The other threads stay in the process for later calls.
+ * Usually these threads are woken when the call begins. But if few reads of the previous call
+ * had to wait for a device, the threads are woken only after a read of this call has waited. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -33,7 +35,8 @@ enum monarch_kept_state {
     MONARCH_KEPT_WRITING,
 };
 
-/* The table entry of a sample: its state (see above), and the position of its bytes in the data. */
+/* The table entry of a sample: its state (enum monarch_kept_state), and the position and length
+ * of its bytes in the data. */
 struct monarch_kept_sample {
     uint64_t state;
     uint64_t offset;
@@ -55,10 +58,10 @@ struct monarch_kept {
     uint64_t is_full;
 };
 
-/* Copies kept samples, for all i below `n`. If the sample of table entry places[i] is completely
- * stored with lengths[i] bytes, copies it to out + starts[i], and sets missing[i] to 0. Otherwise
- * sets missing[i] to 1. A place of -1 stands for a sample that is never kept. Returns the number of
- * missing samples. */
+/* Copies `n` kept samples. For each i below `n`: if the sample of table entry places[i] is
+ * completely stored with lengths[i] bytes, copies it to out + starts[i], and sets missing[i] to
+ * 0. Otherwise sets missing[i] to 1. A place of -1 stands for a sample that is never kept.
+ * Returns the number of missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
 /* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of

@@ -50,7 +50,7 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    /* The loop has moved each event above that of `who` one place down. So the first event is in
-     * the heap twice now, and one of the two is removed. */
+    /* The loop has moved all ancestors of the event one place down, so that they overwrite the
+     * event. Now the first event is in the heap twice, and one of the two is removed. */
     heap_pop(h);
 }

@@ -38,8 +38,9 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes all rates. In each step, chooses the link whose transfers can get only the lowest rate,
- * gives this rate to these transfers, and subtracts it from the other links that they use. */
+/* Computes the rates of all transfers. In each step, divides the free rate of each link by the
+ * number of its transfers that have no rate yet. The smallest quotient becomes the rate of those
+ * transfers on that link, and is subtracted from the free rates of all links that they use. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -78,8 +79,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Subtracts, from the bytes that each transfer has left, the bytes that it has moved since the last
- * call. Call this before any rate changes. */
+/* Updates the number of bytes that each transfer has left: subtracts the bytes that the transfer
+ * has moved since the last call. Call this before any rate changes. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

@@ -30,8 +30,8 @@ struct request {
 struct share {
     double clock;
     struct heap ends;
-    /* by node: the request of this node that is served now. Its field `next` names the request of
-     * the node that is served after it. */
+    /* by node: the node's request that is served now. Its field `next` names the node's next
+     * request. */
     uint32_t *first;
     double *waiting; /* by node: sum of the bytes of all its requests except the first */
     double *end;     /* by node: the value of `clock` at which its first request ends */

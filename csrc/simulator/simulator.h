@@ -47,10 +47,10 @@ struct monarch_sim_job {
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy: a position in the access sequence of the node that makes the copy. The copy
-     * should exist when this node has reached the position. Other nodes do not see which copies
-     * exist: another node asks for the copy only after it has passed the same position in its own
-     * access sequence. NULL: every node sees at any time which copies exist. */
+    /* For each copy: when it should exist, as a position in the access sequence of the node that
+     * makes it. Nodes do not see which copies other nodes have. So another node asks for the
+     * copy only after it has passed the same position in its own access sequence. NULL: every
+     * node sees at any time which copies exist. */
     const int64_t *copy_due;
     /* by file: the file's owner. Only the owner reads the file from the file system, and it sends
      * the file to the nodes that want it. -1: the file has no owner, and each node that wants the
@@ -76,8 +76,9 @@ struct monarch_sim_result {
     double *epoch_end; /* by epoch: when the epoch ended [s] */
     /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
     double *bytes;
-    double *node_bytes; /* by node and origin, like `bytes` */
-    /* by epoch: number of bytes read from copies that an earlier epoch made */
+    double *node_bytes; /* by node and origin: number of bytes of samples, as in `bytes` */
+    /* by epoch: number of bytes read from copies that were made before the epoch. Only the first
+     * read of each file in the epoch is counted. */
     double *reused;
     /* by node and rank (nodes x most_ranks): time that the rank waited for samples [s] */
     double *stall;

@@ -1,6 +1,6 @@
-/* Reads files from the file system. If a file has an owner, the owner alone reads the file, and
- * sends it to all nodes that have requested it meanwhile. Otherwise each node that needs the file
- * reads it. */
+/* Reads files from the file system. If a file has an owner, usually the owner alone reads the
+ * file. It then sends the file to all nodes that have requested it before the read ended. If a
+ * file has no owner, each node that needs the file reads it. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {

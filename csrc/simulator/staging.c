@@ -10,9 +10,9 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Call this if the thread needs an epoch that was not given yet. The next epoch replaces the oldest
- * known epoch, which must have ended. If it has ended, returns NEEDS_EPOCH; otherwise returns what
- * the thread waits for. */
+/* Call this if the thread needs an epoch that was not given yet. The new epoch takes the place
+ * of the oldest known epoch. If that epoch has ended, returns NEEDS_EPOCH. Otherwise returns
+ * what the thread waits for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -66,8 +66,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node share threads,
- * compares the ranks that have room in the buffer, and chooses the rank that has the smallest part
- * of its planned threads. */
+ * considers the ranks that have room in the buffer, and chooses the one with the smallest
+ * quotient (part_with_one_more). */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -130,8 +130,9 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
     s->out->reused[epoch] += bytes;
 }
 
-/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample into
- * the buffer. The thread gets an equal part of the buffer's write rate (NoPFS, section 4). */
+/* Preprocesses a sample that has arrived at the node, and at the same time writes the sample
+ * into the buffer. A thread writes at the buffer's write rate divided by the number of staging
+ * threads (NoPFS, section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;

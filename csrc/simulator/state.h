@@ -48,17 +48,17 @@ struct staging_thread {
 };
 
 struct class_thread {
-    /* copy: the copy that the thread is making. `cursor` of struct monarch_sim leads to the next
-     * copies. */
+    /* copy: index of the copy that the thread is making */
     uint32_t copy, node;
     uint8_t cls;
 };
 
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
- * Askers are numbered in this order: the staging threads, with `threads` numbers for each node; the
- * classes' own threads; the checkpoint. In requests to the file system, each node is a separate
- * asker for its part of the checkpoint. These askers are numbered from the checkpoint's number
- * on. */
+ *
+ * All askers have numbers, in this order: the staging threads, the threads of the storage
+ * classes, the checkpoint. Each node has `threads` numbers for staging threads. In requests to
+ * the file system, each node asks for its own part of the checkpoint. The asker for node `n` has
+ * the number `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -90,16 +90,16 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* by file: index of the file's first copy */
-    /* by file and remainder (files x EPOCHS_KNOWN). The remainder of an epoch is epoch %
-     * EPOCHS_KNOWN. The element is 1 + the last epoch with this remainder that has used the file;
-     * 0: no epoch with this remainder has used it. */
+    /* by file and remainder (files x EPOCHS_KNOWN). All epochs with the same remainder, epoch %
+     * EPOCHS_KNOWN, share an element. The element is the number of the last of these epochs that
+     * has used the file, plus 1; 0: none of them has used the file. */
     uint32_t *reused;
     /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
      * an owner. */
     uint32_t *reading;
     uint32_t *joined; /* by asker: the next asker that has joined the same read, or PFS_NONE */
-    /* by node and class: indexes of copies. Of the copies of this node and class, no thread has
-     * begun those in [cursor, list_end). */
+    /* by node and class: a range [cursor, list_end) of indexes of `copy`. These are the planned
+     * copies of this node and class that no thread has begun yet. */
     uint64_t *cursor, *list_end;
 };
 
@@ -119,10 +119,10 @@ static inline uint32_t end_of_ranks(const struct monarch_sim *s) {
     return s->job.nodes * s->job.most_ranks;
 }
 
-/* Returns the number of threads that load samples on a node. There are at least as many threads as
- * ranks: without a staging buffer, every rank loads its samples itself. With a buffer and fewer
- * threads than ranks, each rank without a thread also loads its samples itself, because a buffer
- * must not make training slower. */
+/* Returns the number of threads that load samples on a node. Without a staging buffer, every
+ * rank loads its samples itself. With a buffer, staging threads load the samples. If there are
+ * fewer staging threads than ranks, each rank without a staging thread loads its samples itself,
+ * because a buffer must not make training slower. */
 static inline uint32_t threads_of(const struct monarch_sim *s, uint32_t node) {
     uint32_t threads = s->job.stages ? s->job.threads[0] : 0, ranks = s->job.ranks[node];
     return threads < ranks ? ranks : threads;

@@ -228,9 +228,10 @@ static int another_serves(const struct session *s) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Runs in a new process, which becomes the starter if this function finds the interpreter and gets
- * the claim. If the interpreter is not found, a later attempt searches for it again, because the
- * file system may have failed only for a moment. */
+/* Runs in a new process. The process becomes the starter of a daemon if this function finds the
+ * Python interpreter, and if the claim (claim.h) allows a start. If the interpreter is not
+ * found, a later attempt searches for it again, because the file system may have failed only for
+ * a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -436,10 +437,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether the starter is needed although there is a session. The starter is needed if the
- * session's daemon was killed, or if the daemon must learn of a new source. A record for this
- * process's setting shows that the daemon already has the setting's sources: a daemon that starts
- * removes the records of all other settings. */
+/* Returns whether the starter is needed although there is a session. It is needed if the
+ * session's daemon was killed. It is also needed if the daemon must learn of a new source. If
+ * there is a record for this process's setting, the daemon already has the setting's sources:
+ * when a daemon starts, it removes the records of all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -174,8 +174,9 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the launched program. The intermediate process then ends at once.
- * Its child is now an orphan, and the init process or a subreaper adopts it. */
+/* Makes the child that becomes the launched program. The intermediate process, which is this
+ * child's parent, then ends at once. The child is now an orphan, and the init process or a
+ * subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
@@ -183,7 +184,8 @@ BESIDE static int leave_orphan(struct monarch_launch *l) {
 
 /* --- in the process that calls monarch_launch ------------------------------------------------- */
 
-/* Waits until the kernel has cleared the word, or until the time limit. */
+/* Waits until the process whose pid is in *runs has ended or has executed a program. The kernel
+ * then sets *runs to 0. Waits at most limit_ns. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
     uint64_t begin = monarch_now_ns();
     uint32_t seen;

@@ -163,9 +163,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags without the O_NOFOLLOW that the library adds when it opens a copy. Otherwise, a
- * program that passes these flags to an open of the descriptor's link in /proc would get an
- * error. */
+/* The library adds O_NOFOLLOW when it opens a copy. This function removes it from the flags that
+ * the program sees. Otherwise, a program that opens the descriptor's link in /proc with these
+ * flags would get an error. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }

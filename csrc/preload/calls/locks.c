@@ -51,10 +51,10 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether the lock call must be repeated because its result is doubtful. A result is
- * doubtful if a closing (locked_files.h) has begun since `closings` was read. If the lock was
- * granted, the closing may have dropped it again. If the lock was refused, the closing itself may
- * have held a lock on the file. Other errors have other causes, so such a call is not repeated. */
+/* Returns whether a lock call must be repeated, because a call of monarch_close_unseen may have
+ * disturbed it (locked_files.h). The result is 1 if such a call has begun since `closings` was
+ * read, and if the lock was granted or refused. A granted lock may have been dropped again. A
+ * refused lock may have been held by monarch_close_unseen itself. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -29,8 +29,9 @@ __attribute__((noinline)) static int open_for_change(int dir, const char *path, 
             monarch_made(fd, dir, path, real);
         return fd;
     }
-    /* If the path is the name in /proc of a copy's descriptor, the copy has been opened for
-     * writing. The writer must get the source's file instead. */
+    /* The path may be a name such as /proc/self/fd/7, which leads to a copy that the program has
+     * open. The copy has then been opened for writing, but the writer must get the source's
+     * file. */
     if (fd >= 0 && monarch_opened_for_change(fd, flags & O_CREAT, dir, path, real)) {
         REAL(close)(fd);
         return REAL(open)(real, flags & ~O_CREAT);
@@ -210,8 +211,8 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* An openat2 for reading gets the source's file, because only the kernel can check the restrictions
- * of the flags RESOLVE_.... glibc has openat2 since 2.43. */
+/* An openat2 for reading gets the source's file, because only the kernel can check restrictions
+ * such as RESOLVE_BENEATH. glibc has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];

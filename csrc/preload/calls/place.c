@@ -102,9 +102,9 @@ static int run_in_new_place(void *at) {
 }
 
 /* A child with its own namespaces gets no copies, like a process after unshare. To switch copies
- * off, the child starts in run_in_new_place. This function finds the program's function and its
- * argument at the top of the stack, and calls the program's function. A child that shares memory
- * but was made without CLONE_FS is a thread with its own root directory. */
+ * off, the child starts in run_in_new_place, which then calls the program's function. The
+ * program's function and its argument are at the top of the child's stack. A child that shares
+ * memory but was made without CLONE_FS is a thread with its own root directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

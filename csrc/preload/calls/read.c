@@ -116,7 +116,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             uint64_t got = read_from(w->session, word, buf, (uint64_t)ready, w->at);
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
-                /* The duration of the wait tells how fast the source is. */
+                /* The read had to wait until the daemon had read the file at the source. So the
+                 * duration of the wait tells how fast the source is. */
                 monarch_note_source_read(monarch_now_ns() - w->since_ns);
             w->since_ns = 0;
             buf += got;
@@ -194,8 +195,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
- * there on from the source. joined = 1: the caller appends the bytes to bytes that the same call
- * has read before. The result can be OTHER_FILE only if `joined` is 1. */
+ * there on from the source. joined: 1 if the caller joins the results of several calls of this
+ * function, so that all of them must be from one file. Only then can the result be OTHER_FILE. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;

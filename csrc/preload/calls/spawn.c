@@ -72,7 +72,9 @@ static int layout_is_as_expected(void) {
 }
 
 static int is_known_layout(void) {
-    static uint32_t known; /* atomic. 0: not checked yet; 1: known layout; 2: other layout */
+    /* Atomic. 0: the layout of libc's list of actions was not checked yet; 1: it is the expected
+     * layout; 2: it is another layout */
+    static uint32_t known;
     uint32_t found = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!found) {
         found = layout_is_as_expected() ? 1 : 2;

@@ -108,8 +108,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Makes the system call. This function replaces stat, lstat and fstatat, which glibc before 2.33
- * does not export. */
+/* Stands in for stat, lstat and fstatat, which glibc before 2.33 does not export: makes the
+ * system call directly. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -135,9 +135,8 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* A copy may be removed between the kernel's answer and the call of `correct`. With the old
-     * answer, `correct` does not recognize such a copy, so the kernel is asked again. By the link
-     * count of 0 in the new answer, `correct` recognizes the removed copy. */
+    /* The copy may have been removed after fstat. `correct` recognizes a removed copy by a link
+     * count of 0, but *st has the count from before the removal. So fstat is called again. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;

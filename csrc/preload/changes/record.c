@@ -62,9 +62,9 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If the
- * entry describes the file `now`, does nothing, because the caller marks this file. Otherwise marks
- * the entry's file. If the entry is a directory, also marks all entries below it. */
+/* Marks the file of the entry as changed, and if it is a directory, also all entries below it.
+ * But if this file is still at the entry's path, does nothing, because it is marked separately.
+ * now: the attributes of the file that is at the path now, or NULL if there is none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -116,18 +116,18 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
     return find_there(s, c, dir, path, follow, name);
 }
 
-/* Marks the file that the catalog has at the path, unless the same file is there now. r: the result
- * of fstatat for the path. now: the attributes that fstatat has stored. buffer: MONARCH_PATH_MAX
- * bytes of the caller's stack, or NULL. The look-up may miss a file whose path leads into a source
- * only through a link outside the sources. The path is then opened with O_PATH, and the kernel
- * reports where it leads. */
+/* Marks the file that the catalog has at the path as changed, unless this file is still there.
+ * r: the result of fstatat for the path. now: the attributes that fstatat has stored. buffer:
+ * MONARCH_PATH_MAX bytes of the caller's stack, or NULL. A look-up in the catalog may miss the
+ * file if the path leads into a source through a link outside the sources. In this case, the
+ * path is opened with O_PATH, and the kernel reports where it leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {
     const struct monarch_catalog *c;
     int64_t id = MONARCH_OUTSIDE;
-    int old_errno = errno; /* the look-up may map a newer catalog */
-    /* The path must not be read after these two errors: it may be a bad pointer, or may have no NUL
-     * at its end. */
+    int old_errno = errno; /* the look-up may change errno */
+    /* With these two errors, the path must not be read: it may be a bad pointer (EFAULT), or may
+     * have no NUL at its end (ENAMETOOLONG). */
     if (!s || path == buffer || r == -EFAULT || r == -ENAMETOOLONG)
         return;
     if (!monarch_leads_nowhere(dir, path))

@@ -8,9 +8,11 @@
 
 /* These functions record that a file has changed, so that its copy is no longer served. They ignore
  * a file that is not on a source's device. follow: whether a link at the end of the path is
- * followed. monarch_changed_path records the file that is at the path now. If the catalog has
- * another file at the path (monarch_changed_known), it records this file too. It returns whether
- * the file that is at the path now is on a source's device. */
+ * followed.
+ *
+ * monarch_changed_path records the file that is at the path now. If the catalog has another file
+ * at the path, the function also records that file, as monarch_changed_known does. It returns
+ * whether the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);

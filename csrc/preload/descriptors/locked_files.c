@@ -47,7 +47,8 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
  * begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for closings [ns]. Closings take microseconds unless the source hangs. */
+/* Longest wait for calls of monarch_close_unseen [ns]. Such a call takes microseconds, unless
+ * the source hangs. */
 #define CLOSING_NS 5000000000ULL
 
 struct saved_locks {
@@ -128,12 +129,14 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- preserving locks ------------------------------------------------------------------------- */
 
-/* Takes the process's read locks a second time, for a new open file, so that the locks stay in
- * force while a descriptor of the file is closed. This function closes the descriptor of the new
- * open file at once, and keeps the open file by a mapping. The caller ends the second locks by
- * unmapping. If they were ended by a close instead, the close would drop the locks that take_again
- * has just taken. Write locks cannot be taken a second time, so another process may take them in
- * between. Returns the mapping, or a negative number if there is none. */
+/* Takes the process's read locks a second time, so that the locks stay in force while a descriptor
+ * of the file is closed. The second locks belong to a new open file. This function closes the new
+ * descriptor at once, but a mapping keeps the open file. The caller ends the second locks by
+ * unmapping. It must not end them by closing a descriptor, because the close would also drop the
+ * locks that take_again has just taken.
+ *
+ * Write locks cannot be taken a second time, so another process may take them in between.
+ * Returns the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -153,9 +156,9 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock can be taken through any descriptor of the file. A write lock can be taken
-         * only through a writable descriptor. Only the program has a writable descriptor, and that
-         * descriptor may refer to another file by now. */
+        /* A read lock can be taken through any descriptor of the file, for example through
+         * `kept`. A write lock needs a writable descriptor, and only the program has one
+         * (r->fd). By now, r->fd may refer to another file. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);
@@ -223,8 +226,8 @@ static void close_and_keep_locks(int fd, int kept) {
         sys_unmap(h, sizeof *h);
 }
 
-/* Signals are blocked, because a signal handler that takes a lock would wait for the closing that
- * it has interrupted. */
+/* Signals are blocked. Otherwise, a signal handler that takes a lock would wait for this
+ * function, which it has interrupted. */
 void monarch_close_unseen(int fd, int kept) {
     uint64_t signals = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     begin_closing();

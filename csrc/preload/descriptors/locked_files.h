@@ -30,5 +30,6 @@ void monarch_close_unseen(int fd, int kept);
  *             no lock can be taken;
  *     while (change the lock, monarch_has_closed_since(closings)); */
 #define MONARCH_LOCK_ROUNDS 32
-int monarch_await_closings(uint32_t *closings); /* returns 0 if a closing has not ended in time */
+/* returns 0 if a call of monarch_close_unseen has not ended in time */
+int monarch_await_closings(uint32_t *closings);
 int monarch_has_closed_since(uint32_t closings);

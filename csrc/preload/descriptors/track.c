@@ -129,11 +129,13 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* A thread that waits until a descriptor is unpinned calls this function in a loop; `n` counts the
- * calls. Returns the descriptor's word. A promotion first makes the descriptor refer to the copy,
- * and then the kernel closes the source's file. That close may have to wait for the source, but
- * other threads need not wait for the close. So when the descriptor refers to the copy, this
- * function clears the word. */
+/* Pauses, or ends the wait for a pinned descriptor. A waiting thread calls this function in a loop;
+ * `n` is the number of earlier calls. Returns the descriptor's word.
+ *
+ * A promotion pins the descriptor, makes it refer to the copy, and makes the kernel close the
+ * source's file. That close may have to wait for the source, but other threads need not wait for
+ * it. So once the descriptor refers to the copy, this function clears the word, which ends the
+ * wait. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
         change(fd, &w, 0);
@@ -281,10 +283,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
  * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
  * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
- * returns. A thread that wants to close the descriptor, and finds that the mark stays, checks in
- * /proc whether the call is inside the kernel. The library could instead seek on a duplicate of the
- * descriptor, without a mark. But it would have to close the duplicate, and this close may have to
- * wait for the source. */
+ * returns. If another thread wants to close the descriptor and the mark stays, this thread checks
+ * in /proc whether the lseek is inside the kernel. If it is, the descriptor may be closed.
+ *
+ * A seek on a duplicate of the descriptor would need no mark. But the library would have to close
+ * the duplicate, and this close may have to wait for the source. */
 
 #define SEEK_ROUNDS 64
 

@@ -76,8 +76,8 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 
 /* --- the end of direct reads ------------------------------------------------------------------ */
 
-/* Ends a descriptor's direct reads, and requests a fill. From then on, each read of the descriptor
- * demands the units of the copy that it needs. */
+/* Ends a descriptor's direct reads, and requests a fill of the file. From then on, each read of
+ * the descriptor demands from the daemon the parts of the copy that the read needs. */
 static void fill_in_parts(struct session *s, const struct monarch_entry *e, int fd,
                           uint64_t tracked) {
     if (monarch_track_change(fd, tracked, tracked & ~TRACK_DIRECT))
@@ -104,9 +104,9 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
- * descriptor's next read then requests a fill. The fill is not requested here, because the caller
- * does not have its lock on the file yet. Another process may have the lock, and may still change
- * the data that the fill would copy. */
+ * descriptor's next read then requests a fill. The fill is not requested here, because the
+ * program is only about to lock the file. Until the program has the lock, another process may
+ * hold it, and may change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -202,9 +202,10 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
                : 0;
 }
 
-/* Returns whether small files of a source on this device are read as fast as their copies would be.
- * The daemon finds out from its fills which sources are fast. Before it has made enough fills, the
- * result depends on this process's own reads if there is only one source, and is 0 otherwise. */
+/* Returns whether small files of a source on this device are read as fast as their copies would
+ * be. The daemon finds out from its fills which sources are fast. Until it has made enough
+ * fills, the result is 0, with one exception: if there is only one source, this process's own
+ * reads decide. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -294,10 +295,11 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
  * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
- * with other processes, the descriptor is not sent, and the daemon must open the file itself. This
- * thread sets TRACK_HANDED and the claim before it checks for locks. A thread that takes a lock
- * notes the lock before it checks for the claim. So at least one of the two threads sees what the
- * other has done. */
+ * with other processes, the descriptor is not sent, and the daemon must open the file itself.
+ *
+ * This thread sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes a
+ * lock first notes the lock, and then checks for the claim. So at least one of the two threads
+ * sees what the other has done. */
 static int is_sent(struct session *s, const struct monarch_entry *e, uint64_t id, int fd,
                    uint64_t tracked, int is_read) {
     if (tracked & TRACK_FORKED)
@@ -322,9 +324,9 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         !monarch_track_change(fd, tracked, tracked | TRACK_HANDED))
         return;
     if (!e) {
-        /* If the sources are as fast as the page cache, the library has followed the reads only to
-         * time them, and does not send the descriptor. To make a copy, the daemon reads the source
-         * itself. */
+        /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
+         * reads the source itself. In this case, the library has followed the program's reads
+         * only to measure their time. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

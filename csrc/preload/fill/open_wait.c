@@ -76,17 +76,17 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Returns whether this node fills the file from another node, and the file is small enough for an
- * open to wait for the copy. With the wait, the source need not handle the open. The wait lasts at
- * most WHOLE_NS (wait.c). */
+/* Returns whether the node gets the file from another node, and the file is small enough that an
+ * open waits for the copy. Because of the wait, the program need not open the file at the
+ * source. The wait lasts at most WHOLE_NS (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file. Call this if this node fills the file from another node, or if a
- * fill is already reading the file at the source. With the wait, the source need not handle the
- * program's open. In the second case, the source also need not send the same bytes twice. The wait
- * lasts at most WHOLE_NS (wait.c). */
+/* Waits for the copy of a file, so that the program need not open the file at the source. Call
+ * this if the node gets the file from another node, or if a fill is already reading the file at
+ * the source. If a fill is reading, the wait also saves the source from sending the same bytes
+ * twice. The wait lasts at most WHOLE_NS (wait.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();
     if ((latency && latency < WORTH_WAITING_NS) || skips())

@@ -129,17 +129,17 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if
  * the page cache serves it. */
 #define AT_HAND_NS 20000
-/* Limits for a local disk [ns]: an open takes less than OPEN_NEAR_NS, and a read of a small file
- * takes less than READ_NEAR_NS. A file system that asks a server at each open takes longer than
- * OPEN_NEAR_NS for an open. */
+/* Limits for a local disk [ns]. On a local disk, an open takes less than OPEN_NEAR_NS, and a
+ * read of a small file takes less than READ_NEAR_NS. On a file system that asks a server at each
+ * open, an open takes longer than OPEN_NEAR_NS. */
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near
  * returns 0, even if most of the recent opens and reads were faster than the limits above. The
  * reads after such a call are timed, so the statistics stay up to date. */
 #define FOLLOWED 256
-/* at_hand and near (struct taken) are shares: the part of the recent opens, or reads, that took
- * less time than a limit. The unit is 1 / SHARE_ALL. */
+/* at_hand and near (struct taken) are shares: each is the part of the recent calls that took
+ * less time than a limit. A share of SHARE_ALL means all calls. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U

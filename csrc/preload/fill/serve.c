@@ -83,11 +83,11 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, a program opens, reads and closes a small file
- * in a short time. The examination of an opened file (`fstat` and a message to the daemon) takes
- * about a tenth of this time. While a scan finds all files, the daemon does not need these
- * messages. In that case, this process examines only one in LOOKED opens of files without an entry.
- * For each other open, it counts the size of the last examined file. */
+/* While the sources are as fast as the page cache, a program opens, reads and closes a small
+ * file in a short time. The examination of an opened file (`fstat` and a message to the daemon)
+ * takes about a tenth of this time. But if a scan will find all files, the daemon does not need
+ * the messages. In that case, this process examines only one in LOOKED opens of files without an
+ * entry. For each other open, it counts the size of the last examined file. */
 #define LOOKED 16
 
 /* Returns whether to examine this open of a source that is as fast as the page cache. The result is
@@ -139,8 +139,9 @@ void monarch_opened_source(struct session *s, const struct monarch_opening *o, i
             monarch_progress(s, (uint64_t)o->id, o->entry->size);
         else if (may_come && monarch_is_plain(flags))
             monarch_track(s, fd, (uint64_t)o->id, is_direct ? TRACK_DIRECT : 0);
-        /* The count must begin at 0, so that is_read_at_random (handover.c) can tell in which order
-         * the program reads. */
+        /* Resets the number of bytes that were read of the file, so that only reads through `fd`
+         * are counted. is_read_at_random (handover.c) compares the number with the offset of
+         * `fd`. */
         if (is_direct && o->entry->size > MONARCH_UNIT)
             monarch_progress_begin_again((uint64_t)o->id);
         if (o->claimed && !(monarch_tracked(fd) & TRACK_DIRECT))
@@ -237,10 +238,10 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (MONARCH_WORD_STATE(word) == MONARCH_PRESENT && !monarch_is_off(s) &&
         !monarch_entry_is_changed(s, e) && is_as_known(s, e, dir, path, flags)) {
-        /* Usually the path that monarch_begin_look_up has guessed is right, and the caller has
-         * opened the copy already. Otherwise the path is written now. The number of a copy is never
-         * reused. So if the copy is dropped before it is opened, the open fails, and the caller
-         * opens the source. */
+        /* The number of a copy is never reused. So if the copy is dropped before the caller
+         * opens it, the open fails, and the caller opens the source. Usually the caller has
+         * opened the copy already, by the path that monarch_begin_look_up has guessed. If the
+         * guess was wrong, the path is written now. */
         if (!o->word || (word ^ o->word) >> 8)
             monarch_copy_path(s, word, o->copy);
         o->word = word;

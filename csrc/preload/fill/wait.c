@@ -14,11 +14,11 @@
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* A reader gives up its wait after this time without progress [ns]. The time is longer than some
- * tenths of a second, for which a living daemon may get no processor on a busy machine. If the
- * readers gave up then, they would open hundreds of files at the source. The time is shorter than
- * WHOLE_NS, so that readers notice a stopped daemon before a wait for a whole file ends. Tests set
- * a longer time. */
+/* If the daemon makes no progress for this time [ns], readers stop waiting for it. On a busy
+ * machine, a living daemon may get no processor for some tenths of a second. The time is longer
+ * than that, because readers that stop waiting would open hundreds of files at the source. The
+ * time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
+ * whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
@@ -112,10 +112,10 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait was for a
- * whole file. Parts of the file may still come in time, so such a wait adds only to waste_debt. A
- * wait that has replaced an open of the source (is_instead) adds to no debt, because open_wait.c
- * counts such waits itself. */
+/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only
+ * to waste_debt: the caller has waited for a whole file, and parts of the file may still come in
+ * time for other reads. If the wait has replaced an open of the source (is_instead), it adds to
+ * no debt, because open_wait.c counts such waits itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -189,8 +189,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* The limit applies to all waits of one read together, including waits that were answered but
-     * brought no bytes. */
+    /* An answered wait may bring no bytes, and the reader then waits again. The limit applies to
+     * all these waits together, which have begun at w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {

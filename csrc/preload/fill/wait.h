@@ -10,8 +10,8 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t ino; /* inode number of the caller's file */
-    /* The version of the entry when it described the caller's file. If the entry later describes
-     * another file, it has another version. */
+    /* The version that the entry had when it was found for the caller's file. If the entry later
+     * describes another file, it has another version. */
     uint32_t version;
     /* Time at which the caller began to wait for the byte at `at`. 0: the caller has not waited for
      * that byte yet. */
@@ -29,17 +29,17 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Returns whether the entry now describes another file, or another version of the file. If the
- * caller has read the entry's word before this call and the result is 0, the word belongs to a copy
- * of the caller's file. */
+/* Returns whether the entry has another version than w->version, so that it no longer describes the
+ * caller's file. A word of the entry that was read before this call belongs to a copy of the
+ * caller's file if the result is 0. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes can be read now, without a gap from the first wanted byte
- * on, from the copy that `word` names. Returns -1 if the bytes can never be read from that copy, or
- * if the segment `fills` is not mapped. */
+/* Returns how many of the wanted bytes, counted from the first one without a gap, can be read
+ * now from the copy that `word` names. Returns -1 if the bytes can never be read from that copy,
+ * or if the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if

@@ -50,8 +50,8 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
  * knows it. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
- * monarch_learn_listed after an opendir. After the stat of a file, nothing is learnt, because
- * programs make too many such calls. */
+ * monarch_learn_listed after an opendir. monarch_learn_stat does nothing if the path leads to a
+ * file, because programs make too many calls of stat for files. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {
     if (__builtin_expect(S_ISDIR(st->st_mode), 0))

@@ -66,8 +66,8 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
     /* The directory has changed or is gone, so it is marked as changed. From now on, the source
-     * lists the directory, without further looks. Other errors may be temporary, so nothing is
-     * marked after them. */
+     * lists the directory, and this function is not called for it. Other errors may be
+     * temporary, so nothing is marked after them. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -102,10 +102,11 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The directory may have changed before the look. If the daemon has already stored the new
-     * times in the entry, the look compares with these times, and finds no change. But the daemon
-     * marks a changed directory before it stores the new times. So the listing is checked a second
-     * time after the look, and this check finds the mark. */
+    /* is_as_listed compares the directory's times with those in the entry. The directory may
+     * have changed earlier, and the daemon may have stored the new times in the entry already.
+     * The comparison then finds no change. But the daemon marks a changed directory before it
+     * stores the new times. So the listing is checked a second time after the comparison, and
+     * this check finds the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

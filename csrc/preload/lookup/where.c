@@ -64,7 +64,7 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* for an open, the copy saves more time than the check of the file takes */
+        return 1; /* a check of the file takes time, but a copy saves an open more time */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -121,9 +121,9 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Only the part `rel` of the path needs the check, because the part before `rel` equals the
-     * source's path. The check loads 16 bytes at once, so if `rel` is short, the check begins
-     * before `rel`. */
+    /* Checks whether the part `rel` of the path has `//`, `.` or `..`. The part before `rel`
+     * equals the source's path or alias, and needs no check. The check loads 16 bytes at once, so
+     * if `rel` is short, the check begins before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
     if (monarch_is_odd(path + from, n - from)) {
         a->source = -1;

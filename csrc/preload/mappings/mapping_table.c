@@ -35,11 +35,12 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* [adopt] Call this in the child of a fork. If a thread of the parent was changing the table at the
+/* Call this in the child of a fork. If a thread of the parent was changing the table at the
  * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
  * way continues only in the parent, so the child sets its slot to WAITING again. The parent may
- * have replaced that mapping just before the fork. The child notices that, because each replacement
- * begins with a check of what is mapped. */
+ * have replaced that mapping just before the fork. The child notices that, because each
+ * replacement begins with a check of what is mapped. In the model
+ * (tests/csrc/test_mapping_model.py), this is the function adopt. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
     for (int i = 0; i < SLOTS; i++)
@@ -113,9 +114,10 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining
- * parts of the range, before and after [begin, end), get slots of their own, so that they still
- * wait. If no slot is free for a remaining part, it stays on the source. */
+/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts
+ * of the range, before and after [begin, end), get slots of their own, so that they still wait.
+ * If no slot is free for a remaining part, it stays on the source. In the model
+ * (tests/csrc/test_mapping_model.py), this is the step [carve]. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;

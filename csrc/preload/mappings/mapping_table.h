@@ -24,7 +24,7 @@ struct slot {
     uint32_t number; /* gets a new value at each change of the slot */
     uint64_t begin, end, offset;
     uint64_t id;      /* number of the mapped file's entry */
-    uint32_t version; /* the entry's version when it described the mapped file */
+    uint32_t version; /* the version that the entry had when the file was mapped */
     struct session *session;
     struct monarch_mapped file;
     int flags, advice;
@@ -45,8 +45,9 @@ extern struct slot monarch_slots[SLOTS];
 #define GET(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
 #define SET(field, value) __atomic_store_n(&(field), value, __ATOMIC_RELAXED)
 
-/* [lock] Takes the table's lock. The caller has blocked signals. Returns 0 if the process has given
- * up the lock. Once the lock is given up, no replacement of a mapping begins any more. */
+/* Takes the table's lock. The caller has blocked signals. Returns 0 if the process has given up
+ * the lock. Once the lock is given up, no replacement of a mapping begins any more. In the model
+ * (tests/csrc/test_mapping_model.py), this is the step [lock]. */
 int monarch_slots_lock(struct own *o);
 void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);

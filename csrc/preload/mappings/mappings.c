@@ -41,8 +41,9 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* [start] Starts the thread if it is needed; the caller has blocked signals. If the thread cannot
- * be started, no mapping can be replaced, so all slots are freed. */
+/* Starts the thread if it is needed; the caller has blocked signals. If the thread cannot be
+ * started, no mapping can be replaced, so all slots are freed. In the model
+ * (tests/csrc/test_mapping_model.py), this is the step [start]. */
 static void start(struct own *o) {
     int old_errno = errno;
     if (!monarch_slots_lock(o))

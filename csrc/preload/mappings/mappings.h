@@ -1,9 +1,9 @@
 /* Handles live mappings of source files whose copies are not complete.
  *
- * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of the
- * copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
- * tests/csrc/test_mapping_model.py tries every order of the steps. The comments name these steps in
- * brackets. */
+ * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of
+ * the copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
+ * tests/csrc/test_mapping_model.py has a model that tries every order of the steps. Comments
+ * name the steps of the model in brackets. */
 #pragma once
 
 #include "preload/fill/wait.h"
@@ -16,10 +16,10 @@ int monarch_mapping_can_wait(int prot, int flags);
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* Call this before a system call that removes or changes a mapping. After the call, no mapping in
- * the range is being replaced. If `what` is MONARCH_FORGET, no mapping in the range will be
- * replaced later either. Any other value of `what` is the advice of a call of madvise. If a mapping
- * is replaced later, the new mapping gets the same advice. */
+/* Call this before a system call that removes or changes a mapping. When this function returns,
+ * no mapping in the range is being replaced. If `what` is MONARCH_FORGET, no mapping in the
+ * range will be replaced later either. Any other value of `what` is the advice of a call of
+ * madvise. If a mapping in the range is replaced later, the new mapping gets the same advice. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
     if (monarch_mappings_exist())

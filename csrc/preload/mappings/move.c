@@ -1,4 +1,5 @@
-/* The thread that replaces live mappings by mappings of copies. It runs as long as a mapping waits.
+/* The thread that replaces live mappings by mappings of copies. It runs as long as any mapping
+ * waits for its copy.
  *
  * The thread makes only raw system calls, and leaves no descriptor open. In the thread, all signals
  * are blocked except one: the signal with which libc's setuid interrupts every thread.
@@ -82,7 +83,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     long trial = sys6(SYS_mmap, 0, (long)n, PROT_READ, flags, copy, (long)s->offset);
     if (!is_address(trial))
         return 0;
-    /* [check] then [map] */
+    /* In the model (tests/csrc/test_mapping_model.py), the check is the step [check], and mmap is
+     * the step [map]. */
     if (judge(s, &now) == NOW && now == word &&
         monarch_is_mapped(s->begin, s->end, &s->file, s->offset,
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
@@ -103,8 +105,9 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
     return done;
 }
 
-/* [take] [mark] Puts the slot into the state REPLACING. From then on, a thread that is about to
- * change the slot's range waits for this thread. */
+/* Puts the slot into the state REPLACING. From then on, a thread that is about to change the
+ * slot's range waits for this thread. In the model (tests/csrc/test_mapping_model.py), these are
+ * the steps [take] and [mark]. */
 static int take(struct own *o, struct slot *s, const struct slot *seen) {
     int taken = 0;
     if (!monarch_slots_lock(o))
@@ -114,9 +117,10 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] This thread first sets REPLACING and then checks given_up. A thread that gives up
-     * the lock first sets given_up and then checks for REPLACING. So at least one of the two
-     * threads sees what the other has set. */
+    /* This thread first sets REPLACING and then checks given_up. A thread that gives up the lock
+     * first sets given_up and then checks for REPLACING. So at least one of the two threads sees
+     * what the other has set. In the model (tests/csrc/test_mapping_model.py), this check is the
+     * step [given_up]. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -124,8 +128,9 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
     return taken;
 }
 
-/* [drop] Counts a failed try, unless the slot has changed since this thread copied it to *seen.
- * Frees the slot if `hopeless` is 1, or if TRIES tries have failed. */
+/* Counts a failed try, unless the slot has changed since this thread copied it to *seen. Frees
+ * the slot if `hopeless` is 1, or if TRIES tries have failed. In the model
+ * (tests/csrc/test_mapping_model.py), this is the step [drop]. */
 static void drop(struct own *o, struct slot *s, const struct slot *seen, int hopeless) {
     if (!monarch_slots_lock(o))
         return;
@@ -134,16 +139,18 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* [open] The copy is opened before the slot is taken. So even if the tier hangs during the open, no
- * other thread has to wait for the slot. */
+/* The copy is opened before the slot is taken. So even if the tier hangs during the open, no
+ * other thread has to wait for the slot. In the model (tests/csrc/test_mapping_model.py), the
+ * open is the step [open]. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* [release] This thread releases the slot without the lock: another thread may be waiting
-         * for this slot even if the lock has been given up. */
+        /* This thread releases the slot without the lock: another thread may be waiting for this
+         * slot even if the lock has been given up. In the model
+         * (tests/csrc/test_mapping_model.py), this is the step [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -173,8 +180,10 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
     return now - *since_ns < SILENCE_NS;
 }
 
-/* [look] [judge] Passes once over all slots. Returns the time until the next pass [ns], or 0 when
- * no mapping waits. */
+/* Passes once over all slots. Returns the time until the next pass [ns]. Returns 0 when no mapping
+ * waits, or when the process has given up the lock of the table. In the model
+ * (tests/csrc/test_mapping_model.py), this function makes the steps [look] and [judge] for each
+ * slot, and at last the step [leave]. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;
@@ -196,7 +205,7 @@ static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
         else if (verdict == SOON)
             next_ns = SOON_NS;
     }
-    /* [leave] */
+    /* in the model (tests/csrc/test_mapping_model.py): the step [leave] */
     if (!monarch_slots_lock(o))
         return 0;
     monarch_slots_recount();

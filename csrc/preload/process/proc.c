@@ -105,8 +105,9 @@ static int begins_with(const char *text, const char *what) {
     return strncmp(text, what, strlen(what)) == 0;
 }
 
-/* Returns whether a line of the file `syscall` shows the call. A line looks like "8 0x5 0x1000 0x1
- * 0x1234 0x0 0x0 0x7ffc... 0x7f3c...", or it is a single word or empty. */
+/* Returns whether a line of the file /proc/self/task/TID/syscall shows that the thread TID is in
+ * the call that `s` describes. If the thread is in a call, the line has numbers, like "8 0x5
+ * 0x1000 0x1 0x1234 0x0 0x0 0x7ffc... 0x7f3c...". Otherwise the line is a single word or empty. */
 static int is_in_call(const struct sleeper *s, const char *line) {
     const char *at = begins_with(line, s->first) ? line + strlen(s->first) : NULL;
     for (int skipped = 0; at && skipped < 2; skipped++)

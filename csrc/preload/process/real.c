@@ -39,7 +39,7 @@ static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
 struct search {
-    struct real_calls found; /* only the functions of MONARCH_FOUND are set */
+    struct real_calls found; /* only the members for the functions of MONARCH_FOUND are set */
     uint32_t n;
     int behind_us, behind_libc;
 };

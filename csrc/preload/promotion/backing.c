@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that is not the backing descriptor of `fd` now. If `high` has
-     * replaced `before`, `left` is `before`. If `high` could not be recorded, `left` is `high`. */
+    /* `left` is the descriptor whose mark as a backing descriptor of `fd` is removed. If `high`
+     * has replaced `before`, this is `before`. If `high` could not be recorded, this is `high`. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -102,8 +102,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number. The program does not see the backing descriptor,
- * and is about to open another file with the same number. */
+/* Moves a backing descriptor to another number. The program does not know of the backing
+ * descriptor, and is about to use its number for another file (dup2). */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -115,8 +115,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the copy's source file.
- * At the close of a descriptor of the source file, the kernel itself would drop them. */
+/* `fd` is a descriptor of a copy that is being closed. Drops all POSIX locks of the process on
+ * the copy's source file. The kernel would drop them itself if `fd` were a descriptor of the
+ * source file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

@@ -32,8 +32,8 @@ void monarch_backing_compare(int fd);
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. From now on, the library drops
- * these locks when the program closes a descriptor of the copy. For a descriptor of the source's
- * file, the kernel would do so. */
+ * these locks when the program closes a descriptor of the copy, just as the kernel drops a
+ * process's locks when the process closes a descriptor of the source's file. */
 void monarch_backing_has_posix_locks(void);
 
 /* Returns whether `fd` is a backing descriptor. The library does not let the program close a
@@ -54,14 +54,15 @@ void monarch_backing_flag_slow(int fd, int flag);
 
 /* The next three functions are for a call on all descriptors from `first` to `last`. */
 
-/* Call this before these descriptors are closed. Calls monarch_backing_close_slow for each of them,
- * except for backing descriptors that must stay open. */
+/* Call this before all descriptors from `first` to `last` are closed. Calls
+ * monarch_backing_close_slow for each of them, except for backing descriptors that must stay
+ * open. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 /* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
  * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not
  * in the range. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
-/* Call this when FD_CLOEXEC of these descriptors is set. */
+/* Call this when FD_CLOEXEC of all descriptors from `first` to `last` is set. */
 void monarch_backing_flag_range(unsigned first, unsigned last);
 
 static inline int monarch_has_backing(void) {

@@ -15,8 +15,11 @@
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
  * open file. That close drops the process's POSIX locks on the file, and may take long, because
  * some file systems ask their server at a close (flush). So a thread that is about to lock the file
- * waits for the close. A slot holds the process's pid << 40 | a hash of the file. A slot is free if
- * it is 0, or if it holds another process's pid: such a slot was inherited by a fork. */
+ * waits for the close.
+ *
+ * A slot has the process's pid in its highest 24 bits, and a hash of the file in the others. A
+ * slot is free if it is 0, or if it has another process's pid: such a slot was inherited by a
+ * fork. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;

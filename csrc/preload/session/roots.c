@@ -18,7 +18,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    size_t same = 0; /* number of bytes in which the mount point and the path are equal so far */
+    size_t same = 0; /* number of bytes compared so far, if all of them were equal */
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -110,9 +110,9 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
          * elsewhere. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* `same` must not be stored if the process has called chroot since `same` was found. A
-         * chroot changes the count in the word. The inner loop then ends without storing `same`,
-         * and the outer loop checks again. */
+        /* A chroot changes the count in the upper half of the word. `same` is stored only if the
+         * count has not changed since `same` was found. Otherwise, the inner loop ends, and the
+         * outer loop checks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
@@ -147,7 +147,7 @@ void monarch_cwd_may_differ(void) {
 }
 
 void monarch_sources_may_differ(const struct session *s) {
-    static uint32_t known; /* number of sources at the last call */
+    static uint32_t known; /* number of sources when this function was last called */
     uint32_t now = s->control->sources;
     if (now != __atomic_exchange_n(&known, now, __ATOMIC_RELAXED))
         monarch_cwd_may_differ();

@@ -141,8 +141,8 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* The size is not compared with the whole structure: a segment of another version may be
-     * shorter, but its first fields have the same layout. */
+    /* If the segment has another version, its size must not be compared with sizeof *k: it may
+     * be shorter. But the fields before `state` have the same layout in all versions. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
@@ -294,5 +294,5 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
         return c;
     }
     sys_unmap(c, found.size);
-    return old; /* `old`, or the catalog that another thread has stored meanwhile */
+    return old; /* If another thread has stored a catalog first, `old` is now that catalog. */
 }

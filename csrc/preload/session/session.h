@@ -75,9 +75,9 @@ static inline struct session *session_for_reading(void) {
     return monarch_session_slow();
 }
 
-/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even while
- * Monarch is switched off. Otherwise, a file that has changed meanwhile would later be served from
- * its outdated copy. */
+/* Returns the session in which a change must be recorded, or NULL. Changes are recorded even
+ * while Monarch is switched off. Otherwise, a file that changes during that time would later be
+ * served from its outdated copy. */
 struct session *monarch_session_for_change(void);
 static inline struct session *session_for_change(void) {
     return __builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1)
@@ -160,10 +160,10 @@ int monarch_may_hint_scan(const struct session *s);
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line, which says that all reads go to the source, to standard error. what: the reason.
- * name: the path to which the reason refers. hint: an instruction for the user. The line is written
- * at most once in a process, and not at all if descriptor 2 refers to another file than when the
- * library was loaded. */
+/* Writes one line to standard error, which says that all reads go to the source. what: the
+ * reason. name: the path to which the reason refers. hint: an instruction for the user. The line
+ * is written at most once in a process. It is not written if descriptor 2 refers to another file
+ * than when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, its child processes will not repeat it. Call this only
  * in a constructor, while there is only one thread. */

@@ -7,8 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* This environment variable is set after the line was written. So the warning is repeated neither
- * by child processes nor by the program after an exec. */
+/* This environment variable is set when the warning has been written. The variable is inherited,
+ * so neither child processes nor the program after an exec repeat the warning. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
