@@ -166,9 +166,10 @@ class Timeline:
     """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
     not fit the numbers of nodes, ranks and units.
 
-    A unit is a sample, a file or a block of a file. A position is the number of an access among all
-    accesses of one node, counted through all sections; NONE counts too. Consecutive positions
-    belong to the node's ranks in rotation. A section has the same positions on every node.
+    A unit is a sample, a file or a block of a file. All accesses of a
+    node are numbered from the first section to the last; this number is the access's position. Each
+    NONE in the place of an access also has a position. Consecutive positions belong to the node's
+    ranks in rotation. A section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
@@ -307,8 +308,8 @@ class Timeline:
 
 
 def lookup_of(units: Int32s, base: int = 0) -> Int32s:
-    """Returns a Part's lookup.
+    """Returns the field `lookup` of a Part.
 
-    units : (samples,), the unit of each sample;  base : added to each unit
+    units : (samples,), the unit of each sample;  base : a number that is added to each unit
     """
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

@@ -136,9 +136,12 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    BEFORE = "before"  # before the first step, in a phase in which no node trains
-    BESIDE = "beside"  # during training, by the class's threads, in the order of the rows of Copies
-    ON_USE = "on_use"  # when the node first reads the file; this read makes the copy
+    # Before the first step, in a phase in which no node trains.
+    BEFORE = "before"
+    # During training. The threads of each class make its copies in the order of the rows of Copies.
+    BESIDE = "beside"
+    # When the node first reads the file. This read makes the copy.
+    ON_USE = "on_use"
 
 
 @dataclass(frozen=True)
@@ -172,12 +175,11 @@ class Served:
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
-        to; STAGING if it writes to none. Class `into` gets the file itself. Each slower class down
-        to `down` gets files that are pushed out of the next faster class; their total size counts
-        as the size of the file.
-        The classes are those of the file's owner; if the file has no owner, those of the node that
-        uses the file. A missed file is read through its owner if the file goes into one of the
-        owner's classes
+        to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
+        that uses the file if the file has no owner. Class `into` gets the file. Each slower class
+        down to `down` gets files that are pushed out of the next faster class; their total size
+        counts as the size of the file. If no node has the file, and the file goes into a class of
+        its owner, the owner reads the file
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """

@@ -100,7 +100,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """The text for the default in the reference."""
+        """The default as the reference of the keys shows it."""
         if self.key.like:
             return f"`{self.key.like}`"
         if self.key.default or self.required:
@@ -198,8 +198,8 @@ def _read_entries(
     """Reads the keys of the mapping at `node` into `given`.
 
     whole : the class of the whole mapping
-    place : the class whose keys are allowed at `node`: that of a group if `node` is a group of the
-        mapping, otherwise `whole`
+    place : the class whose keys are allowed at `node`. If `node` is a group of the mapping, this is
+        the class of the group, otherwise it is `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))

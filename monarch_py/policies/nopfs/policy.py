@@ -22,16 +22,18 @@ LEAST_SPREAD = 0.1
 
 
 def nopfs(job: Job) -> Decision:
-    """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
+    """Places files by their known future accesses, as in section 5.1 of the NoPFS paper. Unlike in
+    the paper, every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
-    Instead, the node compares its progress with the access for which the other node first needs the
-    file. Once the node's own accesses have reached the number of that access, the node assumes that
-    the other node has the file (NoPFS 5.2.2). Classes are filled during training, in order of first
-    use. If a node reads a file that belongs in one of its classes and is not there yet, this read
-    makes the copy.
+    no node holds (the paper's scenario 4). A node reads a file from the fastest of its own copy,
+    another node's copy and the file system (section 4).
+
+    Nodes do not tell each other which files they have. A node assumes that another node has a file
+    once its own training is as far as the other node's first access to the file (section 5.2.2).
+
+    The storage classes are filled during training, in order of first use. If a node reads a file
+    that it should hold and does not hold yet, it keeps the file.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -89,10 +91,12 @@ def _decision(job: Job, copies: Copies) -> Decision:
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns the access for which each copy is first needed: the first use of the file by the
-    copy's node. If this node never uses the file, the first use by any node counts.
+    """Returns (copies,) the number of the access that first needs each copy. This is the first use
+    of the file by the copy's node. If that node never uses the file, it is the first use by any
+    node.
 
-    first : the number of the first use by the copy's node, or NEVER;  files : the file of each copy
+    first : (copies,) the number of the first use by the copy's node, or NEVER
+    files : (copies,) the file of each copy
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
