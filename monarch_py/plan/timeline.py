@@ -138,8 +138,8 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # An access may come this many steps early: W workers that each prepare P batches have W * P
-        # batches in flight, and the training waits for one more batch.
+        # How many steps early an access may come. The workers' batches are in flight (`ahead`), and
+        # the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
         # `early` is a number of accesses. The code below converts it to a number of places. This

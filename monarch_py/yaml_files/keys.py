@@ -187,7 +187,8 @@ def named_paths(value: Any) -> Iterator[Path]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # The end of a meaning (", see ...") is a link within the reference, so the error leaves it out.
+    # A key's description may end with ", see " and a link within the reference. The error leaves
+    # this end out.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 

@@ -129,7 +129,8 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
     """Returns (samples,) whether rule 1 of `lobster` drops each sample.
 
-    upcoming : next use on this node, or NEVER;  copies : number of copies on all nodes
+    upcoming : (samples,) the next use of each sample on this node, or NEVER
+    copies : (samples,) how many copies of each sample the nodes hold together
     """
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
@@ -137,10 +138,10 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
     """Returns (samples,) whether rule 2 of `lobster` drops each sample.
 
-    upcoming : the iteration of the next use on this node, counted over all epochs
-    now : this iteration, counted in the same way
-    iteration : the position of this iteration in its epoch, counted from 1
-    iterations : I, the iterations of an epoch
+    upcoming : (samples,) the iteration of the next use on this node, counted over all epochs
+    now : the present iteration, counted over all epochs
+    iteration : the number of the present iteration in its epoch, counted from 1
+    iterations : the number of iterations of an epoch
     """
     distance = upcoming - now
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))

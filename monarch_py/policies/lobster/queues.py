@@ -108,7 +108,7 @@ def _best_from(
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # Each row stands for one step and one beginning of a window.
+    # In the arrays below, each row stands for one step and one beginning of a window.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # For each row, bisection finds the lowest end of the window for which two conditions hold: the

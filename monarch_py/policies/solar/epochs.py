@@ -39,13 +39,13 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. This is the
-    number of samples that are loaded at the start of epoch v if epoch u ran before epoch v: the
-    number of samples that are among the first C of v, but not among the last C of u. The diagonal
-    is 0 and has no meaning.
+    """Returns the costs of all edges, (epochs, epochs) int64. Element [u, v] is the number of
+    samples that are loaded at the start of epoch `v` if epoch `u` ran before it. These samples are
+    among the first `capacity` samples of `v`, but not among the last `capacity` samples of `u`.
+    (Section 4.2 of the SOLAR paper calls this cost N(u, v).) The diagonal is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
-    capacity : C, how many samples the buffers of all nodes hold together
+    capacity : how many samples the buffers of all nodes hold together
     files : the number of files
 
     The computation takes 2 bytes of memory for each epoch and file.
