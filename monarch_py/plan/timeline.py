@@ -166,10 +166,10 @@ class Timeline:
     """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
     not fit the numbers of nodes, ranks and units.
 
-    A unit is a sample, a file or a block of a file. All accesses of a
-    node are numbered from the first section to the last; this number is the access's position. Each
-    NONE in the place of an access also has a position. Consecutive positions belong to the node's
-    ranks in rotation. A section has the same positions on every node.
+    A unit is a sample, a file or a block of a file. All accesses of a node are numbered from the
+    first section to the last. This number is the access's position. A NONE in the place of an
+    access has a position too. Consecutive positions belong to the node's ranks in rotation. A
+    section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units

@@ -125,9 +125,8 @@ def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[Int32s, Floats]:
-    """Returns two arrays (files,). For each file, the first has the node whose score is the least
-    one above `last`, and the second has this score. If no score is above `last`, they have PFS and
-    infinity."""
+    """Returns two arrays (files,). The first has, for each file, the node with the least score that
+    is above `last`. The second has this score. A file without such a node gets PFS and infinity."""
     choice = np.full(len(keys), PFS, np.int32)
     best = np.full(len(keys), np.inf)
     step = max(1, PORTION // max(1, len(weights)))

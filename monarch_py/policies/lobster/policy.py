@@ -80,8 +80,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
     A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
     preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
-    section 4.1 of the paper, no threads are reserved for preprocessing. The rate at which a queue's
-    threads read a source is the rate that they get while all nodes and threads are busy.
+    section 4.1 of the paper, no threads are reserved for preprocessing. The prediction assumes that
+    all nodes and threads read at the same time, and share the rates of the sources.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())

@@ -77,12 +77,14 @@ def place(
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
 
-    NoPFS 5.1 as a linear program: x[n, k] is 1 if node n holds file k, otherwise 0. Maximise the
-    sum of f[n, k] s[k] x[n, k] over all n and k, under two constraints. For each node,
-    sum_k s[k] x[n, k] <= quota[n]. For each file, sum_n x[n, k] >= 1 if the quotas together hold
-    the dataset; otherwise it is <= 1, because a second copy would displace another file. Prices of
-    room from the dual (`prices`) determine which node owns which file. If a node is full, its
-    other files go to other nodes, so that the quotas hold.
+    The function solves the placement of NoPFS 5.1 as a linear program. `x[n, k]` is 1 if node `n`
+    holds file `k`, otherwise 0. `s[k]` is the file's size, and `f[n, k]` is its frequency on the
+    node times the node's weight. The sum of `f[n, k] s[k] x[n, k]` over all `n` and `k` is
+    maximised, under two constraints. First, for each node the sum of `s[k] x[n, k]` over its files
+    is at most the node's quota. Second, each file has at least one holder if the quotas together
+    hold the dataset. Otherwise it has at most one, because a second copy would displace another
+    file. Prices of room from the dual (`prices`) determine which node owns which file. If a node is
+    full, its other files go to other nodes, so that the quotas hold.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)

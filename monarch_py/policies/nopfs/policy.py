@@ -1,4 +1,4 @@
-"""NoPFS as a policy: access frequencies place files, and first uses order the fetches.
+"""The policies of NoPFS. Files are placed by access frequency, and fetched in order of first use.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """
