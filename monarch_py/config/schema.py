@@ -133,7 +133,7 @@ class SourceConfig(Keys):
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
-        """Returns the source whose method `words` has returned `words`."""
+        """Returns the source that `words` describes. Reverses the method `words`."""
         paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
         lists = {name: tuple(words[name]) for name in ("include", "exclude")}
         return cls(**{**words, **paths, **lists})

@@ -158,8 +158,8 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # For each of the last accesses that fitted near the end of the run, whether it belonged to
-        # the next run.
+        # Whether each of the last accesses belonged to the next run. Only accesses that fitted near
+        # the end of the run are included.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()

@@ -100,7 +100,7 @@ class Section:
 
     @property
     def per_step(self) -> int:
-        """Accesses of a node in one step."""
+        """How many accesses a node makes in one step, NONE included."""
         return self.part.loader.rows_per_step * self.ranks_per_node
 
 

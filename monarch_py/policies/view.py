@@ -157,7 +157,10 @@ class Copies:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
-        """Constructs the rows from parts.  parts : (node, class, files in the order of filling)"""
+        """Returns the Copies of these parts.
+
+        parts : tuples of a node, a class, and the files in the order of filling
+        """
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
             np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),

@@ -168,7 +168,8 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # For each node the samples of the step, without the trailing NO_FILE.
+                # An index for each node, which selects the node's samples of the step without the
+                # trailing NO_FILE.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
