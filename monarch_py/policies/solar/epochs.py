@@ -135,8 +135,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # For each two epochs, `change` has the additional cost if they exchange their successors. The
-        # exchange joins their cycles if these differ.
+        # For each pair of epochs, `change` has the additional cost if the two exchange their
+        # successors. The exchange joins their cycles if these differ.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
