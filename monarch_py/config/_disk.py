@@ -79,7 +79,8 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     except OSError:
         table = ""
     for line in table.split("\n"):
-        # A line is "id parent major:minor root mount-point options [tags...] - type source options".
+        # The form of a line is:
+        # "id parent major:minor root mount-point options [tags...] - type source options"
         before, _, after = line.partition(" - ")
         if after and before.split(" ")[2] == wanted:
             kind, _, options = after.split(" ", 2)

@@ -1,6 +1,6 @@
-"""Decides which node holds which files, as in section 5.1 of the NoPFS paper, or better.
+"""Decides which node holds which files: the placement of the NoPFS paper, and a better one.
 
-In the paper every node fills its storage classes with the files that it uses most often, and
+In the paper (section 5.1) every node fills its storage classes with the files that it uses most often, and
 nothing ensures that each file has a holder. `literal` computes this placement. It leaves a sixth of
 the files without a holder if the dataset just fits into the tiers of all nodes together; these
 files are read from the file system in every epoch. The function `place` first gives every file one

@@ -1,4 +1,4 @@
-"""The policies of NoPFS. Files are placed by access frequency, and fetched in order of first use.
+"""The policies of NoPFS: place files by access frequency, and fetch them in order of first use.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """

@@ -5,13 +5,13 @@ SOLAR chooses the order of epochs such that an epoch begins with samples that th
 used last.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
-epoch to the next. The cost of an edge is the number of samples that are loaded when the epoch changes. Let the dataset
-have `n` samples, and the buffers of all nodes room for `c` of them. When the epoch changes, the
-buffers have the last `c` samples of one epoch, and the first `c` samples of the next epoch are
-needed. Both are random subsets of the dataset. So the mean cost of an edge is `c (1 - c / n)`, and
-the standard deviation is only `1 / sqrt(n)` of the mean: 0.34 % for 88,064 samples. The best of 100
-edges lies 2.5 standard deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than
-the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+epoch to the next. The cost of an edge is the number of samples that are loaded when the epoch
+changes. Let the dataset have `n` samples, and the buffers of all nodes room for `c` of them. When
+the epoch changes, the buffers have the last `c` samples of one epoch, and the first `c` samples of
+the next epoch are needed. Both are random subsets of the dataset. So the mean cost of an edge is
+`c (1 - c / n)`, and the standard deviation is only `1 / sqrt(n)` of the mean: 0.34 % for 88,064
+samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
+0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
 If the buffers drop the samples with the farthest next use, the order of epochs saves nothing: they
 load `n - c` samples in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
