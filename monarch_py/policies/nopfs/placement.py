@@ -1,11 +1,11 @@
 """Decides which node holds which files: the placement of the NoPFS paper, and a better one.
 
-In the paper (section 5.1) every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. `literal` computes this placement. It leaves a sixth of
-the files without a holder if the dataset just fits into the tiers of all nodes together; these
-files are read from the file system in every epoch. The function `place` first gives every file one
-holder; further holders only get room that is left. Within the quotas, `place` maximises the sum of
-frequency x size over all copies.
+In the paper (section 5.1) every node fills its storage classes with the files that it uses most
+often, and nothing ensures that each file has a holder. `literal` computes this placement. It leaves
+a sixth of the files without a holder if the dataset just fits into the tiers of all nodes together;
+these files are read from the file system in every epoch. The function `place` first gives every
+file one holder; further holders only get room that is left. Within the quotas, `place` maximises
+the sum of frequency x size over all copies.
 """
 
 from dataclasses import dataclass
