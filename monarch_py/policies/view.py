@@ -204,23 +204,23 @@ class Decision:
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the number of the access by which each copy should exist on its node.
         Accesses are numbered as in `Job.first_use`. Another node asks for the copy only once its
-        own accesses have reached this number (NoPFS 5.2.2). With None, nodes know which copies
-        exist
+        own accesses have reached this number (NoPFS 5.2.2). With None, every node knows at any time
+        which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. If several nodes ask while the owner reads a file, one read serves them
         all. So an owner that keeps the file reads it only once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : returns the order of an epoch, as in Job, if the policy changes it. The order may be
-        wider than the batch; then NO_FILE (nothing is read) follows the samples of a node that
-        takes fewer samples
+    orders : returns the order of an epoch, as in Job; None if the policy keeps the job's orders. A
+        node may take more samples in a step than the job's batch. NO_FILE follows the samples of a
+        node that takes fewer than others
     served : returns, for an epoch and its order, where the accesses find their files. If it is
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank where (threads that fetch now) / (this number) is smallest (Lobster 4.3). With
-        None, every rank has threads of its own
+        to the rank that has the smallest part of its threads at work (Lobster 4.3). With None,
+        every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """
