@@ -122,9 +122,12 @@ def check_infos(infos: Sequence[NodeInfo]) -> None:
 
 
 def check_members(infos: Sequence[NodeInfo], cluster: Cluster) -> None:
-    """Checks that the running daemons were started with these nodes. Also checks that the nodes
-    whose daemons do not run have the same settings and quotas as at that start. If a check fails,
-    raises SessionError, with the same words on every rank."""
+    """Checks that the nodes are those on which the running daemons were started. Also checks the
+    nodes whose daemons do not run: their settings and quotas must be the same as when the running
+    daemons were started. If a check fails, raises SessionError, with the same words on every rank.
+
+    infos : the nodes of this command's ranks;  cluster : the cluster of the running daemons
+    """
     before, now = [member.name for member in cluster.members], [info.name for info in infos]
     if before != now:
         raise SessionError(

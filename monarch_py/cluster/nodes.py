@@ -52,7 +52,8 @@ class Node:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
         if self.process is not None:
-            self.process.returncode = 0  # so Popen does not warn that the daemon still runs
+            # With a return code, Popen does not warn that the daemon still runs.
+            self.process.returncode = 0
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:

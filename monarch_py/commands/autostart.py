@@ -95,9 +95,9 @@ def _close_inherited() -> None:
 
 
 def _take_back() -> None:
-    """Marks this start as not needed, so that it delays later starts less. The mark is an odd time
-    in the claim's file (csrc/preload/autostart/claim.c). The latest time in the file is the time of
-    this start."""
+    """Marks this start as not needed, so that it delays later starts less. The claim's file stores
+    the times of the last starts (csrc/preload/autostart/claim.c). The latest time is that of this
+    start. Making this number odd marks the start."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -89,7 +89,8 @@ def _rate(work: Callable[[Path, float], int], paths: Sequence[Path], threads: in
     """Calls `work` for each path, in `threads` threads. Returns the bytes per second of all threads
     together. Raises the first OSError of `work`.
 
-    work : reads or writes a file until a time, and returns how many bytes it has read or written
+    work : a function that reads or writes a file. Its arguments are the path and the time at which
+        it stops (time.monotonic). It returns how many bytes it has read or written
     """
     begun = time.monotonic()
     until = begun + MOST_SECONDS

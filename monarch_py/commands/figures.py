@@ -58,10 +58,10 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """Returns the node that owns each unit, (units,); PFS if no node owns it.
 
-    The owners are the owners that the daemons would choose. They depend on how often each node
+    The result has the owners that the daemons would choose. They depend on how often each node
     accesses a unit. If the table of these access counts would be too large, a hash of the unit
-    decides instead. The loader of a part may have `holders`: the nodes that hold each sample. Then
-    the first holder of a unit is its owner.
+    decides instead. If the loader of a part lists the nodes that hold each unit (`holders`), the
+    first of these nodes is the owner.
 
     sizes : (units,) the sizes of the units [bytes]
     quota : how many bytes of copies each node has room for; None for no limit

@@ -66,7 +66,8 @@ class NamedFiles:
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """For each path that stands for no file: the path, and what is wrong, with a hint."""
+        """The paths that stand for no file. Each item has the path, and a sentence that says what
+        is wrong and gives a hint."""
         return self._chosen.problems
 
     def places(self) -> Iterator[FilePlace]:

@@ -121,8 +121,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _is_left(session: SessionDir) -> bool:
-    """Whether the session's daemon runs or was killed. Then the control segment or the lock file
-    exists. A daemon that ends normally removes both files."""
+    """Whether the session's daemon runs or was killed. In both cases, the control segment or the
+    lock file exists. A daemon that ends normally removes both files."""
     is_session = SESSION.fullmatch(session.path.name) is not None
     return is_session and (session.control.exists() or session.lock.exists())
 

@@ -46,8 +46,8 @@ class Progress:
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
     replaced_files : filled files that before had a copy of an earlier version of the file
-    at_source : how many files get no copy, by reason. The source serves these files. docs/status.md
-        lists the reasons, for `bypass`
+    at_source : how many files get no copy, by reason. The source serves these files. The
+        reasons are those that docs/status.md lists for `bypass`
     complete : whether all chosen files are known
     """
 

@@ -79,6 +79,7 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     except OSError:
         table = ""
     for line in table.split("\n"):
+        # The form of a line is:
         # "id parent major:minor root mount-point options [tags...] - type source options"
         before, _, after = line.partition(" - ")
         if after and before.split(" ")[2] == wanted:

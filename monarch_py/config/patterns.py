@@ -2,10 +2,10 @@
 
 The globs of one list become one regular expression. A plain translation would backtrack: matching
 `*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
-covers as little of the name as possible: it ends before the first match of the text that follows
-the star. Later matches need not be tried. They leave less of the name for the rest of the glob, so
-the rest cannot match there if it does not match after the first match. `fnmatch.translate` does
-the same for names without directories.
+ends before the first match of the text that follows the star in the glob. Later matches are not
+tried. They would leave less of the name for the rest of the glob. So if the rest does not match
+after the first match, it does not match after a later one either. `fnmatch.translate` does the same
+for names without directories.
 """
 
 import re

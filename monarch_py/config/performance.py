@@ -28,7 +28,7 @@ class Performance:
 
 @dataclass(frozen=True, slots=True)
 class _Links(Keys):
-    """network : `monarch calibrate -o` writes it"""
+    """network : the rate of a node's link; `monarch calibrate -o` writes it"""
 
     OPEN: ClassVar[bool] = True
     network: Rate
@@ -36,8 +36,8 @@ class _Links(Keys):
 
 @dataclass(frozen=True, slots=True)
 class _Measured(Keys):
-    """pfs : `monarch calibrate -o` writes it
-    rates : `monarch calibrate -o` writes it"""
+    """pfs : the source's rate by the number of clients; `monarch calibrate -o` writes it
+    rates : the other rates; `monarch calibrate -o` writes them"""
 
     OPEN: ClassVar[bool] = True
     pfs: dict[Annotated[int, Meta(ge=1, title="clients")], Rate]

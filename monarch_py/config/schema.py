@@ -133,7 +133,7 @@ class SourceConfig(Keys):
 
     @classmethod
     def from_words(cls, words: Mapping[str, Any]) -> "SourceConfig":
-        """Returns the source from the result of `words`."""
+        """Returns the source that `words` describes. Reverses the method `words`."""
         paths = {name: Path(words[name]) for name in ("path", "real_path", "pack") if words[name]}
         lists = {name: tuple(words[name]) for name in ("include", "exclude")}
         return cls(**{**words, **paths, **lists})
@@ -238,16 +238,17 @@ class Limits(Keys):
 class Tuning(Keys):
     """The keys below `tuning`, which only experts need.
 
-    min_reads : the fewest reads in flight at the sources; the most is `shared_tpool_size`
+    min_reads : the lower bound of the limit on reads in flight at the sources; the upper bound is
+        `shared_tpool_size`
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
     handover_size : the largest file that a program reads from the source itself if the file has no
         copy yet; the daemon then makes the copy through the program's descriptor; with `0`, the
         daemon reads all files itself
-    direct_io : read small files that are filled ahead with `O_DIRECT`, to save processor time and
-        room in the page cache; without effect if the source does not support `O_DIRECT`, or answers
-        without a wait
+    direct_io : use `O_DIRECT` to read small files that are filled ahead, to save processor time and
+        room in the page cache; the key has no effect if the source does not support `O_DIRECT`, or
+        if its reads do not wait for a disk or a server
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
         file by mappings of the copy
     balance_ranks : if some ranks miss more often than others, give them more of the threads that
@@ -284,10 +285,10 @@ class Config(Tuning):
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
     metadata : where names and attributes come from: with `cached`, from the scan's results; with
         `source`, from the source each time
-    revalidate : how old the attributes may be that a program gets for a file; at this interval,
-        directories are compared with the source, to find files that processes without the library
-        have removed or replaced; with `0`, attributes always come from the source, and directories
-        are not compared
+    revalidate : the greatest age of the attributes that a program gets for a file; at this
+        interval, directories are compared with the source, to find files that processes without the
+        library have removed or replaced; with `0`, attributes always come from the source, and
+        directories are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)

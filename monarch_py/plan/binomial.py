@@ -2,8 +2,8 @@
 
 The distribution follows from a formula, so no order of samples is computed.
 
-In each epoch every sample goes to one of N nodes at random. Let X be the number of times that a
-node accesses a sample in E epochs. X is binomial with E trials of probability 1 / N.
+In each epoch every sample goes to one of `N` nodes at random. So the number of times that a node
+accesses a sample in `E` epochs is binomial, with `E` trials of probability `1 / N`.
 """
 
 from math import log1p
@@ -15,14 +15,15 @@ from monarch_py.errors import ConfigError
 
 
 def distribution(epochs: int, nodes: int) -> Floats:
-    """Returns (epochs + 1,) the probabilities P(X = k) for k = 0 ... epochs (NoPFS, 3.1). Raises
-    ConfigError if `epochs` or `nodes` is below 1."""
+    """Returns (epochs + 1,) float64. Element `k` is the probability that a node accesses a sample
+    `k` times (NoPFS, 3.1). Raises ConfigError if `epochs` or `nodes` is below 1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # `ratios` has the logarithms of P(k + 1) / P(k). Adding logarithms is accurate even if P(0) is
-    # too small for a float. Multiplying probabilities would then give 0 for every k.
+    # Let P(k) be the probability of k accesses. `ratios` has the logarithms of P(k + 1) / P(k).
+    # Adding logarithms is accurate even if P(0) is too small for a float. Multiplying probabilities
+    # would then give 0 for every k.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

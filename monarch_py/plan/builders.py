@@ -258,7 +258,7 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    # Rows whose chunks were all never written get a length of 0 bytes.
+    # A row gets a length of 0 bytes if none of its chunks was written.
     low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]

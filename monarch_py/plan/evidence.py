@@ -126,8 +126,10 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
 
 
 def _divergence(share: float, chance: float) -> float:
-    """The Kullback-Leibler divergence D of two probabilities. By Chernoff's bound, n draws that
-    each succeed with this `chance` reach this `share` with a probability of at most e ** (-n D)."""
+    """Returns the Kullback-Leibler divergence of two probabilities; 0 if `share` is not above
+    `chance`. Suppose that each of `n` draws succeeds with the probability `chance`. By Chernoff's
+    bound, the share of successes is at least `share` with a probability of at most e ** (-n x
+    divergence)."""
     if chance >= share:
         return 0.0
     rest = (1 - share) * math.log((1 - share) / (1 - chance)) if share < 1 else 0.0

@@ -86,7 +86,7 @@ def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, in
         done = int(sums[low - 1]) if low else 0
         low = max(low + 1, int(np.searchsorted(sums, np.uint64(done + room), side="right")))
         edges.append(low)
-    del sums  # The passes need the memory of `sums`, 8 bytes per unit.
+    del sums  # Free the memory of `sums`, 8 bytes per unit, because the passes need it.
     yield from pairwise(edges)
 
 

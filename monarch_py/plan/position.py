@@ -89,8 +89,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of accesses that would fit now if `accesses` units of the run were
-        accessed in random order. Accesses to units that `again` recognises are not counted."""
+        """Returns the share of accesses that would fit by chance if the next `accesses` accesses
+        were to random units of the run. Units that `again` recognises are left out."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -158,8 +158,8 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # For each of the last accesses that fitted near the end of the run, whether it belonged to
-        # the next run.
+        # Whether each of the last accesses belonged to the next run. Only accesses that fitted near
+        # the end of the run are included.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()
@@ -261,12 +261,13 @@ class PositionEstimator:
         return own
 
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
-        """Returns (n,) which of these units were seen a short time ago.
+        """Returns (n,) which of these units were seen a short time ago, in the current run or in a
+        neighbouring run.
 
-        alone : True if no job of another plan reads the same files. If so, units of the previous
-            run are recognised only at the beginning of the current run. If runs are short, most
-            units are near the previous run's end. Recognising them later would leave hardly any
-            evidence
+        alone : True if no job of another plan reads the same files. Then the previous run counts
+            only at the beginning of the current run. In a short run most units are near the end, so
+            otherwise most units would be known from the previous run, and hardly any evidence would
+            be left
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -313,8 +314,8 @@ class PositionEstimator:
 
     @property
     def is_found(self) -> bool:
-        """Whether a node whose position was lost follows the plan again. Also True without
-        evidence."""
+        """Whether a node whose position was lost follows the plan again. The result is also True if
+        there is no evidence."""
         return all(last.explained >= FOUND_AGAIN for last in self._evidence(JUDGED))
 
     @property

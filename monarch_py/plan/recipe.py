@@ -142,12 +142,12 @@ class PartKeys(Keys):
     dataset : an index (`monarch plan index`), or the number of files if each file is one sample
     file_size : the mean size of a file, if `dataset` is a number
     sampler : the order of an epoch
-    batch_size : samples that a rank takes in one step
+    batch_size : how many samples a rank takes in one step
     drop_last : whether a rank's last batch is left out if it is not full
     split : how the order is distributed over the ranks
-    workers : DataLoader workers of a rank
-    prefetch_factor : batches that each worker prepares
-    every : n, if the loop runs in every n-th epoch
+    workers : how many DataLoader workers a rank has
+    prefetch_factor : how many batches each worker prepares ahead
+    every : 1 if the loop runs in every epoch, 2 if it runs in every second epoch, and so on
     quota : how much each node holds, for the splits `local_first` and `solar`
     cap : for `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
     least : for `solar`: the fewest samples of a rank in a step

@@ -100,7 +100,7 @@ class Section:
 
     @property
     def per_step(self) -> int:
-        """Accesses of a node in one step."""
+        """How many accesses a node makes in one step, NONE included."""
         return self.part.loader.rows_per_step * self.ranks_per_node
 
 
@@ -138,8 +138,8 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # An access may come this many steps early: W workers that each prepare P batches have W * P
-        # batches in flight, and the training waits for one more batch.
+        # How many steps early an access may come. The workers' batches are in flight (`ahead`), and
+        # the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
         # `early` is a number of accesses. The code below converts it to a number of places. This
@@ -166,9 +166,10 @@ class Timeline:
     """The accesses of every rank in all epochs. The constructor raises ConfigError if the parts do
     not fit the numbers of nodes, ranks and units.
 
-    A unit is a sample, a file or a block of a file. A position is the number of an access among all
-    accesses of one node, counted through all sections; NONE counts too. Consecutive positions
-    belong to the node's ranks in rotation. A section has the same positions on every node.
+    A unit is a sample, a file or a block of a file. All accesses of a node are numbered from the
+    first section to the last. This number is the access's position. A NONE in the place of an
+    access has a position too. Consecutive positions belong to the node's ranks in rotation. A
+    section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch
     nodes : number of nodes; rank r is on node r // ranks_per_node;  units : number of units
@@ -307,8 +308,8 @@ class Timeline:
 
 
 def lookup_of(units: Int32s, base: int = 0) -> Int32s:
-    """Returns a Part's lookup.
+    """Returns the field `lookup` of a Part.
 
-    units : (samples,), the unit of each sample;  base : added to each unit
+    units : (samples,), the unit of each sample;  base : a number that is added to each unit
     """
     return np.append(units + np.int32(base), np.int32(NONE)).astype(np.int32)

@@ -17,7 +17,8 @@ MEMORY = STAGING + 1
 
 
 def perfect(job: Job) -> Decision:
-    """No access waits; only compute takes time. This is a lower bound (NoPFS 6)."""
+    """No access waits, and only computing takes time. This is a lower bound for the time of every
+    policy (NoPFS 6)."""
     return Decision(free=True)
 
 

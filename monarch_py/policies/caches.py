@@ -37,11 +37,11 @@ def first_fit(job: Job) -> Decision:
     """Keeps each file, in order of first use, in the fastest class with room; evicts nothing
     (Dantas 2022, 4.1.2).
 
-    If every file is used once an epoch, no policy loads less than D - C per epoch, for a dataset of
-    size D and a cache of size C: the epoch reads D, of which at most C is cached at the start of
-    the epoch. A cache that keeps any subset of size C reaches that bound, because the kept files
-    are hits in every epoch. (This is the argument for MinIO's cache, Mohan et al. 2021, 4.1.) Hence
-    this policy is the default.
+    Suppose that every file is used once an epoch, the dataset has the size `D`, and the cache has
+    the size `C`. An epoch reads `D`, of which at most `C` is cached when the epoch starts. So no
+    policy loads less than `D - C` per epoch. A cache that always keeps the same files reaches this
+    bound, because these files are hits in every epoch. (This is the argument for MinIO's cache,
+    Mohan et al. 2021, 4.1.) Hence this policy is the default.
     """
     first = job.first_use
     copies = copies_of(
@@ -108,7 +108,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     farther than that of every held file (Belady 1966, with bypass).
 
     If all files have one size and nodes do not share, no policy loads less. In every epoch but the
-    first, this policy then loads D - C, the bound that `first_fit` explains.
+    first, this policy then loads the size of the dataset minus the size of the cache. The docstring
+    of `first_fit` explains this bound.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])

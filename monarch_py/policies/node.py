@@ -72,11 +72,12 @@ class NodePolicy:
 
     def owners(self, ids: Ints) -> Int32s:
         """Returns (n,) the owner of each file. The owner keeps the file, and no other node reads
-        the file from the source. NOBODY if each node reads the file for itself."""
+        the file from the source. The owner is NOBODY if each node reads the file for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
-        """Returns (n, ASKED) the nodes that keep each file, the owner first."""
+        """Returns (n, ASKED) the nodes that keep each file, at most ASKED of them, the owner
+        first."""
         return _found(self._holders, ids, NOBODY)
 
     def owns(self, ids: Ints) -> Bools:
@@ -136,7 +137,8 @@ class NodePolicy:
         asked = self.others(ids)
         two = np.flatnonzero((asked >= 0).all(axis=1))
         owner, other = asked[two].T
-        # If the queues have the same length, the owner comes first for half of the files.
+        # Ask the holder with the shorter queue first. If the queues have the same length, ask the
+        # owner first for the files with an even number.
         is_turned = (queues[other] < queues[owner]) | (
             (queues[other] == queues[owner]) & (ids[two] % np.asarray(2, ids.dtype) == 1)
         )
@@ -240,7 +242,7 @@ class NodePolicy:
 
 
 def _found(table: npt.NDArray[Number], ids: Ints, default: Any) -> npt.NDArray[Number]:
-    """Returns the rows of these files, or `default` for files beyond the table's end."""
+    """Returns the rows of `table` for these files. A file beyond the table's end gets `default`."""
     found = np.full((len(ids), *table.shape[1:]), default, table.dtype)
     inside = ids < len(table)
     found[inside] = table[ids[inside]]

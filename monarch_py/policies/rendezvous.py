@@ -68,8 +68,11 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Returns (files,) int32, the node with the next higher score than `node` for each file; PFS if
-    `node` has the highest.  keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0"""
+    """Returns (files,) int32, the node that follows `node` for each file if the nodes are sorted by
+    score; PFS if `node` is the last.
+
+    keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
+    """
     return _next_choice(keys, weights, scores(keys, weights)[:, node])[0]
 
 
@@ -125,8 +128,8 @@ def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[Int32s, Floats]:
-    """Returns (files,) the node with the least score above `last` for each file, or PFS, and
-    (files,) that score."""
+    """Returns two arrays (files,). The first has, for each file, the node with the least score that
+    is above `last`. The second has this score. A file without such a node gets PFS and infinity."""
     choice = np.full(len(keys), PFS, np.int32)
     best = np.full(len(keys), np.inf)
     step = max(1, PORTION // max(1, len(weights)))

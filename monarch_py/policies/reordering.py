@@ -34,8 +34,8 @@ def deepio_opportunistic(job: Job) -> Decision:
 
     Assumptions: samples are loaded as in DeepIO's ordered mode. Then every epoch deals all samples
     in memory to the nodes at random, each sample once. If the epoch needs more samples than are in
-    memory, it deals the samples again. So with N nodes, one in N samples is local. Samples that did
-    not fit into any memory are not used.
+    memory, it deals the samples again. So with `N` nodes, one in `N` samples is local. Samples that
+    did not fit into any memory are not used.
     """
     need_memory(job, "deepio-opportunistic")
     copies = shards(job, classes=MEMORY + 1)

@@ -49,8 +49,8 @@ class Replay(Generic[T]):
 
 def in_time(order: Ints) -> Array:
     """Returns the accesses of all nodes in the order in which they happen, (nodes x accesses,): the
-    first access of each node, then the second access of each, and so on. Access a of node n is
-    entry a x nodes + n.
+    first access of each node, then the second access of each, and so on. Access number `a` of node
+    `n` is element `a * nodes + n`.
 
     order : (nodes, ...), as in `Job.orders`
     """

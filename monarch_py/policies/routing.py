@@ -80,17 +80,18 @@ class Routing:
         return int(least)
 
     def _is_second_faster(self, first: int, second: int, size: int) -> bool:
-        """Whether the second of two nodes is faster. False if the first node has not been asked for
-        TRY_AGAIN_S: then the first node is asked again, because it may be fast by now."""
+        """Whether the second of two nodes is faster. Returns False if the first node was last asked
+        at least TRY_AGAIN_S ago, because it may have become fast since then."""
         if self._is_due(first + 1):
             return False
         one, two = self._node_seconds(first, size), self._node_seconds(second, size)
         return one is not None and two is not None and two < one
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
-        """Whether to read a file from the source although a node has the file. False if the node
-        delivers the file in time: all nodes share the source, so each node reads the source as
-        little as possible. Adds the file to the queue of the chosen place."""
+        """Whether to read a file from the source although a node has the file. All nodes share the
+        source, so each node reads the source as little as possible. Returns False if the node
+        delivers the file in time, if the source is hardly faster, or if the speed of the node is
+        not known or must be found out again. Adds the file to the queue of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):

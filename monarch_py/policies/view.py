@@ -136,9 +136,12 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    BEFORE = "before"  # before the first step, in a phase in which no node trains
-    BESIDE = "beside"  # during training, by the class's threads, in the order of the rows of Copies
-    ON_USE = "on_use"  # when the node first reads the file; this read makes the copy
+    # Before the first step, in a phase in which no node trains.
+    BEFORE = "before"
+    # During training. The threads of each class make its copies in the order of the rows of Copies.
+    BESIDE = "beside"
+    # When the node first reads the file. This read makes the copy.
+    ON_USE = "on_use"
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,10 @@ class Copies:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[int, int, Ints]] = ()) -> "Copies":
-        """Constructs the rows from parts.  parts : (node, class, files in the order of filling)"""
+        """Returns the Copies of these parts.
+
+        parts : tuples of a node, a class, and the files in the order of filling
+        """
         lengths = np.array([len(files) for _, _, files in parts], np.int64)
         return cls(
             np.repeat(np.array([node for node, _, _ in parts], np.int32), lengths),
@@ -172,12 +178,11 @@ class Served:
     holder : (nodes, accesses) int32, the node that has the file, or PFS
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
-        to; STAGING if it writes to none. Class `into` gets the file itself. Each slower class down
-        to `down` gets files that are pushed out of the next faster class; their total size counts
-        as the size of the file.
-        The classes are those of the file's owner; if the file has no owner, those of the node that
-        uses the file. A missed file is read through its owner if the file goes into one of the
-        owner's classes
+        to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
+        that uses the file if the file has no owner. Class `into` gets the file. Each slower class
+        down to `down` gets files that are pushed out of the next faster class; their total size
+        counts as the size of the file. If no node has the file, and the file goes into a class of
+        its owner, the owner reads the file
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """
@@ -199,23 +204,23 @@ class Decision:
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the number of the access by which each copy should exist on its node.
         Accesses are numbered as in `Job.first_use`. Another node asks for the copy only once its
-        own accesses have reached this number (NoPFS 5.2.2). With None, nodes know which copies
-        exist
+        own accesses have reached this number (NoPFS 5.2.2). With None, every node knows at any time
+        which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. If several nodes ask while the owner reads a file, one read serves them
         all. So an owner that keeps the file reads it only once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : returns the order of an epoch, as in Job, if the policy changes it. The order may be
-        wider than the batch; then NO_FILE (nothing is read) follows the samples of a node that
-        takes fewer samples
+    orders : returns the order of an epoch, as in Job; None if the policy keeps the job's orders. A
+        node may take more samples in a step than the job's batch. NO_FILE follows the samples of a
+        node that takes fewer than others
     served : returns, for an epoch and its order, where the accesses find their files. If it is
         given, `copies` describes only the classes' content before the first step
     threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
         node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank where (threads that fetch now) / (this number) is smallest (Lobster 4.3). With
-        None, every rank has threads of its own
+        to the rank that has the smallest part of its threads at work (Lobster 4.3). With None,
+        every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

@@ -130,7 +130,7 @@ class _Shares:
             self.table.add_column(column, justify="right", no_wrap=True)
 
     def add(self, name: str, part: float, whole: float, *numbers: str) -> None:
-        """Adds a row. Its bar shows the share that `part` is of `whole`."""
+        """Adds a row. Its bar shows the share `part / whole`."""
         bar = ProgressBar(total=max(whole, 1), completed=min(part, whole), width=BAR_WIDTH)
         bars = [bar] if self._has_bars else []
         name = _short(quoted(name), self._name_width)

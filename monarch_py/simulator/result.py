@@ -22,7 +22,7 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
                         another sample
 ``reuse_hit_ratio``     the share of the dataset's bytes that an epoch reads from copies of earlier
                         epochs, on this node or another; mean over the epochs after the first. It
-                        cannot exceed C/D, the caches' capacity divided by the dataset's size
+                        cannot exceed the caches' capacity divided by the dataset's size
 ``ready_ratio``         the share of samples that were in the node's memory when they were
                         requested, including prefetched ones
 ``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times

@@ -100,7 +100,7 @@ class Declared:
 
     @property
     def default(self) -> str:
-        """The text for the default in the reference."""
+        """The default as the reference of the keys shows it."""
         if self.key.like:
             return f"`{self.key.like}`"
         if self.key.default or self.required:
@@ -187,7 +187,8 @@ def named_paths(value: Any) -> Iterator[Path]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # The end of a meaning (", see ...") is a link within the reference, so the error leaves it out.
+    # A key's description may end with ", see " and a link within the reference. The error leaves
+    # this end out.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -198,8 +199,8 @@ def _read_entries(
     """Reads the keys of the mapping at `node` into `given`.
 
     whole : the class of the whole mapping
-    place : the class whose keys are allowed at `node`: that of a group if `node` is a group of the
-        mapping, otherwise `whole`
+    place : the class whose keys are allowed at `node`. If `node` is a group of the mapping, this is
+        the class of the group, otherwise it is `whole`
     """
     known = declared(place)
     use = "one of the keys " + ", ".join((*known, *place.GROUPS))

@@ -19,7 +19,8 @@ from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers._base import NONE, Order, Sampler, check_choice, check_length
 from monarch_py.plan.samplers._pytorch import Mersenne
 
-# file : readers of a list of files; records : tfrecord and other readers with an index
+# The kinds of DALI's readers. `file` reads the files of a list. `records` stands for `tfrecord` and
+# the other readers that need an index.
 READERS = ("file", "records")
 
 # The seed with which every shard shuffles the list of files.

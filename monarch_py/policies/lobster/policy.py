@@ -40,23 +40,24 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     """Nodes cache what they load, and three rules decide which copies are dropped (Lobster 4.4).
 
     1. Reuse count: after its last use on the node, a copy is dropped if another node holds one.
-    2. Reuse distance: a copy used in iteration h of an epoch's I iterations is dropped if its next
-       use on the node is more than 2 I - h iterations away, which is beyond the end of the next
-       epoch.
-    3. Coordination with prefetching: if the cache is full, the copy with the largest reuse distance
-       is dropped for the prefetched sample that is used soonest.
+    2. Reuse distance: after a use, a copy is dropped if the next use on the node is after the end
+       of the next epoch. If an epoch has `I` iterations, and the copy is used in iteration `h`, the
+       next use is then more than `2 I - h` iterations away.
+    3. Coordination with prefetching: if the cache is full, the copy with the farthest next use is
+       dropped to make room for the prefetched sample with the nearest use.
 
     A node that lacks a sample reads it from a node that holds it, or else from the file system, and
     keeps the sample. The threads of a node are divided among its GPUs so that all GPUs have the
     samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
     every sample is used in every epoch, so only rule 3 can act.
 
-    Assumptions: a sample is loaded shortly before its use, so it is always the prefetched sample
-    that is used soonest. When the sample has been used, rule 3 decides whether to keep it, by the
-    distance to its next use. Nodes see which samples the other nodes held at the start of the step.
-    Rule 2 applies to samples that are used again, rule 1 to all other samples.
+    Assumptions: a sample is loaded shortly before its use, so among the prefetched samples it
+    always has the nearest use. When the sample has been used, rule 3 decides by its next use
+    whether to keep it. Nodes see which samples the other nodes held at the start of the step. Rule
+    2 applies to samples that are used again, rule 1 to all other samples.
 
-    evictions : if given, the number of copies that each rule drops is added to it
+    evictions : counters to which the number of copies that each rule drops is added; None if these
+        numbers are not needed
     """
     counted = evictions or Evictions()
     replay = Replay(lambda: _Nodes(job, counted).run())
@@ -79,8 +80,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
     A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
     preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
-    section 4.1 of the paper, no threads are reserved for preprocessing. The rate at which a queue's
-    threads read a source is the rate that they get while all nodes and threads are busy.
+    section 4.1 of the paper, no threads are reserved for preprocessing. The prediction assumes that
+    all nodes and threads read at the same time, and share the rates of the sources.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())
@@ -128,7 +129,8 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
     """Returns (samples,) whether rule 1 of `lobster` drops each sample.
 
-    upcoming : next use on this node, or NEVER;  copies : number of copies on all nodes
+    upcoming : (samples,) the next use of each sample on this node, or NEVER
+    copies : (samples,) how many copies of each sample the nodes hold together
     """
     return np.asarray((upcoming == NEVER) & (copies > 1))
 
@@ -136,10 +138,10 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
     """Returns (samples,) whether rule 2 of `lobster` drops each sample.
 
-    upcoming : the iteration of the next use on this node, counted over all epochs
-    now : this iteration, counted in the same way
-    iteration : the position of this iteration in its epoch, counted from 1
-    iterations : I, the iterations of an epoch
+    upcoming : (samples,) the iteration of the next use on this node, counted over all epochs
+    now : the present iteration, counted over all epochs
+    iteration : the number of the present iteration in its epoch, counted from 1
+    iterations : the number of iterations of an epoch
     """
     distance = upcoming - now
     return np.asarray((upcoming != NEVER) & (distance > 2 * iterations - iteration))
@@ -166,7 +168,8 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # For each node the samples of the step, without the trailing NO_FILE.
+                # An index for each node, which selects the node's samples of the step without the
+                # trailing NO_FILE.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
@@ -202,8 +205,9 @@ class _Nodes:
         return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Bools, now: int) -> Ints:
-        """Uses the samples of a step, and keeps or drops them by the rules. Returns (samples,) the
-        class that took each sample, MISS for none.
+        """Notes that a node uses its samples of a step. Keeps or drops each sample in the node's
+        cache by the policy's rules. Returns (samples,) the class that took each sample, or MISS if
+        no class took it.
 
         after : (samples,) the samples' next uses
         beyond : (samples,) whether rule 2 drops the sample, because its next use is too far away

@@ -52,8 +52,8 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the model's y, which is never below 0, because it is a time. Between the points
-        of two pieces, the line of the lower piece applies."""
+        """Returns the model's y, which is never below 0, because it is a time. Between the last
+        point of a piece and the first point of the next piece, the line of the former applies."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])

@@ -54,7 +54,7 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 
     seconds : (..., queues, most), the predicted time of each queue with 1, 2, ... threads
         (`queue_seconds`), for one step or for many
-    total : number of loading threads, T_L
+    total : number of loading threads (T_L in the paper)
 
     The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
     the difference between the largest and the smallest predicted time. If several results have the
@@ -101,14 +101,14 @@ def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest and
-    the smallest time; and (steps,) the largest time. If no window is wide enough, the difference
-    and the largest time are inf.
+    `starts`. The best window has the least difference between the largest and the smallest time of
+    the queues. Returns (steps, queues) the threads; (steps,) this difference; and (steps,) the
+    largest time. If no window is wide enough, the difference and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # Each row stands for one step and one beginning of a window.
+    # In the arrays below, each row stands for one step and one beginning of a window.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # For each row, bisection finds the lowest end of the window for which two conditions hold: the
@@ -137,9 +137,10 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Returns (steps, queues) the fewest threads with which each queue's time is within the step's
-    [low, high]. Also returns (steps,) whether all queues have such a number of threads and the sum
-    of these numbers is at most `total`."""
+    """Finds, for each step, the fewest threads with which each queue's time lies in the step's
+    window, from `low` to `high`. Returns (steps, queues) these numbers. Also returns (steps,)
+    whether the window is possible: every queue has such a number, and their sum is at most
+    `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

@@ -1,11 +1,11 @@
-"""Decides which node holds which files; NoPFS 5.1 made complete.
+"""Decides which node holds which files: the placement of the NoPFS paper, and a better one.
 
-In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. `literal` computes this placement. It leaves a sixth of
-the files without a holder if the dataset just fits into the tiers of all nodes together; these
-files are read from the file system in every epoch. The function `place` first gives every file one
-holder; further holders only get room that is left. Within the quotas, `place` maximises the sum of
-frequency x size over all copies.
+In the paper (section 5.1) every node fills its storage classes with the files that it uses most
+often, and nothing ensures that each file has a holder. `literal` computes this placement. It leaves
+a sixth of the files without a holder if the dataset just fits into the tiers of all nodes together;
+these files are read from the file system in every epoch. The function `place` first gives every
+file one holder; further holders only get room that is left. Within the quotas, `place` maximises
+the sum of frequency x size over all copies.
 """
 
 from dataclasses import dataclass
@@ -77,12 +77,14 @@ def place(
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
 
-    NoPFS 5.1 as a linear program: x[n, k] is 1 if node n holds file k, otherwise 0. Maximise the
-    sum of f[n, k] s[k] x[n, k] over all n and k, under two constraints. For each node,
-    sum_k s[k] x[n, k] <= quota[n]. For each file, sum_n x[n, k] >= 1 if the quotas together hold
-    the dataset; otherwise it is <= 1, because a second copy would displace another file. Prices of
-    room from the dual (`prices`) determine which node owns which file. A full node passes files on,
-    so that quotas are respected.
+    The function solves the placement of NoPFS 5.1 as a linear program. `x[n, k]` is 1 if node `n`
+    holds file `k`, otherwise 0. `s[k]` is the file's size, and `f[n, k]` is its frequency on the
+    node times the node's weight. The sum of `f[n, k] s[k] x[n, k]` over all `n` and `k` is
+    maximised, under two constraints. First, for each node the sum of `s[k] x[n, k]` over its files
+    is at most the node's quota. Second, each file has at least one holder if the quotas together
+    hold the dataset. Otherwise it has at most one, because a second copy would displace another
+    file. Prices of room from the dual (`prices`) determine which node owns which file. If a node is
+    full, its other files go to other nodes, so that the quotas hold.
     """
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, weights, sizes, quotas, everything)
@@ -141,8 +143,8 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # "Elsewhere" is the second-best node. If the quotas do not hold all files, a file may also
-        # go to no node, which is worth 0.
+        # What a file loses if its best node does not take it. It then goes to the second-best node.
+        # If the quotas do not hold all files, it may also go to no node, which is worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)
@@ -201,10 +203,11 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 
 
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
-    """NoPFS 5.1 to the letter: every node by itself takes the files that it uses most often.
+    """Computes the placement exactly as section 5.1 of the NoPFS paper describes it: every node by
+    itself takes the files that it uses most often. The arguments are as in `place`.
 
-    `place` has the same arguments. Returns for each node its files, the most used first. Files
-    used equally often are in the order of their numbers, as in the published simulator.
+    Returns for each node its files, the most used first. Files that are used equally often are in
+    the order of their numbers, as in the published simulator.
     """
     nobody = np.zeros(len(sizes), dtype=bool)
     return tuple(

@@ -1,4 +1,4 @@
-"""NoPFS as a policy: access frequencies place files, and first uses order the fetches.
+"""The policies of NoPFS: place files by access frequency, and fetch them in order of first use.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """
@@ -22,16 +22,18 @@ LEAST_SPREAD = 0.1
 
 
 def nopfs(job: Job) -> Decision:
-    """Clairvoyant placement (NoPFS 5.1), made complete: every file that fits anywhere has an owner.
+    """Places files by their known future accesses, as in section 5.1 of the NoPFS paper. Unlike in
+    the paper, every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). Each fetch uses the fastest of the local copy, a remote
-    copy and the file system (NoPFS 4). A node does not ask whether another node already has a file.
-    Instead, the node compares its progress with the access for which the other node first needs the
-    file. Once the node's own accesses have reached the number of that access, the node assumes that
-    the other node has the file (NoPFS 5.2.2). Classes are filled during training, in order of first
-    use. If a node reads a file that belongs in one of its classes and is not there yet, this read
-    makes the copy.
+    no node holds (the paper's scenario 4). A node reads a file from the fastest of its own copy,
+    another node's copy and the file system (section 4).
+
+    Nodes do not tell each other which files they have. A node assumes that another node has a file
+    once its own training is as far as the other node's first access to the file (section 5.2.2).
+
+    The storage classes are filled during training, in order of first use. If a node reads a file
+    that it should hold and does not hold yet, it keeps the file.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -89,10 +91,12 @@ def _decision(job: Job, copies: Copies) -> Decision:
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns the access for which each copy is first needed: the first use of the file by the
-    copy's node. If this node never uses the file, the first use by any node counts.
+    """Returns (copies,) the number of the access that first needs each copy. This is the first use
+    of the file by the copy's node. If that node never uses the file, it is the first use by any
+    node.
 
-    first : the number of the first use by the copy's node, or NEVER;  files : the file of each copy
+    first : (copies,) the number of the first use by the copy's node, or NEVER
+    files : (copies,) the file of each copy
     """
     return np.where(first == NEVER, job.first_use.min(axis=0)[files], first)
 
@@ -101,10 +105,10 @@ def need_differences(job: Job, name: str) -> None:
     """Checks that access frequencies differ between files and nodes. Raises PolicyError if all
     nodes use every file about equally often, epoch after epoch.
 
-    If files have many samples and are used as a whole, they are used about equally often: the
-    relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the square root of the
-    number of samples that a node reads from a file (binomial, NoPFS 3.1). The check passes if a
-    node uses a file less than once an epoch on average, as it does if each file is one sample.
+    Files with many samples that are used as a whole are used about equally often. If a node reads
+    `k` samples of a file, the relative spread of the frequencies is `sqrt((1 - 1 / nodes) / k)`
+    (binomial, NoPFS 3.1). The check passes if a node uses a file less than once an epoch on
+    average, as it does if each file is one sample.
     """
     used = job.frequencies
     mean = float(used.mean())
@@ -133,8 +137,8 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # If a node would save nothing, its link is at least as fast as its class, and a comparison is
-    # meaningless.
+    # If a node would save nothing, because its link is at least as fast as its class, the nodes'
+    # savings are not compared.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)

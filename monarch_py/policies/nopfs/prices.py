@@ -1,10 +1,11 @@
 """Prices of a byte of each node's room: the dual of the placement problem (see `placement`).
 
-The placement is a linear program with two kinds of constraints: quotas of nodes, and one holder for
-every file. Lagrangian prices of room, one per node, move the quotas into the objective. The problem
-then separates into one problem per file, which comparisons alone can solve. For any prices, the
-value of the solution is an upper bound for every placement (weak duality). The least of these
-bounds, at the best prices, equals the linear program's optimum.
+The placement is a linear program with two kinds of constraints: the quota of each node, and the
+number of holders of each file. Lagrangian prices of room, one per node, move the quotas into the
+objective. The problem then separates into one problem for each file. To solve it, it is enough to
+compare what the nodes gain by holding the file. For any prices, the value of the solution is an
+upper bound for every placement (weak duality). The least of these bounds, at the best prices,
+equals the linear program's optimum.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Array, Floats, Ints
 
-# For each node an array (files,): a table, or a sequence that computes each row on access.
+# Has an array (files,) for each node: either a table, or a sequence that computes the array of a
+# node when it is accessed.
 Rows = Sequence[Array]
 
 # Prices are optimised on samples of the files, in two stages. The first stage finds rough prices.
 # The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
 # pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
-# The width of the noise that breaks ties, relative to the mean of the values that the files have on
-# their best nodes. The noise makes the result worse by at most this fraction. Values are small
-# integers, so without noise thousands of files would tie, and a change of a price would move them
-# all at once.
+# Values are small integers, so thousands of files would tie, and a change of a price would move all
+# of them at once. Random noise breaks the ties. NOISE is the width of this noise, relative to the
+# mean value of a file on its best node. The noise makes the result worse by at most this fraction.
 NOISE = 0.01
 
 
@@ -78,7 +79,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
     The prices are found by subgradient steps on samples of the files. The price of a node rises
     while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. A stage returns the prices of the step that gave the least upper bound.
+    smaller. Each stage (STAGES) returns the prices of the step that gave the least upper bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -119,13 +120,14 @@ class _Sample:
     everything: bool
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
-        """Returns, for these prices, the upper bound on the value of a placement, and (nodes,) the
-        room that each node demands, relative to the size of the sample."""
+        """Returns the upper bound that these prices give for the value of a placement. Also returns
+        (nodes,) the room that each node demands at these prices, relative to the size of the
+        sample."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file is demanded by its best node even at a loss, and by all
-        # nodes with a positive gain. If files are held at most once, a file is demanded by its best
-        # node alone, and only if the gain there is positive.
+        # Each file is demanded by some nodes. If every file must be held, these are the file's best
+        # node, even if its gain is negative, and all nodes with a positive gain. If a file is held
+        # at most once, only its best node demands it, and only if the gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS

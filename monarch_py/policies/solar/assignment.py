@@ -56,5 +56,6 @@ def _take(
         row_of[column] = before
         if before == row:
             return
-        # Go back along the path, to the column that this row gives up.
+        # The row `before` has got this column, and gives up the column that it had. Continue with
+        # the column that it had, which lies before this column on the path.
         column = int(had[had != column][0])

@@ -5,18 +5,19 @@ SOLAR chooses the order of epochs such that an epoch begins with samples that th
 used last.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
-epoch to the next. An edge costs the samples that are loaded when the epoch changes. The buffers
-then have the last c samples of one epoch, and the first c samples of the next epoch are needed.
-Both are random subsets of the n samples. So the mean cost of an edge is c (1 - c / n), and the
-standard deviation is only 1 / sqrt(n) of the mean: 0.34 % for 88,064 samples. The best of 100 edges
-lies 2.5 standard deviations below the mean, and the whole path is 0.7 to 0.8 % cheaper than the
-given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+epoch to the next. The cost of an edge is the number of samples that are loaded when the epoch
+changes. Let the dataset have `n` samples, and the buffers of all nodes room for `c` of them. When
+the epoch changes, the buffers have the last `c` samples of one epoch, and the first `c` samples of
+the next epoch are needed. Both are random subsets of the dataset. So the mean cost of an edge is
+`c (1 - c / n)`, and the standard deviation is only `1 / sqrt(n)` of the mean: 0.34 % for 88,064
+samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
+0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
 
-With a buffer of size C that drops the samples with the farthest next use, the order of epochs saves
-nothing: for a dataset of size D, the buffer loads D - C in an epoch, whatever epoch came before.
-SOLAR reports savings of 25.6 and 59.4 %. With independent shuffles these cannot come from the order
-alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, LRU
-loads between 1.3 and 2.6 times D - C, and this buffer loads exactly D - C.
+If the buffers drop the samples with the farthest next use, the order of epochs saves nothing: they
+load `n - c` samples in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
+59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also replaces
+LRU by a buffer that knows the future. In benchmarks/policies, this buffer loads exactly `n - c`
+samples in an epoch, and LRU loads 1.3 to 2.6 times as many.
 """
 
 from collections.abc import Callable
@@ -39,13 +40,13 @@ ROUNDING = 1e-9
 def edge_costs(
     orders: Callable[[int], Ints], epochs: int, capacity: int, files: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (epochs, epochs) int64: element [u, v] is the cost N(u, v) of SOLAR 4.2. This is the
-    number of samples that are loaded at the start of epoch v if epoch u ran before epoch v: the
-    number of samples that are among the first C of v, but not among the last C of u. The diagonal
-    is 0 and has no meaning.
+    """Returns the costs of all edges, (epochs, epochs) int64. Element [u, v] is the number of
+    samples that are loaded at the start of epoch `v` if epoch `u` ran before it. These samples are
+    among the first `capacity` samples of `v`, but not among the last `capacity` samples of `u`.
+    (Section 4.2 of the SOLAR paper calls this cost N(u, v).) The diagonal is 0 and has no meaning.
 
     orders : epoch -> (nodes, steps, batch), whose accesses are taken in order of time
-    capacity : C, how many samples the buffers of all nodes hold together
+    capacity : how many samples the buffers of all nodes hold together
     files : the number of files
 
     The computation takes 2 bytes of memory for each epoch and file.
@@ -134,8 +135,8 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # `change` is the additional cost if i and j exchange their successors. If i and j are in
-        # different cycles, the exchange joins these cycles.
+        # For each pair of epochs, `change` has the additional cost if the two exchange their
+        # successors. The exchange joins their cycles if these differ.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf

@@ -21,9 +21,9 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
     cap : the largest number of samples that a node takes in a step; nodes x cap must be enough for
         all samples of the step
 
-    The result is (nodes,) int64 with sum `loads`: the same number for every node that has not
-    reached the cap. If the loads do not divide evenly, the nodes that hold the fewest samples load
-    one more.
+    The result is (nodes,) int64, and its sum is `loads`. All nodes that stay below the cap load the
+    same number of samples. If the loads do not divide evenly, the nodes that have the most room
+    left load one more.
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)

@@ -88,7 +88,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # How many more unwanted samples each node may read.
+        # How many unwanted samples each node may still read between wanted ones.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
