@@ -150,8 +150,8 @@ def test_a_link_to_a_source_is_not_the_source(
 
 
 def test_a_source_may_be_mounted_at_its_alias(changing: Changing, mounts: Mounts) -> None:
-    """In a container, the alias of a source may be a mount instead of a link. The kernel then reports
-    paths below the alias."""
+    """In a container, the alias of a source may be a mount instead of a link. The kernel then
+    reports paths below the alias."""
     alias = mounts.bind("alias", changing.root)
     source = changing.served.control.source[0]
     source.alias, source.alias_len = bytes(alias), len(bytes(alias))
