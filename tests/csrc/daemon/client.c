@@ -251,6 +251,12 @@ TEST(requests_are_sent_ahead_up_to_a_limit) {
         CHECK(sent - (size_t)sent_after[i] <= AHEAD && sent_after[i] <= (i + 1) * AHEAD / 2);
     }
     SAME(sent, RANGES);
+    for (uint64_t i = 0; i < RANGES; i++) {
+        struct monarch_peer_request q;
+        SAME((recv)(server, &q, sizeof q, MSG_WAITALL), sizeof q);
+        CHECK(q.tag == i && q.first == i);
+        CHECK(monarch_is_sealed(hears, heard++, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal));
+    }
     CHECK(waitpid(child, NULL, 0) == child);
     done();
 }

@@ -1,9 +1,22 @@
+#include "shared/doorbell.h"
+
+/* How often the readers of each demand were woken. */
+static int woken(uint32_t *futex);
+#define monarch_futex_wake woken
 #include "clients/demands.c"
 
 #include "checks.h"
 
 static struct monarch_engine *e;
 static struct monarch_clients *m;
+
+static int wakes[MONARCH_DEMANDS];
+
+static int woken(uint32_t *futex) {
+    ptrdiff_t slot = (uint64_t *)futex - m->demand;
+    CHECK(slot >= 0 && slot < MONARCH_DEMANDS && (void *)futex == &m->demand[slot]);
+    return ++wakes[slot];
+}
 
 static void make(void) {
     e = make_engine(4096);
@@ -24,7 +37,11 @@ TEST(an_answer_reaches_the_demands_for_its_units) {
                 demand(i, 7, (uint64_t)i);
             demand(MONARCH_DEMANDS - 1, 7, first + count - 1);
             demand(100, 8, first);
+            memset(wakes, 0, sizeof wakes);
             monarch_answer(m, 7, first, count);
+            for (int i = 0; i < MONARCH_DEMANDS; i++)
+                SAME(wakes[i], m->demand[i] == 0 && (i < 6 || (i > 100 && count)) &&
+                                   (i < 6 || i == MONARCH_DEMANDS - 1));
             for (uint64_t i = 0; i < 6; i++)
                 SAME(m->demand[i] == 0, i >= first && i < first + count);
             SAME(m->demand[MONARCH_DEMANDS - 1] == 0, count > 0);
@@ -53,6 +70,7 @@ TEST(demands_stand_while_their_file_may_come) {
         int stands = i % 6 == MONARCH_WANTED || i % 6 == MONARCH_FILLING ||
                      (i % 6 == MONARCH_ABSENT && i >= 6);
         SAME(m->demand[MONARCH_DEMANDS - 1 - i] != 0, stands);
+        SAME(wakes[MONARCH_DEMANDS - 1 - i], !stands);
         SAME(monarch_is_requested(m, i), i >= 6);
         stand += stands;
     }

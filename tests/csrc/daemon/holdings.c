@@ -3,6 +3,34 @@
 static uint64_t time_ns = 500000000000;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
+
+/* The server, in place of server.c: which requests it was told to answer. */
+#include "peers/connection.h"
+static struct monarch_peer_server *const server = (struct monarch_peer_server *)&time_ns;
+static int wakes, ends;
+static uint64_t woken[2];
+static int (*settled)(void *arg, const struct monarch_peer_request *wanted);
+static struct monarch_peer_server *serve(const struct monarch_peer_files *files,
+                                         const struct monarch_peer_bounds *bounds,
+                                         const unsigned char *key) {
+    return files && bounds && key ? server : NULL;
+}
+static void wake(struct monarch_peer_server *s, uint32_t source, uint64_t hash) {
+    wakes += s == server;
+    woken[0] = source;
+    woken[1] = hash;
+}
+static void wake_if(struct monarch_peer_server *s,
+                    int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
+                    void *arg) {
+    wakes += s == server;
+    settled = is_settled;
+}
+static void end(struct monarch_peer_server *s) { ends += s == server; }
+#define monarch_peer_serve serve
+#define monarch_peer_wake wake
+#define monarch_peer_wake_if wake_if
+#define monarch_peer_end end
 #include "serving/holdings.c"
 
 #include "checks.h"
@@ -76,6 +104,33 @@ TEST(sums_come_and_go_with_their_copy) {
     monarch_holdings_sums(NULL, 9, sums, NULL, 2);
     monarch_holdings_wake(NULL, 0, 0);
     monarch_holdings_wake(h, 0, 0);
+    done();
+}
+
+/* The server is told of files whose bytes have come, of files that will get no copy, and once of
+ * each change of the patience, which concerns all requests. Without a server nobody is told. */
+TEST(requests_that_wait_are_woken) {
+    const struct monarch_peer_bounds bounds = {.threads = 1};
+    struct monarch_peer_request wanted = {.source = 3};
+    make();
+    monarch_holdings_wake(h, 1, 2);
+    monarch_holdings_answer(h);
+    monarch_holdings_patience(h, MONARCH_WHO_HAS_TIME_WAITS);
+    SAME(wakes, 0);
+    CHECK(monarch_holdings_serve(h, &bounds) == server);
+    monarch_holdings_wake(h, 1, 2);
+    CHECK(wakes == 1 && woken[0] == 1 && woken[1] == 2);
+    monarch_holdings_answer(h);
+    CHECK(wakes == 2 && settled == is_settled);
+    monarch_holdings_patience(h, MONARCH_WHO_HAS_TIME_WAITS); /* no change */
+    SAME(wakes, 2);
+    monarch_holdings_patience(h, MONARCH_NOBODY_WAITS);
+    CHECK(wakes == 3 && settled(h, &wanted) == 1);
+    SAME(h->patience, MONARCH_NOBODY_WAITS);
+    monarch_holdings_stop(h, server);
+    SAME(ends, 1);
+    monarch_holdings_wake(h, 1, 2);
+    SAME(wakes, 3);
     done();
 }
 
