@@ -1,5 +1,5 @@
 """Single functions of the daemon's C part, also static ones: the C files of `daemon`, each with the
-tests of one file of csrc."""
+tests of one or two files of csrc."""
 
 from __future__ import annotations
 
@@ -8,38 +8,47 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from csrc.building import HERE, NATIVE, build, compile_native
+from csrc.building import HERE, NATIVE, PRELOAD, build, compile_all, compile_native
 from csrc.sanitizing import OPTIONS, SANITIZERS, Built, flags_of, skip_without
 
-UNITS = sorted(path.stem for path in (HERE / "daemon").glob("*.c") if path.stem != "main")
+PLACE = HERE / "daemon"
+UNITS = sorted(path.stem for path in PLACE.glob("*.c") if path.stem != "main")
 APART = ("simulator/", "testing/")
+FLAGS = ["-O0", "-g1", "-Wall", "-Werror", f"-I{HERE}", *flags_of(SANITIZERS["address"])]
 
 
-def included() -> set[str]:
-    """Returns the files of csrc that the C files of `daemon` include."""
-    texts = [(HERE / "daemon" / f"{unit}.c").read_text() for unit in UNITS]
-    return {name for text in texts for name in re.findall(r'^#include "(.*\.c)"', text, re.M)}
+def included(unit: str) -> set[str]:
+    """Returns the files of csrc that the C file includes, and whose functions it may replace."""
+    text = (PLACE / f"{unit}.c").read_text()
+    return set(re.findall(r'^#include "(.*\.c)"', text, re.M))
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The program with the tests, under AddressSanitizer and UndefinedBehaviorSanitizer."""
+def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The objects of all files of csrc, as the other tests have them, and of main.c."""
     place = tmp_path_factory.mktemp("daemon_units")
-    sanitizer = SANITIZERS["address"]
-    prefix = skip_without(sanitizer, place)
-    rest = [name for name in NATIVE if name not in included() and not name.startswith(APART)]
-    objects = compile_native(place, rest)
-    own = [HERE / "daemon" / f"{unit}.c" for unit in (*UNITS, "main")]
-    flags = ["-O0", "-g1", "-Wall", *flags_of(sanitizer)]
-    flags += ["-Werror", f"-I{HERE}", "-pthread", "-ldl"]
-    build(place / "daemon_units", [*own, *objects], flags)
-    return Built(sanitizer, place, prefix)
+    names = [name for name in NATIVE if not name.startswith(APART)]
+    names.sort(key=lambda name: name not in PRELOAD)  # the order of compile_native
+    found = dict(zip(names, compile_native(place, names), strict=True))
+    return found | {"main": compile_all(place, [PLACE / "main.c"], FLAGS)[0]}
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    return skip_without(SANITIZERS["address"], tmp_path_factory.mktemp("probe"))
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_it_does_what_its_comments_say(program: Built, unit: str, tmp_path: Path) -> None:
+def test_it_does_what_its_comments_say(
+    unit: str, objects: dict[str, Path], prefix: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Under AddressSanitizer and UndefinedBehaviorSanitizer. Each C file is a program of its own,
+    because it may replace functions that the files of the others use."""
+    own = included(unit)
+    rest = [made for name, made in objects.items() if name not in own]
+    program = build(tmp_path / "tests", [PLACE / f"{unit}.c", *rest], [*FLAGS, "-pthread", "-ldl"])
     done = subprocess.run(
-        program.command("daemon_units", unit),
+        Built("address", tmp_path, prefix).command(program.name, unit),
         env=OPTIONS,
         cwd=tmp_path,
         capture_output=True,

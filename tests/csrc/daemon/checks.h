@@ -1,6 +1,6 @@
 /* For the tests beside this file. Each C file here includes a file of the daemon's C part, so that
- * its tests can call the static functions too, and use the structs. All files are built into one
- * program (test_daemon_units.py). */
+ * its tests can call the static functions too, use the structs, and replace what the file calls.
+ * With main.c and the rest of the daemon's C part, it makes a program (test_daemon_units.py). */
 #pragma once
 
 #include <stdlib.h>

@@ -29,9 +29,9 @@ static void make(void) {
     c = make_catalog(64);
     for (int i = 0; i < FILES; i++) {
         char name[] = {(char)('a' + i), 0};
-        add_entry(c, name,
-                  (struct monarch_entry){
-                      .kind = MONARCH_FILE, .size = 100, .ino = 50 + (uint64_t)i});
+        add_entry(
+            c, name,
+            (struct monarch_entry){.kind = MONARCH_FILE, .size = 100, .ino = 50 + (uint64_t)i});
     }
     w = monarch_writer_new();
     w->catalog = c;
@@ -419,7 +419,7 @@ TEST(a_new_file_gets_an_entry_within_the_grant) {
         if (way == 4)
             c->capacity = c->count;
         enum monarch_answer answer = monarch_order_handed(p, c, h, &job);
-        SAME(answer, way == 0              ? MONARCH_NOT_YET
+        SAME(answer, way == 0               ? MONARCH_NOT_YET
                      : way == 1 || way == 4 ? MONARCH_REFUSED
                                             : MONARCH_TAKEN);
         SAME(job != NULL, way == 2);

@@ -37,8 +37,14 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
+/* If it is not NULL, this thread joins the line of the next fetch. */
+static struct use *joins;
+
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
     CHECK(l && !l->is_closed);
+    if (joins)
+        p->uses->follower = joins;
+    joins = NULL;
     last = gets[0];
     unsigned status = fetches < scripted ? script[fetches].status : MONARCH_PEER_OK;
     l->frames += fetches < scripted ? (uint64_t)script[fetches].frames : 1;
@@ -130,8 +136,8 @@ TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     monarch_peer_free(p);
 }
 
-/* A link that breaks while an answer comes, or that is late, shows that the peer has failed. That is
- * reported, and so is the next success. */
+/* A link that breaks while an answer comes, or that is late, shows that the peer has failed. That
+ * is reported, and so is the next success. */
 TEST(a_failure_and_the_next_success_are_reported) {
     const unsigned status[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT, MONARCH_PEER_FORGED};
     for (int i = 0; i < 3; i++)
@@ -240,8 +246,8 @@ TEST(large_answers_take_a_slot) {
     const struct {
         uint64_t first, second;
         uint32_t awaited, is_large;
-    } cases[] = {{LARGE_BYTES - 1, 0, 0, 0}, {LARGE_BYTES, 0, 0, 1},
-                 {LARGE_BYTES - 1, 1, 0, 1}, {LARGE_BYTES, 0, 1, 0},
+    } cases[] = {{LARGE_BYTES - 1, 0, 0, 0},           {LARGE_BYTES, 0, 0, 1},
+                 {LARGE_BYTES - 1, 1, 0, 1},           {LARGE_BYTES, 0, 1, 0},
                  {LARGE_BYTES, LARGE_BYTES - 1, 1, 0}, {LARGE_BYTES, LARGE_BYTES, 1, 1}};
     for (unsigned i = 0; i < 6; i++) {
         make();
@@ -256,8 +262,8 @@ TEST(large_answers_take_a_slot) {
     }
 }
 
-/* There are a few slots. A slot that is released goes to the thread that waits, if there is one, and
- * a newcomer does not get it. */
+/* There are a few slots. A slot that is released goes to the thread that waits, if there is one,
+ * and a newcomer does not get it. */
 TEST(slots_go_to_those_that_wait) {
     make();
     for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
@@ -349,6 +355,24 @@ TEST(a_link_is_passed_to_its_follower) {
         CHECK(p->uses == (works ? &second : &other) && !other.next);
         leave(p, &other, 1);
         CHECK(p->uses == (works ? &second : NULL) && other.link == &links[1]);
+        monarch_peer_free(p);
+    }
+}
+
+/* After an answer, the link is the follower's, and is not kept as idle. After a break, the follower
+ * gets none, and the link is closed. */
+TEST(a_follower_gets_the_link_only_if_it_works) {
+    for (int works = 0; works < 2; works++) {
+        make();
+        struct use second = {.is_following = 1};
+        joins = &second;
+        then(works ? MONARCH_PEER_OK : MONARCH_PEER_CUT, 1);
+        SAME(ask_small(), works - 1);
+        CHECK(second.link == (works ? &links[0] : NULL) && !second.is_following);
+        CHECK(p->idle == 0 && closed() == !works);
+        if (works)
+            leave(p, &second, 1);
+        CHECK(!p->uses);
         monarch_peer_free(p);
     }
 }

@@ -73,8 +73,8 @@ static void grant(void) {
 
 TEST(a_path_is_plain_as_the_scan_spells_it) {
     const char *plain[] = {"a", "a/b", "...", ".a", "a/..b/c.", "..a", "a.", "x/..."};
-    const char *other[] = {"", "/", "/a", "a/", "a//b", ".", "..", "a/.", "a/..", "./a", "../a", "a/../b",
-                           "a/./b"};
+    const char *other[] = {"",    "/",    "/a",  "a/",   "a//b",   ".",    "..",
+                           "a/.", "a/..", "./a", "../a", "a/../b", "a/./b"};
     for (unsigned i = 0; i < sizeof plain / sizeof *plain; i++)
         SAME(is_plain(plain[i]), 1);
     for (unsigned i = 0; i < sizeof other / sizeof *other; i++)
@@ -164,14 +164,14 @@ TEST(a_descriptor_is_filled_kept_or_closed) {
         uint64_t word;
         int is_done, is_kept, rings, asks;
     } cases[] = {
-        {1, 1, 1, 0, 0, 1, 0, 0, 0},                                    /* granted */
-        {0, 1, 1, 0, 0, 0, 1, 0, 0},                                    /* no grant yet */
-        {1, 0, 1, 0, 0, 0, 1, 0, 0},                                    /* no slot is free */
-        {0, 1, 0, 0, 0, 0, 0, 1, 0},                                    /* the table is full */
+        {1, 1, 1, 0, 0, 1, 0, 0, 0},                                     /* granted */
+        {0, 1, 1, 0, 0, 0, 1, 0, 0},                                     /* no grant yet */
+        {1, 0, 1, 0, 0, 0, 1, 0, 0},                                     /* no slot is free */
+        {0, 1, 0, 0, 0, 0, 0, 1, 0},                                     /* the table is full */
         {1, 1, 1, 0, monarch_word(MONARCH_ABSENT, 0, 0, 7), 0, 1, 1, 1}, /* refused */
         {1, 1, 0, 0, monarch_word(MONARCH_ABSENT, 0, 0, 7), 0, 0, 1, 1},
         {1, 1, 1, 0, monarch_word(MONARCH_BYPASS, 0, 0, 0), 0, 0, 0, 0}, /* nothing to do */
-        {1, 1, 1, 1, 0, 0, 0, 1, 0},                                    /* the program wants it */
+        {1, 1, 1, 1, 0, 0, 0, 1, 0},                                     /* the program wants it */
     };
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();

@@ -245,7 +245,8 @@ TEST(a_connection_waits_for_what_it_needs) {
     done();
 }
 
-/* A thread stays with a connection, and blocks on it, as long as there are threads for all others. */
+/* A thread stays with a connection, and blocks on it, as long as there are threads for all others.
+ */
 TEST(a_thread_stays_while_there_are_threads_for_others) {
     make(2, 2);
     SAME(adopt(), 0);
