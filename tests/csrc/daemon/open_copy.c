@@ -1,0 +1,411 @@
+#include "shared/clock.h"
+
+static uint64_t time_ns = 5000000000;
+static uint64_t told_ns(void) { return time_ns; }
+#define monarch_now_ns told_ns
+#include "serving/open_copy.c"
+
+#include "checks.h"
+
+#define BLOCK (4 * MONARCH_UNIT)
+#define SIZE (2 * BLOCK + 1)
+#define COPY 0x1a
+#define TIER 2
+
+static struct monarch_engine *e;
+static holdings *h;
+static struct monarch_catalog *c;
+static struct monarch_entry *entry;
+static struct monarch_peer_request wanted;
+static struct monarch_peer_opened out;
+static uint64_t id;
+static const unsigned char key[MONARCH_KEY_BYTES] = "key";
+
+static void make(uint64_t size) {
+    e = make_engine(BLOCK);
+    h = monarch_holdings_new(e->clients, e->fills, BLOCK, key);
+    c = make_catalog(64);
+    add_entry(c, "other", (struct monarch_entry){.kind = MONARCH_FILE, .size = 1, .ino = 8});
+    entry = add_entry(c, "file",
+                      (struct monarch_entry){.kind = MONARCH_FILE,
+                                             .source = 3,
+                                             .size = size,
+                                             .ino = 9,
+                                             .mtime_ns = 11,
+                                             .ctime_ns = 12});
+    id = (uint64_t)(entry - monarch_table(c));
+    monarch_holdings_source(h, 3, 77);
+    monarch_holdings_catalog(h, c);
+    monarch_holdings_patience(h, MONARCH_NOBODY_WAITS);
+    int copies = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    monarch_holdings_tier(h, TIER, copies);
+    unlink("000000000001a");
+    close(make_file("000000000001a", size, 7));
+    wanted = (struct monarch_peer_request){.source = 3,
+                                           .path_hash = entry->hash,
+                                           .size = size,
+                                           .mtime_ns = monarch_times_of(entry),
+                                           .length = 100};
+}
+
+static void done(void) {
+    close(h->copies[TIER]);
+    monarch_holdings_free(h);
+    free(c);
+    free_engine(e);
+}
+
+static void keep(uint16_t home) { monarch_holdings_keep(h, 1, &id, &home); }
+static unsigned ask(void) { return monarch_open_copy(h, &wanted, &out); }
+static struct open_copy *held(void) { return out.file; }
+
+/* Makes the copy's fill, with the first `units` units done. */
+static void begin_fill(int slot, uint64_t units) {
+    entry->word = e->fills->word[slot] = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
+    struct monarch_fill *f = &e->fills->fill[slot];
+    memset(f, 0, sizeof *f);
+    f->unit_bytes = MONARCH_UNIT;
+    for (uint64_t u = 0; u < units; u++)
+        f->done[u / 64] |= 1ULL << u % 64;
+}
+
+static int demands(void) {
+    int n = 0;
+    for (int i = 0; i < MONARCH_DEMANDS; i++)
+        n += e->clients->demand[i] != 0;
+    return n;
+}
+
+/* --- which file is meant ---------------------------------------------------------------------- */
+
+/* A complete copy is opened for everybody who means its file, whoever keeps the file. */
+TEST(a_complete_copy_is_opened) {
+    make(2 * BLOCK);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
+    SAME(ask(), MONARCH_PEER_OK);
+    SAME(held()->blocks, 2);
+    monarch_close_copy(h, held());
+    done();
+    make(SIZE);
+    uint64_t sums[3] = {1, 2, 3};
+    monarch_holdings_sums(h, COPY, sums, NULL, 3);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
+    entry->sum = 55;
+    int before = open_descriptors();
+    for (uint16_t home = 0; home < 3; home++) {
+        keep(home);
+        wanted.is_doubted = home;
+        SAME(ask(), MONARCH_PEER_OK);
+        CHECK(out.size == SIZE && out.block_bytes == BLOCK && out.fd == held()->fd);
+        CHECK(held()->id == id && held()->word == entry->word && held()->blocks == 3);
+        CHECK(held()->slot == -1 && held()->is_whole && held()->sum == 55 && held()->sums);
+        SAME(held()->is_doubted, home > 0);
+        SAME(monarch_copy_available(h, held(), 7), SIZE);
+        SAME(open_descriptors(), before + 1);
+        monarch_close_copy(h, held());
+        SAME(open_descriptors(), before);
+    }
+    CHECK(unlink("000000000001a") == 0);
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    SAME(open_descriptors(), before);
+    done();
+}
+
+/* Another version, another file and a changed file are told apart from the one that is meant. */
+TEST(another_version_of_a_file_is_not_sent) {
+    make(SIZE);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
+    wanted.size++;
+    SAME(ask(), MONARCH_PEER_CHANGED);
+    wanted.size--;
+    wanted.mtime_ns++;
+    SAME(ask(), MONARCH_PEER_CHANGED);
+    wanted.mtime_ns--;
+    entry->ctime_ns++;
+    SAME(ask(), MONARCH_PEER_CHANGED);
+    entry->ctime_ns--;
+    entry->version = 1; /* the attributes are being replaced */
+    SAME(ask(), MONARCH_PEER_CHANGED);
+    entry->version = 2;
+    wanted.path_hash++;
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    wanted.path_hash--;
+    wanted.source = 2;
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    wanted.source = MONARCH_MAX_SOURCES;
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    wanted.source = 3;
+    entry->kind = MONARCH_LINK;
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    entry->kind = MONARCH_FILE;
+    monarch_mark_changed(e->clients, 77, 8);
+    SAME(ask(), MONARCH_PEER_OK);
+    monarch_close_copy(h, held());
+    monarch_mark_changed(e->clients, 77, 9);
+    SAME(ask(), MONARCH_PEER_CHANGED);
+    monarch_holdings_catalog(h, NULL);
+    SAME(ask(), MONARCH_PEER_UNKNOWN_FILE);
+    done();
+}
+
+/* --- files without a copy --------------------------------------------------------------------- */
+
+/* What is answered for a file without a copy depends on its state, on where it is kept, and on
+ * whether it is known where files are kept. */
+TEST(the_answer_for_a_file_without_a_copy) {
+    const uint64_t words[] = {0, monarch_word(MONARCH_WANTED, 0, 0, 0),
+                              monarch_word(MONARCH_FILLING, 0, TIER, COPY),
+                              monarch_word(MONARCH_BYPASS, MONARCH_NO_ROOM, 0, 0),
+                              monarch_word(MONARCH_BYPASS, MONARCH_FAILED, 0, 0)};
+    uint64_t ids[MONARCH_MOVED];
+    make(SIZE);
+    for (unsigned state = 0; state < 5; state++)
+        for (uint16_t home = 0; home < 4; home++)
+            for (int patience = 0; patience < 3; patience++)
+                for (unsigned flags = 0; flags < 4; flags++) {
+                    keep(home);
+                    memset(&e->clients->wanted, 0, sizeof e->clients->wanted);
+                    monarch_holdings_patience(h, patience);
+                    entry->word = words[state];
+                    wanted.is_awaited = flags & 1;
+                    wanted.is_owner = flags >> 1;
+                    int waits_here = patience == MONARCH_EVERYBODY_WAITS ||
+                                     (patience == MONARCH_WHO_HAS_TIME_WAITS && !(flags & 1));
+                    unsigned no = waits_here ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
+                    int begins = home == MONARCH_KEPT_HERE ||
+                                 (home == MONARCH_KEPT_ELSEWHERE && flags >> 1 && !waits_here);
+                    unsigned right;
+                    if (!(flags & 1) && waits_here)
+                        right = MONARCH_PEER_LATER;
+                    else if (home >= MONARCH_MOVED_TO)
+                        right = MONARCH_PEER_MOVED + home - MONARCH_MOVED_TO;
+                    else if (state < 2)
+                        right = begins ? MONARCH_PEER_LATER : no;
+                    else if (state == 2)
+                        right = home == MONARCH_KEPT_HERE ? MONARCH_PEER_LATER : no;
+                    else if (state == 3 && home == MONARCH_KEPT_ELSEWHERE)
+                        right = begins ? MONARCH_PEER_LATER : no;
+                    else
+                        right = MONARCH_PEER_UNKNOWN_FILE;
+                    SAME(ask(), right);
+                    int was_begun = right == MONARCH_PEER_LATER && begins && state != 2 &&
+                                    ((flags & 1) || !waits_here);
+                    SAME(monarch_bit_is_set(e->clients->wanted.word, id), was_begun);
+                    SAME(monarch_holdings_moved(h, ids), was_begun && home == 0);
+                    SAME(monarch_home_here(h, id), was_begun ? MONARCH_KEPT_HERE : home);
+                }
+    done();
+}
+
+/* As long as it is unknown where files are kept, a request for an unknown file waits too. */
+TEST(an_unknown_file_may_become_known) {
+    make(SIZE);
+    wanted.path_hash++;
+    for (int patience = 0; patience < 3; patience++)
+        for (uint16_t awaited = 0; awaited < 2; awaited++) {
+            monarch_holdings_patience(h, patience);
+            wanted.is_awaited = awaited;
+            int waits_here = patience == MONARCH_EVERYBODY_WAITS ||
+                             (patience == MONARCH_WHO_HAS_TIME_WAITS && !awaited);
+            SAME(ask(), waits_here ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE);
+        }
+    done();
+}
+
+/* A node notes each file that it begins to keep once, and no more than the daemon is told of. */
+TEST(a_node_notes_the_files_that_it_begins_to_keep) {
+    make(SIZE);
+    uint64_t ids[MONARCH_MOVED];
+    SAME(begin_to_keep(h, id), 1);
+    SAME(begin_to_keep(h, id), 1);
+    SAME(monarch_holdings_moved(h, ids), 1);
+    SAME(ids[0], id);
+    SAME(monarch_holdings_moved(h, ids), 0);
+    for (uint64_t i = 0; i < MONARCH_MOVED; i++)
+        SAME(begin_to_keep(h, 100 + i), 1);
+    SAME(begin_to_keep(h, 100 + MONARCH_MOVED), 0);
+    SAME(monarch_home_here(h, 100 + MONARCH_MOVED), MONARCH_KEPT_ELSEWHERE);
+    SAME(monarch_holdings_moved(h, ids), MONARCH_MOVED);
+    SAME(ids[MONARCH_MOVED - 1], 100 + MONARCH_MOVED - 1);
+    SAME(begin_to_keep(h, 100 + MONARCH_MOVED), 1);
+    SAME(begin_to_keep(h, MONARCH_MAX_FILES), 0);
+    done();
+}
+
+/* --- demands ---------------------------------------------------------------------------------- */
+
+/* Requests of at most one unit, and those that a reader waits for, become demands; a file with more
+ * units than a map has bits never gets one. */
+TEST(hasty_requests_become_demands) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    for (uint16_t awaited = 0; awaited < 2; awaited++)
+        for (int more = -1; more < 2; more++) {
+            memset(e->clients->demand, 0, sizeof e->clients->demand);
+            wanted.is_awaited = awaited;
+            wanted.first = 5 * MONARCH_UNIT + 3;
+            wanted.length = MONARCH_UNIT + (uint64_t)more;
+            uint32_t rings = e->clients->engine[0].rings;
+            SAME(ask(), MONARCH_PEER_LATER);
+            SAME(demands(), awaited || more < 1);
+            SAME(e->clients->engine[0].rings - rings, demands());
+            if (demands()) {
+                SAME(monarch_demand_entry(e->clients->demand[0]), id);
+                SAME(monarch_demand_unit(e->clients->demand[0]), 5);
+            }
+        }
+    memset(e->clients->demand, 0, sizeof e->clients->demand);
+    wanted.length = 0; /* it only asks whether the file is here */
+    SAME(ask(), MONARCH_PEER_LATER);
+    SAME(demands(), 0);
+    struct monarch_peer_request many = {.is_awaited = 1, .length = 1};
+    h->block_bytes = 1000;
+    many.size = 1000ULL * MONARCH_FILL_UNITS - 1;
+    SAME(is_hasty(h, &many), 1);
+    many.size++;
+    SAME(is_hasty(h, &many), 0);
+    done();
+}
+
+/* The same demand is made once. Requests of peers use a part of the slots only, and no slot of
+ * another demand. */
+TEST(demands_of_peers_leave_slots_to_readers) {
+    make(SIZE);
+    for (uint64_t i = 0; i < MONARCH_DEMANDS; i++)
+        demand(h, 4, i);
+    SAME(demands(), DEMANDS);
+    for (uint64_t i = 0; i < DEMANDS; i++) {
+        SAME(monarch_demand_entry(e->clients->demand[i]), 4);
+        SAME(monarch_demand_unit(e->clients->demand[i]), i);
+    }
+    uint64_t was = e->clients->demand[3];
+    uint32_t rings = e->clients->engine[0].rings;
+    demand(h, 4, 3);
+    SAME(e->clients->engine[0].rings, rings);
+    SAME(e->clients->demand[3], was);
+    e->clients->demand[3] = e->clients->demand[5] = 0;
+    demand(h, 4, 6); /* stands already */
+    SAME(demands(), DEMANDS - 2);
+    demand(h, 5, 6);
+    demand(h, 4, 999);
+    SAME(demands(), DEMANDS);
+    SAME(monarch_demand_entry(e->clients->demand[3]), 5);
+    SAME(monarch_demand_unit(e->clients->demand[5]), 999);
+    CHECK((was & 0xFFF) != (e->clients->demand[3] & 0xFFF));
+    done();
+}
+
+/* --- copies that are being filled ------------------------------------------------------------- */
+
+/* Of a fill, the units up to the first missing one are sent, but the last block only once the file
+ * is known to be unchanged. */
+TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    for (uint64_t units = 0; units <= 9; units++) {
+        begin_fill(0, units);
+        memset(e->clients->demand, 0, sizeof e->clients->demand);
+        SAME(ask(), MONARCH_PEER_OK);
+        CHECK(held()->slot == 0 && !held()->is_whole && !held()->sums);
+        for (uint64_t at = 0; at < SIZE; at += MONARCH_UNIT / 2) {
+            uint64_t there = units * MONARCH_UNIT < 2 * BLOCK ? units * MONARCH_UNIT : 2 * BLOCK;
+            SAME(monarch_copy_available(h, held(), at), there > at ? there : at);
+        }
+        /* a request of one unit is hasty, so the units that are missing were demanded */
+        CHECK((demands() > 0) == (units < 9));
+        e->fills->fill[0].whole = 1;
+        SAME(monarch_copy_available(h, held(), 3), SIZE);
+        CHECK(held()->is_whole);
+        monarch_close_copy(h, held());
+    }
+    done();
+}
+
+/* For bytes that nobody waits for, and for those that are only held back, no unit is demanded. */
+TEST(only_missing_bytes_that_are_awaited_are_demanded) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    for (uint16_t awaited = 0; awaited < 2; awaited++) {
+        begin_fill(0, 2);
+        wanted.is_awaited = awaited;
+        wanted.length = SIZE;
+        SAME(ask(), MONARCH_PEER_OK);
+        SAME(held()->is_hasty, awaited);
+        SAME(monarch_copy_available(h, held(), 0), 2 * MONARCH_UNIT);
+        SAME(demands(), 0);
+        SAME(monarch_copy_available(h, held(), 2 * MONARCH_UNIT), 2 * MONARCH_UNIT);
+        SAME(demands(), awaited);
+        if (awaited)
+            SAME(monarch_demand_unit(e->clients->demand[0]), 2);
+        memset(e->clients->demand, 0, sizeof e->clients->demand);
+        begin_fill(0, 9);
+        SAME(monarch_copy_available(h, held(), 2 * BLOCK), 2 * BLOCK);
+        SAME(demands(), 0);
+        e->fills->fill[0].unit_bytes = 0; /* the fill has no map */
+        SAME(monarch_copy_available(h, held(), 0), 0);
+        SAME(demands(), 0);
+        monarch_close_copy(h, held());
+    }
+    done();
+}
+
+/* A fill that has failed gives nothing more. Of one that is over, the entry tells whether there is
+ * a copy now. */
+TEST(the_end_of_a_fill_is_noticed) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    begin_fill(0, 2);
+    SAME(ask(), MONARCH_PEER_OK);
+    e->fills->fill[0].failed = 1;
+    SAME(monarch_copy_available(h, held(), 0), MONARCH_PEER_NEVER);
+    e->fills->word[0] = monarch_word(MONARCH_FILLING, 0, TIER, COPY + 1);
+    SAME(monarch_copy_available(h, held(), 0), MONARCH_PEER_NEVER);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY + 1);
+    SAME(monarch_copy_available(h, held(), 0), MONARCH_PEER_NEVER);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER + 1, COPY);
+    SAME(monarch_copy_available(h, held(), 0), MONARCH_PEER_NEVER);
+    entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
+    SAME(monarch_copy_available(h, held(), 0), SIZE);
+    entry->word = 0; /* dropped: the copy that is open can be sent on */
+    SAME(monarch_copy_available(h, held(), 0), SIZE);
+    monarch_close_copy(h, held());
+    done();
+}
+
+/* An order whose fill has not begun is waited for, and its first unit demanded. */
+TEST(a_fill_that_has_not_begun_is_waited_for) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    entry->word = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
+    SAME(ask(), MONARCH_PEER_LATER);
+    SAME(demands(), 1);
+    done();
+}
+
+TEST(a_copy_has_its_word_or_another) {
+    make(SIZE);
+    entry->word = 5;
+    SAME(monarch_has_word(h, id, 5), 1);
+    SAME(monarch_has_word(h, id, 6), 0);
+    SAME(monarch_has_word(h, 0, 5), 0);
+    monarch_holdings_catalog(h, NULL);
+    SAME(monarch_has_word(h, id, 5), 0);
+    done();
+}
+
+/* A peer is told to ask again while it is unknown where files are kept, and as long as a source has
+ * answered lately. */
+TEST(a_peer_asks_again_while_a_source_answers) {
+    make(SIZE);
+    const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};
+    SAME(monarch_copy_is_coming(h), 0);
+    for (int i = 0; i < 4; i++) {
+        e->fills->source_ns = time_ns - ago[i];
+        SAME(monarch_copy_is_coming(h), i < 3);
+    }
+    for (int patience = 0; patience < 3; patience++) {
+        monarch_holdings_patience(h, patience);
+        SAME(monarch_copy_is_coming(h), patience != MONARCH_NOBODY_WAITS);
+    }
+    done();
+}

@@ -1,0 +1,378 @@
+#include "peers/connection.h"
+
+/* The links, in place of client.c: each answer is scripted. */
+struct monarch_peer_link {
+    int number, is_closed, is_cut;
+    uint64_t frames, tag;
+};
+static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n);
+static void close_it(struct monarch_peer_link *l) { l->is_closed++; }
+static void cut(struct monarch_peer_link *l) { l->is_cut++; }
+static uint64_t frames_of(const struct monarch_peer_link *l) { return l->frames; }
+static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g, uint64_t *tag) {
+    return *tag = l->tag++, 0;
+}
+#define monarch_peer_link_close(l) close_it(l)
+#define monarch_peer_link_cut(l) cut(l)
+#define monarch_peer_link_frames(l) frames_of(l)
+#define monarch_peer_request(l, g, tag) request(l, g, tag)
+#define monarch_peer_fetch(l, gets, n, buffer, arrived, arg) answer(l, gets, n)
+#define monarch_peer_take(l, gets, tag, buffer, arrived, arg) answer(l, gets, 1)
+#include "peers/peer.c"
+
+#include "checks.h"
+
+#define LINKS 64
+
+static struct monarch_peer_link links[LINKS];
+static int made;
+static peer *p;
+/* How the next fetches end, and what was fetched last. */
+static struct {
+    unsigned status;
+    int frames;
+} script[64];
+static int scripted, fetches;
+static struct monarch_peer_get last;
+static uint32_t reports[16];
+static int reported, refuses;
+
+/* If it is not NULL, this thread joins the line of the next fetch. */
+static struct use *joins;
+
+static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
+    CHECK(l && !l->is_closed);
+    if (joins)
+        p->uses->follower = joins;
+    joins = NULL;
+    last = gets[0];
+    unsigned status = fetches < scripted ? script[fetches].status : MONARCH_PEER_OK;
+    l->frames += fetches < scripted ? (uint64_t)script[fetches].frames : 1;
+    fetches++;
+    for (uint64_t i = 0; i < n; i++)
+        gets[i].status = l->is_cut ? MONARCH_PEER_CUT : status;
+    return !l->is_cut && (status < MONARCH_PEER_TIMEOUT || status >= MONARCH_PEER_MOVED) ? 0 : -1;
+}
+
+static struct monarch_peer_link *connect_it(void *arg, uint32_t *status) {
+    CHECK(arg == links && made < LINKS);
+    *status = MONARCH_PEER_OTHER_NODE;
+    if (refuses)
+        return NULL;
+    links[made].number = made;
+    return &links[made++];
+}
+
+static void report(void *arg, uint32_t status, uint64_t began_ns) {
+    CHECK(arg == links && reported < 16 && (began_ns > 0) == (status != MONARCH_PEER_OK));
+    reports[reported++] = status;
+}
+
+static void make(void) {
+    p = monarch_peer_new(connect_it, report, links);
+    CHECK(p);
+    memset(links, 0, sizeof links);
+    made = scripted = fetches = reported = refuses = 0;
+}
+
+static void then(unsigned status, int frames) {
+    script[scripted].status = status;
+    script[scripted++].frames = frames;
+}
+
+static int ask_for(struct monarch_peer_get *gets, uint64_t n) {
+    return monarch_peer_ask(p, gets, n, NULL, NULL, NULL);
+}
+
+static int ask_small(void) {
+    struct monarch_peer_get g = {.length = 100};
+    int r = ask_for(&g, 1);
+    last.status = g.status;
+    return r;
+}
+
+/* Which links are closed, as bits. */
+static unsigned closed(void) {
+    unsigned all = 0;
+    for (int i = 0; i < made; i++)
+        all |= (unsigned)links[i].is_closed << i;
+    return all;
+}
+
+/* A link that works is used again. */
+TEST(a_link_that_works_is_kept) {
+    make();
+    for (int i = 0; i < 5; i++)
+        SAME(ask_small(), 0);
+    CHECK(made == 1 && fetches == 5 && reported == 0 && closed() == 0);
+    SAME(p->idle, 1);
+    monarch_peer_free(p);
+    SAME(closed(), 1);
+}
+
+/* At most a number of idle links is kept. */
+TEST(idle_links_beyond_the_limit_are_closed) {
+    make();
+    for (unsigned i = 0; i < IDLE_LINKS + 2; i++)
+        note_success(p, &links[made++]);
+    SAME(p->idle, IDLE_LINKS);
+    SAME(closed(), 3U << IDLE_LINKS);
+    note_success(p, NULL);
+    SAME(p->idle, IDLE_LINKS);
+    monarch_peer_free(p);
+    SAME(closed(), (4U << IDLE_LINKS) - 1);
+}
+
+/* A link that the peer has closed since it was last used is replaced without a report: that is no
+ * failure. All other idle links are closed too, because they are as old. */
+TEST(a_link_that_was_closed_meanwhile_is_replaced) {
+    make();
+    note_success(p, &links[made++]);
+    note_success(p, &links[made++]);
+    then(MONARCH_PEER_CUT, 0);
+    SAME(ask_small(), 0);
+    CHECK(made == 3 && fetches == 2 && reported == 0 && closed() == 3);
+    CHECK(p->idle == 1 && p->link[0] == &links[2]);
+    monarch_peer_free(p);
+}
+
+/* A link that breaks while an answer comes, or that is late, shows that the peer has failed. That
+ * is reported, and so is the next success. */
+TEST(a_failure_and_the_next_success_are_reported) {
+    const unsigned status[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT, MONARCH_PEER_FORGED};
+    for (int i = 0; i < 3; i++)
+        for (int is_new = 0; is_new < 2; is_new++) {
+            make();
+            if (!is_new)
+                note_success(p, &links[made++]);
+            then(status[i], i == 0 && !is_new);
+            SAME(ask_small(), -1);
+            SAME(last.status, status[i]);
+            CHECK(reported == 1 && reports[0] == status[i]);
+            CHECK(made == 1 && closed() == 1 && p->idle == 0);
+            SAME(ask_small(), 0);
+            CHECK(reported == 2 && reports[1] == MONARCH_PEER_OK);
+            SAME(ask_small(), 0);
+            SAME(reported, 2);
+            monarch_peer_free(p);
+        }
+}
+
+/* A lack of room is this node's own failure. */
+TEST(a_lack_of_room_here_is_not_reported) {
+    make();
+    then(MONARCH_PEER_NO_ROOM, 1);
+    SAME(ask_small(), -1);
+    SAME(reported, 0);
+    SAME(last.status, MONARCH_PEER_NO_ROOM);
+    monarch_peer_free(p);
+}
+
+/* If no link can be made, all ranges say why, and the next success is reported. */
+TEST(a_peer_that_cannot_be_reached_says_why) {
+    make();
+    struct monarch_peer_get gets[2] = {{.length = 1, .received = 7, .error = 7},
+                                       {.length = 1, .received = 7, .error = 7}};
+    refuses = 1;
+    SAME(ask_for(gets, 2), -1);
+    for (int i = 0; i < 2; i++)
+        CHECK(gets[i].status == MONARCH_PEER_OTHER_NODE && !gets[i].received && !gets[i].error);
+    SAME(reported, 0);
+    refuses = 0;
+    SAME(ask_small(), 0);
+    CHECK(reported == 1 && reports[0] == MONARCH_PEER_OK);
+    monarch_peer_free(p);
+}
+
+/* The reason of a break is the most specific status of a range. */
+TEST(the_most_specific_status_is_the_reason) {
+    for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
+        struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
+        int is_specific = status == MONARCH_PEER_TIMEOUT || status == MONARCH_PEER_WRONG_BYTES ||
+                          status == MONARCH_PEER_NO_ROOM || status == MONARCH_PEER_FORGED;
+        SAME(reason(gets, 2), is_specific ? status : MONARCH_PEER_CUT);
+        SAME(reason(gets, 1), MONARCH_PEER_CUT);
+    }
+}
+
+/* A block that arrived wrong makes the peer check its copy: one byte of the block, over a new link,
+ * in doubt. That link is closed. */
+TEST(a_peer_checks_a_block_that_arrived_wrong) {
+    make();
+    struct monarch_peer_get g = {
+        .first = 1000, .length = 5000, .received = 300, .to = 7, .path_hash = 9};
+    then(MONARCH_PEER_WRONG_BYTES, 3);
+    SAME(ask_for(&g, 1), -1);
+    SAME(g.status, MONARCH_PEER_WRONG_BYTES);
+    CHECK(fetches == 2 && made == 2 && closed() == 3);
+    CHECK(last.first == 1300 && last.length == 1 && last.is_doubted && last.memory);
+    CHECK(last.path_hash == 9);
+    CHECK(reported == 1 && reports[0] == MONARCH_PEER_WRONG_BYTES);
+    monarch_peer_free(p);
+}
+
+/* After a hang-up no peer is asked, no failure is reported, and running fetches are cut. */
+TEST(a_hang_up_ends_all_requests) {
+    make();
+    struct use running = {.link = &links[made++]};
+    enter_locked(p, &running);
+    monarch_peer_hang_up(p);
+    SAME(links[0].is_cut, 1);
+    leave(p, &running, 0);
+    SAME(ask_small(), -1);
+    CHECK(last.status == MONARCH_PEER_CUT && made == 1 && fetches == 0 && reported == 0);
+    p->link[p->idle++] = &links[made++];
+    SAME(ask_small(), -1); /* the idle link is cut before it is used */
+    CHECK(links[1].is_cut && reported == 0);
+    monarch_peer_free(p);
+}
+
+/* Until a peer has worked, it may be starting, for a while. */
+TEST(a_new_peer_may_be_starting) {
+    make();
+    SAME(monarch_peer_is_starting(p), 1);
+    p->made_ns = monarch_now_ns() - START_NS;
+    SAME(monarch_peer_is_starting(p), 0);
+    p->made_ns = monarch_now_ns();
+    SAME(ask_small(), 0);
+    SAME(monarch_peer_is_starting(p), 0);
+    monarch_peer_free(p);
+}
+
+/* --- large answers ---------------------------------------------------------------------------- */
+
+/* Only ranges that nobody waits for count as large, and only large ones take a slot. */
+TEST(large_answers_take_a_slot) {
+    const struct {
+        uint64_t first, second;
+        uint32_t awaited, is_large;
+    } cases[] = {{LARGE_BYTES - 1, 0, 0, 0},           {LARGE_BYTES, 0, 0, 1},
+                 {LARGE_BYTES - 1, 1, 0, 1},           {LARGE_BYTES, 0, 1, 0},
+                 {LARGE_BYTES, LARGE_BYTES - 1, 1, 0}, {LARGE_BYTES, LARGE_BYTES, 1, 1}};
+    for (unsigned i = 0; i < 6; i++) {
+        make();
+        struct monarch_peer_get gets[2] = {
+            {.length = cases[i].first, .is_awaited = cases[i].awaited},
+            {.length = cases[i].second}};
+        p->came_ns = 0;
+        SAME(ask_for(gets, 2), 0);
+        SAME(p->came_ns > 0, cases[i].is_large);
+        SAME(p->slots, 0);
+        monarch_peer_free(p);
+    }
+}
+
+/* There are a few slots. A slot that is released goes to the thread that waits, if there is one,
+ * and a newcomer does not get it. */
+TEST(slots_go_to_those_that_wait) {
+    make();
+    for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
+        SAME(acquire_slot(p), 1);
+    SAME(p->slots, LARGE_AT_ONCE);
+    p->waiting = 1; /* a thread that has not come to its wait yet */
+    release_slot(p, 0);
+    CHECK(p->passed == 1 && p->slots == LARGE_AT_ONCE && p->came_ns == 0);
+    release_slot(p, 1);
+    CHECK(p->passed == 1 && p->slots == LARGE_AT_ONCE - 1 && p->came_ns > 0);
+    p->waiting = p->passed = 0;
+    SAME(acquire_slot(p), 1);
+    for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
+        release_slot(p, 1);
+    CHECK(p->slots == 0 && p->waiting == 0 && p->passed == 0);
+    monarch_peer_free(p);
+}
+
+static void *take_slot(void *arg) {
+    *(int *)arg = acquire_slot(p);
+    return NULL;
+}
+
+/* A thread that waits takes the slot that is passed to it, and only one thread does. */
+TEST(a_slot_that_is_passed_is_taken) {
+    make();
+    for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
+        acquire_slot(p);
+    pthread_t thread;
+    int has = -1;
+    CHECK(pthread_create(&thread, NULL, take_slot, &has) == 0);
+    for (unsigned waiting = 0; !waiting;) {
+        pthread_mutex_lock(&p->lock);
+        waiting = p->waiting;
+        p->came_ns = monarch_now_ns(); /* answers come, so the wait goes on */
+        pthread_mutex_unlock(&p->lock);
+    }
+    release_slot(p, 1);
+    CHECK(pthread_join(thread, NULL) == 0);
+    CHECK(has == 1 && p->slots == LARGE_AT_ONCE && !p->waiting && !p->passed);
+    monarch_peer_free(p);
+}
+
+/* Without any answer, a thread waits for a slot only for a while, and goes on without it. */
+TEST(a_thread_goes_on_without_a_slot) {
+    make();
+    p->slots = LARGE_AT_ONCE;
+    uint64_t began = monarch_now_ns();
+    SAME(acquire_slot(p), 0);
+    CHECK(monarch_now_ns() - began >= SLOT_NS);
+    CHECK(p->waiting == 0 && p->slots == LARGE_AT_ONCE && p->passed == 0);
+    monarch_peer_free(p);
+}
+
+/* --- threads in line for a link --------------------------------------------------------------- */
+
+/* A thread joins the first line that has room, behind its last one. A link whose user has not asked
+ * yet, or that shares no link, has no line. */
+TEST(a_thread_joins_a_line_with_room) {
+    make();
+    struct use busy = {.can_be_followed = 0, .has_asked = 1},
+               silent = {.can_be_followed = 1, .has_asked = 0}, follower = {0},
+               full = {.can_be_followed = 1, .has_asked = 1, .follower = &follower},
+               open_one = {.can_be_followed = 1, .has_asked = 1}, *first;
+    CHECK(!find_line(p, &first));
+    struct use *all[] = {&open_one, &busy, &silent, &full};
+    for (int i = 1; i < 4; i++)
+        enter_locked(p, all[i]);
+    CHECK(!find_line(p, &first));
+    enter_locked(p, all[0]);
+    enter_locked(p, &(struct use){.can_be_followed = 0, .has_asked = 1});
+    CHECK(find_line(p, &first) == &open_one && first == &open_one);
+    monarch_peer_free(p);
+}
+
+/* The link goes to the follower if it works. If not, all followers learn of it. */
+TEST(a_link_is_passed_to_its_follower) {
+    for (int works = 0; works < 2; works++) {
+        make();
+        struct use third = {.is_following = 1}, second = {.is_following = 1, .follower = &third},
+                   first = {.link = &links[made++], .follower = &second},
+                   other = {.link = &links[made++]};
+        enter_locked(p, &other);
+        enter_locked(p, &first);
+        leave(p, &first, works);
+        CHECK(second.is_following == 0 && third.is_following == works);
+        CHECK(second.link == (works ? &links[0] : NULL) && second.can_be_followed == works);
+        CHECK(first.link == (works ? NULL : &links[0]));
+        CHECK(p->uses == (works ? &second : &other) && !other.next);
+        leave(p, &other, 1);
+        CHECK(p->uses == (works ? &second : NULL) && other.link == &links[1]);
+        monarch_peer_free(p);
+    }
+}
+
+/* After an answer, the link is the follower's, and is not kept as idle. After a break, the follower
+ * gets none, and the link is closed. */
+TEST(a_follower_gets_the_link_only_if_it_works) {
+    for (int works = 0; works < 2; works++) {
+        make();
+        struct use second = {.is_following = 1};
+        joins = &second;
+        then(works ? MONARCH_PEER_OK : MONARCH_PEER_CUT, 1);
+        SAME(ask_small(), works - 1);
+        CHECK(second.link == (works ? &links[0] : NULL) && !second.is_following);
+        CHECK(p->idle == 0 && closed() == !works);
+        if (works)
+            leave(p, &second, 1);
+        CHECK(!p->uses);
+        monarch_peer_free(p);
+    }
+}
