@@ -192,8 +192,8 @@ def test_a_name_of_a_copys_descriptor_leads_to_its_file(changing: Changing) -> N
             assert ffi.string(out) == bytes(changing.root / "d" / "g")
             for path in (f"{place}/{other.fileno()}", f"{place}/999", place):
                 assert lib.changes_names_copy(path.encode(), out) == 0
-        for path in (copy, changing.root / "d" / "g", Path("f"), Path("/")):
-            assert lib.changes_names_copy(bytes(path), out) == 0
+        for own in (copy, changing.root / "d" / "g", Path("f"), Path("/")):
+            assert lib.changes_names_copy(bytes(own), out) == 0
         assert lib.changes_names_copy(ffi.NULL, out) == 0
         # A file that is no copy is changed by its own path, and is in no source here.
         with Path("/dev/null").open("w") as null:
