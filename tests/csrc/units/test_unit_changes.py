@@ -19,7 +19,7 @@ from support.mounts import Mounts
 from monarch_py.native import ffi as native
 
 AT_FDCWD = -100
-FILES = ["", "d", "d/e", "d/e/h", "d/g", "d2", "d2/g", "f", "to_f"]
+FILES = ["", "d", "d/e", "d/e/h", "d/g", "d2", "d2/g", "f", "to_f", "empty"]
 BELOW_D = {"d", "d/e", "d/e/h", "d/g"}
 
 
@@ -59,6 +59,7 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
     root, tier = tmp_path / "data", tmp_path / "tier"
     (root / "d" / "e").mkdir(parents=True)
     (root / "d2").mkdir()
+    (root / "empty").mkdir()
     tier.mkdir(mode=0o700)
     for path in ("f", "d/g", "d/e/h", "d2/g"):
         (root / path).write_text("content")
@@ -372,10 +373,11 @@ def test_what_the_daemon_learns_during_a_rename_changes_too(
 ) -> None:
     changing.lib.names_add_meanwhile(changing.served.s, 1)
     try:
-        found = named(changing, call, "d", "d2" if call == "exchange" else "d3", is_at=is_at)
+        to = "d2" if call == "exchange" else "empty"
+        found = named(changing, call, "d", to, is_at=is_at)
     finally:
         changing.lib.names_add_meanwhile(changing.served.s, 0)
-    assert found == BELOW_D | ({"d2", "d2/g"} if call == "exchange" else set())
+    assert found == BELOW_D | ({"d2", "d2/g"} if call == "exchange" else {"empty"})
 
 
 def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: Changing) -> None:

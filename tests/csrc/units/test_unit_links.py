@@ -362,3 +362,68 @@ def test_every_path_leads_where_the_kernel_leads(
             os.close(dir_fd)
 
     check()
+
+
+BEHIND = {
+    "dir": ["", "/", "/.", "/e", "/g", "/e/h", "/e/", "/e/../g", "//e//h"],
+    "root": ["", "/", "/d", "/d/e/h", "/in/h", "/in", "/to_f", "/f", "/d/../f", "/d/e"],
+}
+
+
+@pytest.mark.parametrize("follow", [0, 1])
+def test_all_that_lies_behind_a_known_link_is_found(
+    table: Any, served: Served, out: Path, follow: int
+) -> None:
+    os.chdir(out)
+    for how in ("absolute", "cwd"):
+        table.links_forget()
+        table.where_locate(served.s, AT_FDCWD, b"x", 1)  # finds the working directory
+        for link, rest in BEHIND.items():
+            path = link if how == "cwd" else f"{out}/{link}"
+            table.links_learn_stat(path.encode())
+            for end in rest:
+                entry = expected(served, f"{out}/{link}{end}", follow)
+                found, found_in = (
+                    int(locate(served.s, AT_FDCWD, f"{path}{end}".encode(), follow))
+                    for locate in (table.where_locate, table.where_locate_in)
+                )
+                if entry is None:
+                    assert max(found, found_in) < 0, (path, end)
+                elif not follow and end == "/":
+                    assert found in (entry, -1) and found_in in (entry, -1), (path, end)
+                else:
+                    assert found == entry, (path, end)
+                    assert found_in == entry or (found_in < 0 and ".." in end), (path, end)
+
+
+def test_a_directory_by_its_descriptor_is_the_one_that_was_opened(
+    lib: Any, place: Place, tmp_path: Path, table: Any
+) -> None:
+    """Also if another one has its name by now, or a name like that of a removed one."""
+    root, tier = tmp_path / "data", tmp_path / "tier"
+    for name in ("d", "gone", "gone (deleted)", "moved"):
+        (root / name).mkdir(parents=True)
+        (root / name / "f").touch()
+    tier.mkdir(mode=0o700)
+    served = Served(lib, place, root, tier)
+    names = ("d", "gone", "moved", "d/f")
+    fds = {name: os.open(root / name, os.O_RDONLY) for name in names}
+
+    def locate(name: str) -> int:
+        return int(lib.where_locate(served.s, fds[name], b"f", 1))
+
+    for name in ("d", "gone", "moved"):
+        assert locate(name) == served.id(f"{name}/f")
+    assert locate("d/f") < 0, "no directory"
+    (root / "gone" / "f").unlink()
+    (root / "gone").rmdir()
+    assert locate("gone") < 0
+    (root / "moved").rename(tmp_path / "elsewhere")
+    assert locate("moved") < 0
+    (root / "moved").mkdir()
+    assert locate("moved") < 0
+    for fd in fds.values():
+        os.close(fd)
+    assert int(lib.where_locate(served.s, 999, b"f", 1)) < 0
+    assert int(lib.where_locate(served.s, -1, b"f", 1)) < 0
+    served.end()
