@@ -29,7 +29,7 @@ from monarch_py.packs.tar import write_pack
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
-# The scan examines a directory again when the last change of the directory is this old [s].
+# If a directory has changed less than about this time ago, the scan examines it again later [s].
 SETTLES_S = 2.1
 
 

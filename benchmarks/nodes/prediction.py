@@ -31,7 +31,7 @@ from monarch_py.simulator.scenario import Rates as SimulatedRates
 
 # Stands for no limit [bytes/s].
 FAST = 1e12
-# The files of each rank in an epoch.
+# For each rank, the files that it reads in one epoch.
 Orders = Sequence[Sequence[int]]
 
 
@@ -127,8 +127,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns, of all bytes that ranks read, the share that belongs to files that the ranks'
-        own nodes do not keep."""
+        """Returns how much of the bytes that ranks read belongs to files which the ranks' own nodes
+        do not keep, as a share."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -142,7 +142,8 @@ class Run:
     def _scenario(self, buffer: int, threads: int) -> Scenario:
         """Returns the scenario.
 
-        buffer : of each node [bytes];  threads : that fetch on each node
+        buffer : size of each node's staging buffer [bytes]
+        threads : number of threads that fetch, on each node
         """
         # The blocks and the name of each file count towards a tier's quota.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()

@@ -11,7 +11,7 @@ from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
 __all__ = ["loads_of_ranks", "shuffled_job"]
 
-# Rates do not affect the counts [bytes/s].
+# The rates of the jobs [bytes/s]. Only loads are counted, and no rate affects their number.
 ANY_RATE = 1e9
 
 

@@ -45,7 +45,8 @@ class Difference:
     """The difference between a run and its record.
 
     run : its name;  total, epochs : relative differences of the total time and of the worst epoch
-    shares : absolute difference for the worst place
+    shares : absolute difference of the share of the bytes that came from one place, for the place
+        with the largest difference
     stall : absolute difference of the mean wait of a node [s]
     seconds : the total time here, and the recorded one [s]
     is_supported : whether the policy could run here;  was_supported : whether the record has a time

@@ -88,8 +88,8 @@ class ClassPrefetchers:
         return end
 
     def _order(self, node: int) -> Numbers:
-        """Returns the files in the order of placement: by frequency, and within each group by first
-        use."""
+        """Returns the files in the order of placement. The files are sorted by how often the node
+        reads them, and divided into one group for each class. Each group is sorted by first use."""
         inputs = self._inputs
         reads = inputs.orders[node]
         counts = np.bincount(reads, minlength=inputs.files)

@@ -253,7 +253,8 @@ class Run:
         )
 
     def _is_reuse(self) -> npt.NDArray[np.bool_]:
-        """Returns (samples of all nodes,) whether the node had read the sample before."""
+        """Returns one truth value for each read, node by node: whether the node had read the same
+        sample before."""
         reuses = []
         for order in self.inputs.orders:
             is_reuse = np.ones(len(order), bool)

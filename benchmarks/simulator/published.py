@@ -75,8 +75,8 @@ def _refused(one: dict[str, Any]) -> str:
 
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each behaviour, the changes of the total time and of the share that changes most
-    when the behaviour is switched off."""
+    """Switches off each behaviour separately, then all of them at once. Returns how each run then
+    differs from its record (Difference), for the runs that differ."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}

@@ -71,8 +71,9 @@ enum monarch_role {
 
 /* orders that were set aside because the peer that they ask already had its share of the threads */
 struct late {
-    struct queue of[MONARCH_MAX_PEERS];
-    /* the first `peers` elements are the numbers of the peers that may have orders in `of` */
+    struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
+    /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are
+     * used. */
     uint16_t peer[MONARCH_MAX_PEERS];
     unsigned peers;
 };
@@ -125,10 +126,11 @@ struct pool {
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Both are indexed by enum monarch_origin. width: how many threads at a time may do unasked
-     * work, which no reader waits for. unasked: how many threads do such work now. */
+    /* Work is called unasked if no reader waits for it. Both fields are indexed by enum
+     * monarch_origin. width: how many threads at a time may do unasked work. unasked: how many
+     * threads do such work now. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
-    /* by peer: how many of the threads counted in `unasked` ask this peer */
+    /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
     struct grant grant;
     /* NULL if the engine accepts no descriptors from readers. */

@@ -14,7 +14,7 @@ struct step {
     const int32_t *samples;
     int32_t count;
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
-    int32_t *next, *before; /* by sample: links of its node's list */
+    int32_t *next, *before; /* by sample: its neighbours in the list of its node; -1: none */
     int32_t *first;         /* by node: head of its list */
     /* by node. room: most samples that the node can take; taken: number of samples that the node
      * takes because it holds them */

@@ -196,7 +196,7 @@ struct monarch_control {
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
-    uint32_t groups; /* number of the daemon's groups */
+    uint32_t groups; /* number of groups that the daemon belongs to; they are in `group` */
     uint32_t group[MONARCH_MAX_GROUPS];
 };
 
@@ -293,7 +293,8 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
-    /* sum of the sizes of the files counted in `hits`; in `misses` */
+    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: of those counted
+     * in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
     uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
     /* number of reads that gave up waiting for a fill, and read from the source */
