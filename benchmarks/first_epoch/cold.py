@@ -390,7 +390,7 @@ def main() -> int:
         default=[],
         type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
         metavar="KEY=VALUE",
-        help="set a key of Monarch's configuration, to measure its effect against a run without it",
+        help="set a key of Monarch's configuration; a run without this option shows its effect",
     )
     parser.add_argument(
         "--keep-pages", action="store_true", help="keep the source's pages in the page cache"

@@ -1,8 +1,9 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- Loads of an epoch in the steady state, summed over the nodes, relative to D - C (the samples of
-  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's
-  mapping (including the unwanted samples of chunked reads), and LRU.
+- The number of samples that all nodes together load in a later epoch, relative to D - C (the
+  samples of the dataset minus those that all nodes together can hold). It is measured for pinning,
+  Belady with bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks; samples that are read
+  only because they lie in a chunk count too.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
 - The order of epochs, called the path: its cost relative to a lower bound, the time to find it, and
@@ -80,9 +81,9 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Reproduces Fig. 11 of the SOLAR paper for its medium machine: 16 ranks, which together can hold
-    80 % of a dataset of 321 GB. That dataset is not available, so `samples` samples of equal size
-    are shuffled instead."""
+    """Reproduces Fig. 11 of the SOLAR paper for its medium machine: 16 ranks, which together can
+    hold 80 % of a dataset of 321 GB. That dataset is not available, so `samples` samples of equal
+    size are shuffled instead."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):

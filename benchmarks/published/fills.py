@@ -110,8 +110,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills, during training, every node's cache with the files that the node reads first: as many
-    as a shard has."""
+    """Fills every node's cache during training. The cache gets the files that the node reads first,
+    as many as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -69,8 +69,8 @@ POLICIES = {
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
 ) -> Result | str:
-    """Simulates a policy of POLICIES as the published simulator does, with the behaviours that are
-    on.
+    """Simulates a policy of POLICIES as the published simulator does. `on`: those of that
+    simulator's deviations from its paper that are reproduced; all others are corrected.
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.

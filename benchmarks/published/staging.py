@@ -36,7 +36,7 @@ class Buffer:
         self.freed = 0  # the next sample to free
         self.asked = 0  # the next sample that will be read
         self.used = 0.0  # [bytes]
-        self.known = bytearray(files)  # files that take no room any more
+        self.known = bytearray(files)  # 1 for each file that takes no room when it is staged again
         self.threads = [0.0] * threads  # when each is free [s]
         self.turn = 0
 

@@ -280,8 +280,8 @@ def is_drawn(case: Case) -> bool:
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the document with fewer machines of figure 9, so that one picture has room for
-    all."""
+    """Returns the document with only some of the machines of figure 9: a picture has no room for
+    all of them."""
     kept = {
         name: result
         for name, result in document["policies"].items()

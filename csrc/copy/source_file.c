@@ -163,8 +163,8 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 
 /* Updates *mean, the share of a source's recent files for which a condition holds, with one more
  * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the
- * share exceeds one half, else clears it. If two threads write the share at once, one of their files
- * is not counted. */
+ * share exceeds one half, else clears it. If two threads write the share at once, one of their
+ * files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

@@ -126,8 +126,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        /* Take_room has already subtracted the file's room from the grant. So end the grant: the
-         * next one has correct numbers. */
+        /* The file's room is already subtracted from the grant, although no fill will use it. End
+         * the grant here; the next one has correct numbers. */
         g->holds = 0;
         return NULL;
     }

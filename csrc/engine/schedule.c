@@ -44,9 +44,10 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work that no reader waits for. By the same rule, the peers also share the width
- * (struct pool). So even if the width is small, one slow peer leaves part of the width to the other
- * peers. */
+/* Like can_ask, for work that no reader waits for. The number of threads that may do such work at
+ * the same time is limited (`width` of struct pool). The peers share these threads by the rule of
+ * can_ask too. So even if the limit is low, one slow peer leaves some of them to the other peers.
+ */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -316,7 +317,7 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
     /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
-     * against the width: the reader will soon wait, and there are enough threads for peers. */
+     * in p->unasked: the reader will soon wait, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -220,8 +220,8 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    /* Tell the threads that are working on a connection at this moment: because of the new value,
-     * they look for bytes once more before they let their connections wait. */
+    /* A thread that is working on a connection at this moment must not miss this call. It sees that
+     * `wakes` has changed, and looks for bytes once more before it lets its connection wait. */
     s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
