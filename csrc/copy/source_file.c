@@ -157,9 +157,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
  * cache: an earlier read, or the open, has brought them. */
 #define CACHED_NS 150000
 /* note() computes for which share of a source's recent files a condition holds. */
-#define SHARE_ALL 1024U /* the share if the condition holds for all files */
+#define SHARE_ALL 1024U /* value of a share if its condition holds for all files */
 #define JUDGED 32U      /* number of fills after which programs may rely on a source's share */
-#define SHARE_STEP 32U  /* the share is a running mean over about this many files */
+#define SHARE_STEP 32U  /* a share is a running mean over about this many files */
 
 /* Updates *mean, the share of a source's recent files for which a condition holds, with one more
  * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the

@@ -209,7 +209,7 @@ struct monarch_slot {
 /* One known file, directory or link. All fields that an open needs are in the first cache line. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
-    uint64_t path; /* offset in the pool; NUL-terminated */
+    uint64_t path; /* offset of the path in the pool; the path ends with a NUL */
     uint64_t word; /* atomic */
     uint64_t ino;
     uint64_t size;
@@ -224,12 +224,12 @@ struct monarch_entry {
     uint16_t path_len;
     uint8_t source;
     uint8_t kind;     /* enum monarch_kind */
-    uint16_t blksize; /* in units of 512 bytes */
+    uint16_t blksize; /* statx's preferred size of reads and writes, in units of 512 bytes */
     uint16_t flags;
 
     int64_t mtime_ns;
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
-    uint64_t blocks;                      /* in units of 512 bytes */
+    uint64_t blocks;                      /* space that the file occupies, in units of 512 bytes */
     uint32_t mode, uid, gid, nlink;
     uint32_t place;   /* position of the name in its directory's listing at the source */
     uint32_t version; /* atomic: odd while the attributes are being replaced */
