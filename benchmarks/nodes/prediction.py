@@ -127,8 +127,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns how much of the bytes that ranks read belongs to files which the ranks' own nodes
-        do not keep, as a share."""
+        """Returns a share of the bytes that all ranks read: the bytes of files that the rank's own
+        node does not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True

@@ -317,7 +317,7 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """Returns files to read for each rank of node 0, the same number for all.
+    """Returns, for each rank of node 0, the files that it reads. All ranks read equally many files.
 
     shares : for each rank, the share of its files that lies on the other node
     """

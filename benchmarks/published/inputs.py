@@ -75,7 +75,7 @@ class Speeds:
 class Inputs:
     """One run's inputs. Policies may replace `orders` with orders of the same length.
 
-    sizes : (files,) [bytes], with fractions
+    sizes : (files,) [bytes], not rounded to whole bytes
     orders : of every node (samples,), the files that it reads, over all epochs
     starts : of every node (batches + 1,), the index in its order at which a batch begins
     random : the random state after shuffles and sizes, from which policies continue to draw

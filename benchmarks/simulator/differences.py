@@ -219,7 +219,7 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # If only some runs are simulated, the tables would lose the others.
+    # With --only, the tables lack the other runs. So the page is then written only if it is named.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

@@ -193,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns the bytes that come from the file system in an epoch after the first, relative to the
-    bytes that are used in that epoch."""
+    """Returns, for an epoch after the first, the bytes that come from the file system, relative to
+    the bytes that are used."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -273,8 +273,8 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def is_drawn(case: Case) -> bool:
-    """Returns whether the case is drawn. It is not drawn if there is the same case with a slower
-    file system, because its own bars would all have the same height."""
+    """Returns whether the case is drawn. Some cases exist twice, the second time with a slower file
+    system. Then only the second one is drawn: the bars of the first all have the same height."""
     slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
     return not case.epochs and (case.slower > 1 or not slower)
 
@@ -313,7 +313,7 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # If only some cases are simulated, the tables would lose the others.
+    # With --only, the tables lack the other cases. So the page is then written only if it is named.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

@@ -263,10 +263,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders from the front of the queue to its end, as long as a program is reading the first
- * order's file at the source and will hand over its descriptor. A fill would open such a file a
- * second time. Returns whether the order that is first afterwards must wait for such a program,
- * too. */
+/* Moves orders that must wait from the front of the queue to its end. An order must wait while a
+ * program is reading the order's file at the source and will hand over its descriptor: a fill would
+ * open the file a second time. Returns whether the order that is first afterwards must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -376,8 +375,8 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     the thread that adds work changes the word, and this is enough. If it has done so already,
  *     all threads that are awake see the work before they sleep. If it has not done so yet, it will
  *     wake one more thread.
- *   - One case is an exception to the second rule: a thread stops asking a peer, so that the peer
- *     has room again for orders that were set aside. No thread adds work in this case, so the
+ *   - One case is an exception to the second rule: when a thread stops asking a peer, orders that
+ *     were set aside because of this peer can begin. No thread adds work in this case, so the
  *     thread that has left the peer rings the bell itself.
  *   - A thread that has all roles of its origin and finds no work need not wake others, because
  *     there is nothing that they could do.
