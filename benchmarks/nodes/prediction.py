@@ -51,7 +51,7 @@ class Rates:
 class Simulated(NamedTuple):
     """The time and bytes of one or several epochs, simulated or real.
 
-    source, peers : sent by the source, and by other nodes [bytes]
+    source : what the source has sent [bytes];  peers : what other nodes have sent [bytes]
     """
 
     seconds: float

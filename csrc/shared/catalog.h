@@ -458,9 +458,9 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
-/* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. If a
- * file has more units than a fill's bitmap has bits, readers use its copy only once the copy is
- * complete. */
+/* Returns the size of the units in which a file of `size` bytes is filled [bytes]. No unit is
+ * larger than a block. If a file has more units than a fill's bitmap has bits, readers use its copy
+ * only once the copy is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)
