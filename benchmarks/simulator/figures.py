@@ -161,8 +161,8 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """Simulates NoPFS on the machines of its figure 9. Documents usually have one result for each policy;
-    the returned document has one for each machine instead."""
+    """Simulates NoPFS on the machines of its figure 9. Documents usually have one result for each
+    policy; the returned document has one for each machine instead."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):
