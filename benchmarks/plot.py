@@ -71,7 +71,7 @@ def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
     """Draws the readers' throughput during the first epoch, with the library and without."""
     span = document["span_s"]
     for (what, counts), colour in zip(document["curves"].items(), (OURS, PLAIN), strict=True):
-        # Averages of four spans: reads of 256 KiB make single spans noisy.
+        # Each point is the mean of four spans of time: a single span has too few reads of 256 KiB.
         sums = [sum(counts[at : at + 4]) / 4 for at in range(len(counts))]
         times = [(at + 2) * span for at in range(len(counts))]
         axes.plot(times, [each / span / 1e6 for each in sums], color=colour, label=what)

@@ -355,7 +355,7 @@ struct monarch_room {
     uint64_t largest; /* size of the largest file that may go into the tier; 0: no limit */
     uint32_t block_bytes, entry_bytes; /* as in monarch_py/policies/placement.py */
     uint32_t is_part;                  /* whether the tier has more room than is granted */
-    uint32_t is_staging;               /* whether this is the staging area */
+    uint32_t is_staging;               /* whether the tier is the staging area */
 };
 enum { MONARCH_PLACED = 1024 };
 struct monarch_placed {

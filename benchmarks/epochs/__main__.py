@@ -6,6 +6,7 @@ makes copies, in the later epochs from the copies. Each later epoch is paired wi
 reads the copies without the library. Then the names and attributes of a tree of small files are
 read, epoch after epoch (metadata.py). The slow source, which needs FUSE, counts the operations that
 reach it.
+
 The copies are in the page cache and no thread waits, so epochs are compared by their CPU times,
 which other users of the machine do not affect; wall times are reported as well.
 """

@@ -223,7 +223,7 @@ class FirstEpoch:
             served = self.slow.counts()["bytes_read"]
         self._add(
             "too_large",
-            "half fits, epochs 2-3: bytes served / bytes without room",
+            "half fits, epochs 2-3: source's bytes / bytes without room",
             served / (2 * (self.bytes - fits)),
             1.01,
         )

@@ -42,8 +42,8 @@ EPOCHS = 2
 # The limit on bytes from the source if a program reads only a part of the dataset: MOST_FOR_EACH
 # bytes for each byte that the program reads, plus MOST_BESIDE [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
-# File size [bytes] -> limit on the daemon's CPU time for a file that it fills before the program
-# opens the file [us].
+# By file size [bytes]: the limit on the daemon's CPU time for one file [us], if the daemon fills
+# the file before the program opens it.
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
@@ -351,7 +351,8 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
             "absent",
             "  opens at the source in epoch 2 / file",
             median(lambda o, _: (o[-1]["source"]["open"] - o[0]["source"]["open"]) / files),
-            # If only a part of the dataset is read, fills of files that are not read count as well.
+            # If only a part of the dataset is read, the daemon fills other files during epoch 2,
+            # and their opens count too. So there is no limit.
             None if case.share < 1 else 0.02 if busy else 0.01,
         ),
     ]
@@ -390,7 +391,7 @@ def main() -> int:
         default=[],
         type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
         metavar="KEY=VALUE",
-        help="set a key of Monarch's configuration, to measure its effect against a run without it",
+        help="set a key of Monarch's configuration; a run without this option shows its effect",
     )
     parser.add_argument(
         "--keep-pages", action="store_true", help="keep the source's pages in the page cache"

@@ -76,7 +76,7 @@ def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[s
     """Returns the median and 99th percentile of the time for opening and reading a file [s], and
     the number of fills meanwhile.
 
-    beside : whether the other part is filled meanwhile; otherwise no daemon runs
+    beside : whether a daemon fills the rest of the dataset meanwhile; otherwise no daemon runs
     """
     binary = find_slowsource()
     assert binary is not None

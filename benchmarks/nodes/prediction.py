@@ -31,7 +31,7 @@ from monarch_py.simulator.scenario import Rates as SimulatedRates
 
 # Stands for no limit [bytes/s].
 FAST = 1e12
-# The files of each rank in an epoch.
+# For each rank, the files that it reads in one epoch.
 Orders = Sequence[Sequence[int]]
 
 
@@ -51,7 +51,7 @@ class Rates:
 class Simulated(NamedTuple):
     """The time and bytes of one or several epochs, simulated or real.
 
-    source, peers : sent by the source, and by other nodes [bytes]
+    source : what the source has sent [bytes];  peers : what other nodes have sent [bytes]
     """
 
     seconds: float
@@ -127,8 +127,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns, of all bytes that ranks read, the share that belongs to files that the ranks'
-        own nodes do not keep."""
+        """Returns a share of the bytes that all ranks read: the bytes of files that the rank's own
+        node does not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -142,7 +142,8 @@ class Run:
     def _scenario(self, buffer: int, threads: int) -> Scenario:
         """Returns the scenario.
 
-        buffer : of each node [bytes];  threads : that fetch on each node
+        buffer : size of each node's staging buffer [bytes]
+        threads : number of threads that fetch, on each node
         """
         # The blocks and the name of each file count towards a tier's quota.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()

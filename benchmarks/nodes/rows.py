@@ -193,11 +193,13 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks on one of two nodes; each rank has a different share of misses.
+        """Measures four ranks on one of two nodes. Each rank misses a different share of its files,
+        because they lie on the other node.
 
-        First the daemon divides its threads equally among the ranks, then by the ranks' misses. If
-        all missing files come from the other node, the threads that fetch from it are a bottleneck.
-        There are enough threads if those that read the source fetch missing files as well.
+        There are three variants. In the first, the daemon divides its threads equally among the
+        ranks; in the others, it divides them by the ranks' misses. In the first two, all missing
+        files come from the other node, and the threads that fetch from it are a bottleneck. In the
+        third, the threads that read the source get missing files too, so there are enough threads.
         """
         results = []
         for name, is_on, fetch, most in (
@@ -270,9 +272,9 @@ class Rows:
     # --- comparison with the simulator ----------------------------------------------------------
 
     def replay(self) -> list[Result]:
-        """Compares real epochs with simulated ones of the same accesses, at rates that were
-        measured without Monarch. The simulated policies ask a file's holders even if the source is
-        idle, and the daemons are configured to do the same."""
+        """Compares real epochs with simulated ones. Both make the same accesses; the simulated
+        rates were measured without Monarch. The simulated policies ask a file's holders even if the
+        source is idle, and the daemons are configured to do the same."""
         layouts = self.configurations()
         plain = layouts.pop("source only")
         with self.testbed(plain) as bed:
@@ -315,7 +317,7 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """Returns files to read for each rank of node 0, the same number for all.
+    """Returns, for each rank of node 0, the files that it reads. All ranks read equally many files.
 
     shares : for each rank, the share of its files that lies on the other node
     """

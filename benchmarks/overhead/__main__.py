@@ -2,11 +2,9 @@
 
 The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
 it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without
-the library on the paths of the copies. The larger file is called
-the hot file. Runs of programs that use no
-dataset also alternate, with and without the library. An import takes seconds, so both of its
-variants run at the same time.
-`--only` selects some of these groups:
+the library on the paths of the copies. The larger file is called the hot file. Runs of programs
+that use no dataset also alternate, with and without the library. An import takes seconds, so both
+of its variants run at the same time. `--only` selects some of these groups:
 
     scanned       listings and stat of files that are scanned and not copied
     calls         calls on copied files, and the copying itself

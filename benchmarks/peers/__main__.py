@@ -107,7 +107,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """Measures the other transfers: a file without known checksums, and many small files."""
+    """Measures transfers of a file whose checksums are not known yet, and of many small files."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"

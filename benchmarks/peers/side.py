@@ -118,8 +118,8 @@ class Getter:
         self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
-        """Receives into one reused buffer with recv, the least work that the link and the kernel
-        must do for a transfer."""
+        """Receives with recv, always into the same buffer. Every transfer costs the link and the
+        kernel at least this work."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:

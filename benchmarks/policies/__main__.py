@@ -1,14 +1,15 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- Loads of an epoch in the steady state, summed over the nodes, relative to D - C (the samples of
-  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's
-  mapping (including the unwanted samples of chunked reads), and LRU.
+- The number of samples that all nodes together load in a later epoch, relative to D - C (the
+  samples of the dataset minus those that all nodes together can hold). It is measured for pinning,
+  Belady with bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks; samples that are read
+  only because they lie in a chunk count too.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
-- The order of epochs, called the path: its cost relative to the assignment bound, the time to find
-  it, and the loads that it saves under LRU and under Belady, in samples and in seconds.
-- NoPFS 5.1 for ImageNet-1k: the share of files without a holder, the gap to the dual bound, and the
-  time of the placement.
+- The order of epochs, called the path: its cost relative to a lower bound, the time to find it, and
+  the loads that it saves under LRU and under Belady, in samples and in seconds.
+- The placement of the files of ImageNet-1k, after section 5.1 of the NoPFS paper: the share of
+  files that no node holds, the gap to an upper bound on the value of any placement, and the time.
 - Lobster's Algorithm 1 compared with brute force, and its time.
 - The cost of an access in the caches.
 
@@ -80,8 +81,9 @@ def steady_loads(samples: int, results: list[Result]) -> None:
 
 
 def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Reproduces SOLAR Fig. 11, the medium machine: 16 ranks that together hold 0.8 of 321 GB. The
-    paper's data is not available, so `samples` samples of equal size are shuffled instead."""
+    """Reproduces Fig. 11 of the SOLAR paper for its medium machine: 16 ranks, which together can
+    hold 80 % of a dataset of 321 GB. That dataset is not available, so `samples` samples of equal
+    size are shuffled instead."""
     job = shuffled_job(samples, 16, part=0.8, epochs=4, batch=BATCH)
     rows: dict[str, dict[str, float]] = {}
     for when, named in (("before", "lru"), ("after", "solar")):
@@ -100,8 +102,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the path through the epochs, which is the order in which a training uses them, and
-    the loads that this order saves. SOLAR reports savings of 25.6 % and 59.4 %."""
+    """Measures the path through the epochs, and how many loads it saves. The path is the order in
+    which a training uses the epochs. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -148,7 +150,7 @@ def _saved(
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
     text = f"epoch order: loads saved under {named}, C/D = {part} (SOLAR: 0.256, 0.594)"
-    # Reordering is off by default because it saves well under 1 % with the right eviction.
+    # Reordering is off by default, because with optimal eviction (Belady) it saves less than 1 %.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
     results.append(Result(name, text, "share", (plain - ours) / plain, limit))
@@ -159,7 +161,8 @@ def _along(job: Job, path: npt.NDArray[np.int64]) -> Callable[[int], npt.NDArray
 
 
 def placement(files: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the placement of NoPFS 5.1 on 16 nodes with 5 % of spare room."""
+    """Measures our placement of files (after section 5.1 of the NoPFS paper) on 16 nodes, which
+    together have room for 5 % more than the dataset."""
     rng = np.random.default_rng(1)
     used = np.zeros((NODES, files), dtype=np.uint8)
     for _ in range(IMAGENET_EPOCHS):

@@ -1,4 +1,4 @@
-"""The value of a placement of NoPFS 5.1, and an upper bound for every placement."""
+"""The value of a placement of files on nodes (NoPFS, section 5.1), and a bound on every value."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Every choice of prices gives a valid bound. Noise may have raised the prices by up to `width`,
-    # so lower prices are tried as well.
+    # Any prices give a valid bound; the lowest bound is wanted. The prices were found with noise in
+    # the values, which may have raised the prices by up to `width`. So lower prices are tried too.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)

@@ -11,7 +11,7 @@ from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
 __all__ = ["loads_of_ranks", "shuffled_job"]
 
-# Rates do not affect the counts [bytes/s].
+# The rates of the jobs [bytes/s]. Only loads are counted, and no rate affects their number.
 ANY_RATE = 1e9
 
 
@@ -45,8 +45,8 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns (nodes,) how many samples each node loads in an epoch, including unwanted samples
-    that it reads."""
+    """Returns (nodes,) how many samples each node loads in an epoch. Samples that it reads only
+    because they lie between wanted ones count too."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)
     if decision.served is None:

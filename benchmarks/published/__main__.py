@@ -1,7 +1,8 @@
 """``python -m benchmarks.published SCENARIO``: simulates a scenario as NoPFS's authors do.
 
 SCENARIO is a YAML file, or the name of one that comes with Monarch. ``--without NAME`` corrects one
-of the behaviours, and may be repeated; ``-p NAME`` simulates only that policy.
+of the deviations of the authors' simulator from their paper (behaviours.py), and may be repeated.
+``-p NAME`` simulates only that policy.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class Behaviour(Enum):
 
     # The random numbers of a run.
     SHUFFLES_BEFORE_SIZES = (
-        "All epochs are shuffled before the sizes are drawn, so that sizes change with the epochs.",
+        "All epochs are shuffled before the sizes are drawn, so the sizes depend on the number"
+        " of epochs.",
         "Sizes are drawn before the epochs are shuffled, and are the same for any number of"
         " epochs.",
         "policies/PolicyExecutor.py, __init__; dataset/Dataset.py",
@@ -26,12 +27,14 @@ class Behaviour(Enum):
     # The performance model, section 4.
     WHOLE_CLASS_FOR_ONE_THREAD = (
         "A thread reads local and remote copies at the rate of all threads of the class together.",
-        "A thread reads at its share of that rate, r_j(p_j) / p_j (section 4).",
+        "A thread reads at its share of the rate of all threads of the class, r_j(p_j) / p_j"
+        " (section 4).",
         "policies/BasePolicy.py, _get_speed",
     )
     PFS_FLAT_BELOW_FIRST_POINT = (
         "Fewer clients than at the first point of t(g) get the whole rate of that point.",
-        "Fewer clients than at that point get a proportional part of its rate.",
+        "Fewer clients than at the first point of t(g) get a proportional part of that point's"
+        " rate.",
         "policies/BasePolicy.py, _get_pfs_speed",
     )
 
@@ -39,12 +42,12 @@ class Behaviour(Enum):
     CLIENTS_OF_THE_FUTURE = (
         "A node counts as a client of the PFS if any of its logged reads begins now or at any"
         " later time.",
-        "A node counts if one of its reads begins within 0.1 s of now.",
+        "A node counts as a client of the PFS if one of its reads begins within 0.1 s of now.",
         "stats/Statistics.py, get_pfs_clients",
     )
     CLIENTS_BY_UNSORTED_SEARCH = (
-        "The log of prefetches is searched by bisection, although several threads write to it, so"
-        " that its times are not sorted and existing reads may be missed.",
+        "The log of prefetches is searched by bisection, which may miss reads: several threads"
+        " write to the log, so its times are not sorted.",
         "The log is kept sorted by time.",
         "stats/Statistics.py, get_pfs_clients",
     )
@@ -58,8 +61,8 @@ class Behaviour(Enum):
         "policies/PolicyExecutor.py, run",
     )
     LAST_NODES_FIRST_FILL = (
-        "Training begins when the first fill of the last node is done.",
-        "Training begins when the first fill of the slowest node is done.",
+        "Training begins when the node with the highest number has finished its first fill.",
+        "Training begins when every node has finished its first fill.",
         "stats/Statistics.py, add_init_stall_time",
     )
     STAGING_DURING_FIRST_FILL = (
@@ -81,8 +84,8 @@ class Behaviour(Enum):
         "storage/Buffer.py, add",
     )
     ONE_TURN_FOR_ALL = (
-        "All nodes share one counter that says which staging thread is next, so that the thread"
-        " that begins a node's fill depends on the fills of the other nodes.",
+        "All nodes share one counter that says which staging thread is next. So the thread that"
+        " begins a node's fill depends on the fills of the other nodes.",
         "Every node has a counter of its own.",
         "policies/StagingPoolPrefetcher.py, fill_buffers",
     )
@@ -94,7 +97,7 @@ class Behaviour(Enum):
     )
     LAST_HOLDER = (
         "Of several nodes that hold a file, the one with the highest number is asked.",
-        "The node with the fastest copy is asked.",
+        "Of several nodes that hold a file, the one with the fastest copy is asked.",
         "policies/BasePolicy.py, _get_maxspeed_remote_buffer_entry",
     )
 
@@ -112,9 +115,9 @@ class Behaviour(Enum):
         "policies/FrequencyPrefetcher.py, fill_buffers",
     )
     ORDERED_BY_OTHER_CLASSES = (
-        "Files are sorted by first use within groups. There is a group for the staging buffer and"
-        " for each class, of the same size plus one file, although the staging buffer is not"
-        " filled in this order.",
+        "Files are sorted by first use within groups. A group has as many files as fit into the"
+        " staging buffer or into a class, and one more. The staging buffer has a group although"
+        " it is not filled in this order.",
         "There is one group for each class: the files that the class holds (section 5.1).",
         "policies/FrequencyPrefetcher.py, _get_access_statistics",
     )
@@ -144,7 +147,7 @@ class Behaviour(Enum):
     )
     DEEPIO_DRAWS_AGAIN = (
         "Opportunistic DeepIO draws samples with replacement, and never the last one of a shard.",
-        "In an epoch a sample is repeated only after all samples of its shard.",
+        "In an epoch, a sample is repeated only after all samples of its shard were drawn.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     DEEPIO_FIRST_NODE_LOCAL = (
@@ -153,20 +156,21 @@ class Behaviour(Enum):
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     DEEPIO_ONE_NEIGHBOUR = (
-        "Samples that a node of opportunistic DeepIO does not draw from its own shard come from"
-        " the node before it.",
-        "These samples come from any other node.",
+        "If a node of opportunistic DeepIO does not draw a sample from its own shard, the"
+        " sample comes from the node before it.",
+        "If a node does not draw a sample from its own shard, the sample comes from any other"
+        " node.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     DEEPIO_LOCAL_CHANCE = (
         "Opportunistic DeepIO draws a local sample with a probability of 1 / (N - 1).",
-        "The probability is 1 / N, as a comment in the code says.",
+        "The probability of a local sample is 1 / N, as a comment in the code says.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     STAGING_DRAWS_AGAIN = (
         "Parallel Staging draws samples of a node's shard with replacement, and never the last"
         " one.",
-        "In an epoch a sample is repeated only after all samples of the shard.",
+        "In an epoch, a sample is repeated only after all samples of the node's shard were drawn.",
         "policies/ParallelDataStaging.py, _reorder_batches",
     )
     STAGING_FROM_LOWER_SHARDS = (

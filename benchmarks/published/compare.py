@@ -44,8 +44,10 @@ _CLASSES = ("staging", "ram", "ssd")
 class Difference:
     """The difference between a run and its record.
 
-    run : its name;  total, epochs : relative differences of the total time and of the worst epoch
-    shares : absolute difference for the worst place
+    run : its name;  total : relative difference of the total time
+    epochs : relative difference of the time of one epoch, for the epoch with the largest difference
+    shares : absolute difference of the share of the bytes that came from one place, for the place
+        with the largest difference
     stall : absolute difference of the mean wait of a node [s]
     seconds : the total time here, and the recorded one [s]
     is_supported : whether the policy could run here;  was_supported : whether the record has a time
@@ -100,8 +102,8 @@ def _curve(points: Mapping[str, float]) -> Curve:
 def compare(
     records: Sequence[Mapping[str, Any]], on: Collection[Behaviour] = AS_PUBLISHED
 ) -> list[Difference]:
-    """Simulates every recorded run with the behaviours that are on. Returns the differences from
-    the records."""
+    """Simulates every recorded run, with the behaviours of the published simulator that are in
+    `on`. Returns how the results differ from the records."""
     return [_difference(record, on) for record in records]
 
 

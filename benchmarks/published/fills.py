@@ -53,8 +53,8 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns (files,) the time at which `node` has read each file from the PFS [s], if all nodes
-    read from it at the same time."""
+    """Returns (files,) the time at which `node` has read each file from the PFS [s]. All nodes are
+    assumed to read from the PFS at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
     ends = thread_ends(seconds, np.zeros(threads))
@@ -110,8 +110,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills, during training, every node's cache with the files that the node reads first: as many
-    as a shard has."""
+    """Fills every node's cache during training. The cache gets the files that the node reads first,
+    as many as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

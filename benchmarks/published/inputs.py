@@ -32,7 +32,8 @@ class Speeds:
     """The performance model (NoPFS, section 4) for one thread, all rates [bytes/s].
 
     pfs : (clients + 1,) the rate of one client, by the number of clients; entry 0 is unused
-    local, remote : (classes,);  write : into the staging buffer, including preprocessing
+    local, remote : (classes,) reading a copy of this node, and a copy of another node
+    write : writing into the staging buffer, including preprocessing
     """
 
     pfs: list[float]
@@ -43,7 +44,7 @@ class Speeds:
 
     @classmethod
     def of(cls, scenario: Scenario, on: Collection[Behaviour]) -> Speeds:
-        """Returns the rates of a scenario, with the published behaviours that are on."""
+        """Returns the rates of a scenario, with the published simulator's behaviours in `on`."""
         rates = scenario.rates
         clients = np.arange(1, scenario.nodes + 1)
         known = clients
@@ -74,7 +75,7 @@ class Speeds:
 class Inputs:
     """One run's inputs. Policies may replace `orders` with orders of the same length.
 
-    sizes : (files,) [bytes], with fractions
+    sizes : (files,) [bytes], not rounded to whole bytes
     orders : of every node (samples,), the files that it reads, over all epochs
     starts : of every node (batches + 1,), the index in its order at which a batch begins
     random : the random state after shuffles and sizes, from which policies continue to draw

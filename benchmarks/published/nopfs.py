@@ -32,12 +32,13 @@ class ClassPrefetchers:
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
         # The time at which each thread is free [s].
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
-        # Whether a class may still take a file: room left in one class may fit a file that was too
-        # large for another.
+        # Whether `fill` may still place a file of the node. After a call that placed no file, no
+        # class has room for the next file of the order.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:
-        """Places files into each class in turn, until the next file of the order does not fit.
+        """Fills the classes one after the other with the next files of the node's order. A class
+        takes files until the next file does not fit.
 
         A thread fetches the new files directly after the files that were placed before, without an
         idle time in between. The reason is that files are placed only during the first requests of
@@ -88,8 +89,9 @@ class ClassPrefetchers:
         return end
 
     def _order(self, node: int) -> Numbers:
-        """Returns the files in the order of placement: by frequency, and within each group by first
-        use."""
+        """Returns the files in the order of placement. The files are sorted by how often the node
+        reads them, and divided into groups, one for each class that is filled. Each group is then
+        sorted by first use."""
         inputs = self._inputs
         reads = inputs.orders[node]
         counts = np.bincount(reads, minlength=inputs.files)

@@ -102,7 +102,8 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As published: numbers are drawn below the highest number of all files that the node holds.
+    # As published: a draw can return numbers up to, but not including, the highest number of all
+    # files that the node holds, even of files outside its own part.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)

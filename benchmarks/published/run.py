@@ -69,8 +69,8 @@ POLICIES = {
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
 ) -> Result | str:
-    """Simulates a policy of POLICIES as the published simulator does, with the behaviours that are
-    on.
+    """Simulates a policy of POLICIES as the published simulator does. `on`: those of that
+    simulator's deviations from its paper that are reproduced; all others are corrected.
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.
@@ -253,7 +253,8 @@ class Run:
         )
 
     def _is_reuse(self) -> npt.NDArray[np.bool_]:
-        """Returns (samples of all nodes,) whether the node had read the sample before."""
+        """Returns one truth value for each read, node by node: whether the node had read the same
+        sample before."""
         reuses = []
         for order in self.inputs.orders:
             is_reuse = np.ones(len(order), bool)

@@ -36,7 +36,7 @@ class Buffer:
         self.freed = 0  # the next sample to free
         self.asked = 0  # the next sample that will be read
         self.used = 0.0  # [bytes]
-        self.known = bytearray(files)  # files that take no room any more
+        self.known = bytearray(files)  # 1 for each file that takes no room when it is staged again
         self.threads = [0.0] * threads  # when each is free [s]
         self.turn = 0
 
@@ -117,8 +117,8 @@ class Staging:
         buffer.used, self._turns[node].turn, buffer.ahead = used, turn, place
 
     def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
-        """Returns the source from which a thread of `node` that is free at `begin` gets a file, and
-        when the file is staged [s]; (0, 0) if no source is allowed."""
+        """Returns the source from which a thread of `node` gets a file, and when the file is staged
+        [s]; (0, 0) if no source is allowed. The thread is free from `begin` on."""
         speeds, holders = self._speeds, self._holders
         source, rate, since = 0, 0.0, 0.0
         if level := holders.level[node][file]:

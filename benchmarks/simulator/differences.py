@@ -1,11 +1,13 @@
 """``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
-Every recorded run of the authors' simulator is simulated several times: by our simulator, and by
-the re-creation of theirs. The re-creation runs with each behaviour switched off separately (only
-for the runs of two sets), and with all behaviours off. If our simulator then still gives other
-results, the two models differ; the two largest of these differences are removed one after the
-other. The tables go into docs/simulator.md. The benchmark takes about eight minutes on one core,
---only stressS3 half a minute.
+Every recorded run of the authors' simulator is simulated by our simulator and by the re-creation of
+theirs (benchmarks/published). The authors' simulator deviates from its paper in some behaviours,
+each of which can be switched off in the re-creation. The re-creation runs with all of them off and,
+for two sets of runs, with each of them off separately. Where our simulator still gives other
+results than the re-creation with all of them off, the two models differ. The two largest of these
+differences are removed one after the other, to show their effects. The tables go into
+docs/simulator.md. The benchmark takes about eight minutes on one core; with --only stressS3, it
+takes half a minute.
 """
 
 from __future__ import annotations
@@ -217,7 +219,7 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # If only some runs are simulated, the tables would lose the others.
+    # With --only, the tables lack the other runs. So the page is then written only if it is named.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

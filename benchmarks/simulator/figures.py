@@ -161,8 +161,8 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """Simulates NoPFS on the machines of its figure 9. The returned document has the results of the
-    machines in the place of the results of policies."""
+    """Simulates NoPFS on the machines of its figure 9. Documents usually have one result for each
+    policy; the returned document has one for each machine instead."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):
@@ -193,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns the bytes that come from the file system in an epoch after the first, relative to the
-    bytes that are used in that epoch."""
+    """Returns, for an epoch after the first, the bytes that come from the file system, relative to
+    the bytes that are used."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -273,15 +273,15 @@ def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def is_drawn(case: Case) -> bool:
-    """Returns whether the case is drawn. It is not drawn if there is the same case with a slower
-    file system, because its own bars would all have the same height."""
+    """Returns whether the case is drawn. Some cases exist twice, the second time with a slower file
+    system. Then only the second one is drawn: the bars of the first all have the same height."""
     slower = any(c.scenario == case.scenario and c.slower > 1 for c in CASES)
     return not case.epochs and (case.slower > 1 or not slower)
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the document with fewer machines of figure 9, so that one picture has room for
-    all."""
+    """Returns the document with only some of the machines of figure 9: a picture has no room for
+    all of them."""
     kept = {
         name: result
         for name, result in document["policies"].items()
@@ -313,7 +313,7 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # If only some cases are simulated, the tables would lose the others.
+    # With --only, the tables lack the other cases. So the page is then written only if it is named.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

@@ -3,9 +3,10 @@ simulator.
 
 Every recorded run is simulated in a process of its own. The benchmark reports the differences of
 totals, epochs, shares and stalls from the record, and the cost of a million accesses in both
-simulators. To show the effects of the behaviours, ``--switches`` also simulates every run with one
-behaviour after the other switched off, and with all of them off. All runs take about three minutes
-on one core; ``--only stressS3`` takes seconds.
+simulators. The authors' simulator deviates from its paper in some behaviours, which the re-creation
+reproduces (benchmarks/published/behaviours.py). To show their effects, ``--switches`` also
+simulates every run with one behaviour after the other switched off, and with all of them off. All
+runs take about three minutes on one core; ``--only stressS3`` takes seconds.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def _refused(one: dict[str, Any]) -> str:
 
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns, for each behaviour, the changes of the total time and of the share that changes most
-    when the behaviour is switched off."""
+    """Switches off each behaviour of the published simulator separately, then all of them at once.
+    Returns how each run then differs from its record, for the runs that differ."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}

@@ -12,8 +12,8 @@
 /* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
  * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
  * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* limit if a reader waits for the bytes */
-#define TRIES 8       /* limit if no reader waits for the bytes */
+#define ASKED_TRIES 2 /* TIMEOUTs in a row, if a reader waits for the bytes */
+#define TRIES 8       /* TIMEOUTs in a row, if no reader waits for the bytes */
 /* A peer answers COMING while it is receiving the bytes from the source. If this node asked the
  * source as well, the bytes would come no sooner, and other readers would be delayed. */
 /* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. It is less
@@ -81,9 +81,10 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
     return r;
 }
 
-/* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * Returns 0 if a reader waits for the bytes. Without these pauses, when nodes are started together,
- * the first node would read all files from the source, even those that other nodes are to read. */
+/* Returns whether the peer is still starting and should be asked again. If so, pauses before it
+ * returns. The result is 0 if a reader waits for the bytes. The pauses are needed when nodes are
+ * started together: otherwise the first node would read all files from the source, even those that
+ * other nodes are to read. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -95,10 +96,10 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
- * outcome in get->status. After two outcomes, the caller reads from the source although the peer
- * has not failed: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING, if the
- * peer still gives this answer after the longest wait. */
+/* Asks the peer repeatedly, until it answers or one of this file's limits is reached, and stores
+ * the outcome in get->status. After two outcomes, the caller reads from the source although the
+ * peer has not failed. MONARCH_PEER_LATER: it is too early to ask the peer (is_too_early).
+ * MONARCH_PEER_COMING: the peer still gives this answer after the longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);

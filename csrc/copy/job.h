@@ -24,7 +24,7 @@ struct job {
     int is_kept;       /* a reader's descriptor is kept for this order (monarch_take_kept) */
     uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
-    uint32_t member;   /* index of that member in the pack */
+    uint32_t member;   /* index of the file among the members of `pack` */
     /* The peers to copy from, in the sequence in which they are asked; -1 after the last one. The
      * elements from MONARCH_ASKED on are atomic and are set while the fill runs: a node that has no
      * room for the file names the next node to ask. */

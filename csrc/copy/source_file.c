@@ -156,13 +156,15 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has brought them. */
 #define CACHED_NS 150000
-/* note() computes the share of a source's recent files for which a condition holds. */
-#define SHARE_ALL 1024U /* the share if the condition holds for all files */
+/* note() computes for which share of a source's recent files a condition holds. */
+#define SHARE_ALL 1024U /* value of a share if its condition holds for all files */
 #define JUDGED 32U      /* number of fills after which programs may rely on a source's share */
-#define SHARE_STEP 32U  /* the share is a running mean over about this many files */
+#define SHARE_STEP 32U  /* a share is a running mean over about this many files */
 
-/* Adds one file to the running mean. Sets the source's bit in *bits if the mean exceeds one half,
- * else clears it. If two threads write the mean at once, one of their files is not counted. */
+/* Updates *mean, the share of a source's recent files for which a condition holds, with one more
+ * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the
+ * share exceeds one half, else clears it. If two threads write the share at once, one of their
+ * files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

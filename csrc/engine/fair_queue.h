@@ -54,6 +54,7 @@ struct line {
 
 void monarch_line_up(struct line *l, const struct fair_queue *q, const uint64_t *demand,
                      const uint64_t *taken, unsigned first);
-int monarch_next_waiting(struct line *l, struct waiting *w); /* returns 0 at the end */
+/* Stores the next reader in *w. Returns 0 if there are no more readers. */
+int monarch_next_waiting(struct line *l, struct waiting *w);
 /* Charges the reader's rank for one service; returns the slot at which the next search starts. */
 unsigned monarch_served_reader(const struct line *l, struct fair_queue *q, const struct waiting *w);

@@ -10,9 +10,9 @@
 void monarch_order_demanded(struct pool *p, struct worker *me);
 /* Call this at the end of an order that has published no copy. Returns whether the daemon's loop
  * must be woken. There are two reasons to wake it. After a fill, Python must find out why the copy
- * was not published. After another order, such as a DROP, there may now be room for a file that was
- * left to the loop and that a reader still waits for. Returns 0 if the loop was already woken since
- * its last rest. The caller holds the pool's lock. */
+ * was not published. After another order, such as a DROP, there may be room again: a reader may
+ * still wait for a file that had no room before and was left to the loop. Returns 0 if the loop was
+ * already woken since its last rest. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop, whether it waits in monarch_engine_rest or for the doorbell. */
 void monarch_end_rest(struct pool *p);

@@ -53,11 +53,11 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * A file goes into the first tier that has enough room for it. This code decides as policy does
  * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
 
-/* Takes room from the first tier that has enough, and returns that tier; -1 if none has. A file
- * that this node does not keep goes into the staging area; every other file goes into a tier that
- * is not the staging area. If only part of a tier's room is granted, a file that does not fit into
- * this part may still fit into the tier. So no later tier is tried, the result is -1, and policy
- * decides about the file. */
+/* Takes room for a file from the first tier that has enough, and returns that tier; -1 if none has.
+ * is_staged: whether the file goes into the staging area, because this node does not keep it; every
+ * other file goes into one of the other tiers. If a tier has more room than was granted (is_part),
+ * a file that exceeds the granted room may still fit into that tier. The result is then -1 without
+ * a look at later tiers, and policy decides about the file. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -126,7 +126,9 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     struct job *job =
         monarch_new_order(p, c, MONARCH_FILL, id, (uint32_t)tier, g->next_copy, 0, asked);
     if (!job) {
-        g->holds = 0; /* the room was already subtracted, so order no fill until the next grant */
+        /* The file's room is already subtracted from the grant, although no fill will use it. End
+         * the grant here; the next one has correct numbers. */
+        g->holds = 0;
         return NULL;
     }
     monarch_set_word(c, e, id, monarch_word(MONARCH_FILLING, 0, (unsigned)tier, g->next_copy));

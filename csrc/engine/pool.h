@@ -28,7 +28,7 @@ struct grant {
     uint32_t meets;
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
-    uint64_t next_copy;                          /* number of the next copy */
+    uint64_t next_copy; /* number of the next copy that the engine orders */
     /* For each entry, where this node keeps the file, and the peers that its fill asks. NULL: this
      * node is alone and keeps every file in its tiers. */
     struct monarch_home *home;
@@ -71,8 +71,9 @@ enum monarch_role {
 
 /* orders that were set aside because the peer that they ask already had its share of the threads */
 struct late {
-    struct queue of[MONARCH_MAX_PEERS];
-    /* the first `peers` elements are the numbers of the peers that may have orders in `of` */
+    struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
+    /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are
+     * used. */
     uint16_t peer[MONARCH_MAX_PEERS];
     unsigned peers;
 };
@@ -109,7 +110,7 @@ struct pool {
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
-    struct late late[2];                 /* [0] normal orders, [1] orders for files in use */
+    struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
      * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
@@ -125,10 +126,11 @@ struct pool {
     int awaits_results; /* the daemon waits for results (monarch_engine_await) */
     /* a stack: its first `free_slots` elements are the free slots of the fills segment */
     int slot[MONARCH_FILL_SLOTS];
-    /* Both are indexed by enum monarch_origin. width: how many threads at a time may do unasked
-     * work, which no reader waits for. unasked: how many threads do such work now. */
+    /* Work is called unasked if no reader waits for it. Both fields are indexed by enum
+     * monarch_origin. width: how many threads at a time may do unasked work. unasked: how many
+     * threads do such work now. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
-    /* by peer: how many of the threads counted in `unasked` ask this peer */
+    /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
     struct grant grant;
     /* NULL if the engine accepts no descriptors from readers. */
@@ -161,7 +163,8 @@ struct pool {
         int is_at_work, is_unasked, unasked_peer;
         /* the thread has left an order queued, because a program is still reading the file */
         int awaits_reader;
-        /* readers that the search has found, and whose files have no order */
+        /* readers that this thread's last search for work has found, and whose files have no
+         * order */
         struct waiting unordered[MONARCH_UNORDERED];
         unsigned unordered_count;
         char *buffer; /* MONARCH_CHUNK bytes */

@@ -44,9 +44,10 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work that no reader waits for. By the same rule, the peers also share the width
- * (struct pool). So even if the width is small, one slow peer leaves part of the width to the other
- * peers. */
+/* Like can_ask, for work that no reader waits for. The number of threads that may do such work at
+ * the same time is limited (`width` of struct pool). The peers share these threads by the rule of
+ * can_ask too. So even if the limit is low, one slow peer leaves some of them to the other peers.
+ */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -262,10 +263,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
            monarch_is_being_read(p->shared.clients, job->result.id, job->entry.ino, now);
 }
 
-/* Moves orders from the front of the queue to its end, as long as a program is reading the first
- * order's file at the source and will hand over its descriptor. A fill would open such a file a
- * second time. Returns whether the order that is first afterwards must wait for such a program,
- * too. */
+/* Moves orders that must wait from the front of the queue to its end. An order must wait while a
+ * program is reading the order's file at the source and will hand over its descriptor: a fill would
+ * open the file a second time. Returns whether the order that is first afterwards must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -316,7 +316,7 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
     /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
-     * against the width: the reader will soon wait, and there are enough threads for peers. */
+     * in p->unasked: the reader will soon wait, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -375,8 +375,8 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     the thread that adds work changes the word, and this is enough. If it has done so already,
  *     all threads that are awake see the work before they sleep. If it has not done so yet, it will
  *     wake one more thread.
- *   - One case is an exception to the second rule: a thread stops asking a peer, so that the peer
- *     has room again for orders that were set aside. No thread adds work in this case, so the
+ *   - One case is an exception to the second rule: when a thread stops asking a peer, orders that
+ *     were set aside because of this peer can begin. No thread adds work in this case, so the
  *     thread that has left the peer rings the bell itself.
  *   - A thread that has all roles of its origin and finds no work need not wake others, because
  *     there is nothing that they could do.

@@ -17,8 +17,8 @@
 #include "shared/doorbell.h"
 
 /* The daemon is rung when this number of results of published copies has accumulated. */
-#define RESULTS_AWAITED 64  /* limit if the daemon waits for results (monarch_engine_await) */
-#define RESULTS_AT_ONCE 512 /* limit if it does not wait for results */
+#define RESULTS_AWAITED 64  /* number if the daemon waits for results (monarch_engine_await) */
+#define RESULTS_AT_ONCE 512 /* number if the daemon does not wait for results */
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64

@@ -75,7 +75,7 @@ static enum monarch_answer meet(struct pool *p, struct monarch_catalog *c, struc
         return MONARCH_REFUSED;
     h->id = id;
     if (__atomic_load_n(&p->shared.clients->renames, __ATOMIC_SEQ_CST) != h->renames && added)
-        /* a directory was renamed meanwhile, so the file may have another path by now */
+        /* A directory was renamed after the path was looked up, so the path may be wrong. */
         monarch_set_word(c, &monarch_table(c)[id], id,
                          monarch_word(MONARCH_BYPASS, MONARCH_CHANGED, 0, 0));
     if (h->is_read)

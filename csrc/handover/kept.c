@@ -27,8 +27,9 @@
  * open. */
 #define SHARE 4
 /* A descriptor that still has no order is closed when both of these limits have passed. */
-#define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */
-#define ITERATIONS 2         /* iterations of the daemon's loop since policy learned of the file */
+#define ORDER_NS 50000000ULL /* limit on the time since the descriptor came [ns] */
+/* limit on the number of iterations of the daemon's loop since policy learned of the file */
+#define ITERATIONS 2
 /* Interval [ns] at which the table's thread goes through the table. If a program wants its
  * descriptor closed, the thread notices this at most one interval later. */
 #define LOOK_NS 20000000L

@@ -18,13 +18,13 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* The states of a connection: what it must do, or wait for, before it can continue. */
+/* What a connection must do, or wait for, before it can continue. */
 enum monarch_peer_io_state {
-    MONARCH_PEER_GO,       /* nothing: the connection can continue at once */
-    MONARCH_PEER_TO_YIELD, /* nothing, but other connections should be served first */
+    MONARCH_PEER_GO,       /* the connection need not wait, and can continue at once */
+    MONARCH_PEER_TO_YIELD, /* it need not wait, but other connections should be served first */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
-    MONARCH_PEER_TO_WAIT, /* bytes of the file that are not there yet */
+    MONARCH_PEER_TO_WAIT, /* it waits for bytes of the file that are not there yet */
     MONARCH_PEER_TO_CLOSE,
 };
 

@@ -27,10 +27,10 @@ void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
-/* A digest of file content: a MAC under a key of the whole session, always with number 0. A digest
- * is never sent. Only the MAC of a frame is sent, and this MAC covers the digest. So the digest
- * acts as a universal hash (Wegman and Carter, 1981): somebody who has seen no digest cannot find
- * two contents with the same digest. */
+/* A digest of file content. It is a MAC under a key of the whole session; its number, the argument
+ * of monarch_mac_begin, is always 0. A digest is never sent. Only the MAC of a frame is sent, and
+ * this MAC covers the digest. So the digest acts as a universal hash (Wegman and Carter, 1981):
+ * somebody who has seen no digest cannot find two contents with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };

@@ -57,7 +57,7 @@ struct monarch_peer {
      * number of slots that were passed to waiting threads, but not taken yet. All are under the
      * lock. */
     unsigned slots, waiting, passed;
-    uint64_t came_ns; /* time of the last answer of a request with a slot; under the lock */
+    uint64_t came_ns; /* when the last answer to a request with a slot came; under the lock */
     unsigned idle;
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has worked at least once; atomic */

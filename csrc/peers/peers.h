@@ -12,8 +12,8 @@
 /* The keys that both ends of a connection have derived from the session's secret and their
  * greetings (monarch_py/peers/handshake.py). */
 struct monarch_peer_keys {
-    unsigned char mine[MONARCH_KEY_BYTES];   /* for messages that this end sends */
-    unsigned char theirs[MONARCH_KEY_BYTES]; /* for messages that the other end sends */
+    unsigned char mine[MONARCH_KEY_BYTES];   /* key for messages that this end sends */
+    unsigned char theirs[MONARCH_KEY_BYTES]; /* key for messages that the other end sends */
 };
 
 /* --- the server: server.c, connection.c ------------------------------------------------------- */
@@ -32,10 +32,10 @@ struct monarch_peer_bounds {
 };
 
 struct monarch_peer_counts {
-    uint64_t connections;     /* open now */
-    uint64_t accepted;        /* accepted so far */
-    uint64_t dropped;         /* closed because of a bad request or a time limit */
-    uint64_t requests, bytes; /* requests begun, and bytes sent */
+    uint64_t connections;     /* connections that are open now */
+    uint64_t accepted;        /* connections that were accepted so far */
+    uint64_t dropped;         /* connections closed because of a bad request or a time limit */
+    uint64_t requests, bytes; /* number of requests begun, number of bytes sent */
     uint64_t waiting;         /* requests that wait for bytes now */
 };
 

@@ -100,9 +100,8 @@ static void end_to_wait(server *s, connection *c) {
     s->at[last].wait_at = c->wait_at;
 }
 
-/* Releases a connection after a step. Returns 0 if the thread must continue with the connection,
- * because the bytes that the connection waits for may have come after the thread last checked for
- * them. */
+/* Releases a connection after a step. If the result is 0, the thread must continue with the
+ * connection: the bytes that it waits for may have come since the thread last checked for them. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -220,8 +219,8 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    /* Tell the threads that are working on a connection at this moment: because of the new value,
-     * they look for bytes once more before they let their connections wait. */
+    /* A thread that is working on a connection at this moment must not miss this call. It sees that
+     * `wakes` has changed, and looks for bytes once more before it lets its connection wait. */
     s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
@@ -262,8 +261,8 @@ static void *serve(void *arg) {
 /* --- calls from Python ------------------------------------------------------------------------ */
 
 /* Returns whether sockets can have send buffers of SEND_ROOM. If the administrator allows only
- * smaller buffers, no size is set: the kernel then grows each buffer as needed, which it does not
- * do for a buffer whose size was set. */
+ * smaller buffers, no size is set. The kernel then grows each buffer as needed; it does not grow a
+ * buffer whose size was set. */
 static int can_have_send_room(void) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), room = SEND_ROOM;
     socklen_t n = sizeof room;

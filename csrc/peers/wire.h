@@ -37,7 +37,7 @@ enum {
 struct monarch_peer_request {
     uint32_t magic;
     uint32_t source;    /* number of the source in the configuration */
-    uint64_t tag;       /* repeated in every frame of the answer */
+    uint64_t tag;       /* identifies the request in every frame of its answer */
     uint64_t path_hash; /* the `hash` of the file's entry */
     uint64_t size;
     /* the file's version, a number that all nodes compute from the file's times

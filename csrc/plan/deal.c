@@ -14,7 +14,7 @@ struct step {
     const int32_t *samples;
     int32_t count;
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
-    int32_t *next, *before; /* by sample: links of its node's list */
+    int32_t *next, *before; /* by sample: its neighbours in the list of its node; -1: none */
     int32_t *first;         /* by node: head of its list */
     /* by node. room: most samples that the node can take; taken: number of samples that the node
      * takes because it holds them */
@@ -178,7 +178,8 @@ static int64_t shares_at(const struct step *s, int32_t level) {
  * node gets more if its least number requires that, and fewer if it lacks room. The samples that
  * remain then go one by one to the nodes that have taken the fewest. */
 static void fill_up(struct step *s, int32_t waiting) {
-    /* shares_at(low) <= waiting < shares_at(high), or all nodes are full */
+    /* Find the highest level at which the nodes together take at most `waiting` samples. The search
+     * keeps shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
     int32_t low = 0, high = waiting + 1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;

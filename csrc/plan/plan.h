@@ -103,7 +103,9 @@ struct monarch_deal {
     /* the most samples of a rank in a full step, computed from `cap`; also the limit for smaller
      * steps */
     int32_t most;
-    int32_t least; /* fewest samples of a rank in a step that has enough samples */
+    /* the fewest samples of a rank in a step; applies only if the step has enough samples for all
+     * ranks */
+    int32_t least;
 };
 
 /* Deals the samples of an epoch to the ranks, step by step. A sample goes to a node that holds it,

@@ -2,8 +2,9 @@
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word, and the guess of the word in the index by path (monarch_guess_of). The
- * order of these two stores does not matter, because readers check each guess against the word. */
+/* Sets the entry's word. Also updates the entry's slot in the index by path: the slot has a guess
+ * of the word (monarch_guess_of), which readers check against the word. So it does not matter which
+ * of the two is stored first. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;

@@ -83,9 +83,10 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
     put_path(c, e, id);
 }
 
-/* Merges `e`, an entry that is added again, into the existing entry `mine`. The scan adds a second
- * time the files that a client has reported before. It also adds each directory twice, in either
- * order: once as a name of its parent directory, and once with the number of names in it. */
+/* Merges `e` into the existing entry `mine` of the same path. A scan adds an existing entry again
+ * in two cases. First, a client has already reported the file. Second, the entry is a directory:
+ * the scan adds it once as a name in its parent directory and once with the number of its own
+ * names, in either order. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;

@@ -14,7 +14,8 @@
  * Its source is local, so the thread would keep busy a processor that the job may need. A thread
  * that often sleeps is waiting for a remote source. Such a thread keeps its priority, so that files
  * are found and filled before the job needs them. */
-/* The decision about a thread is made once the thread has examined this many names. */
+/* Whether a thread must lower its priority is decided once the thread has examined this many
+ * names. */
 #define LOOKS 64
 /* A thread counts as hardly ever sleeping if it sleeps at most once per this many names. */
 #define LOOKS_EACH_SLEEP 8

@@ -156,7 +156,7 @@ void monarch_wake_scan(struct monarch_scan *s) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Moves the directories that a want covers from the list `*at` to the queue of wanted
+/* Moves the directories that `w` covers (is_named) from the list `*at` to the queue of wanted
  * directories. */
 static void move_wanted(struct monarch_scan *s, const struct want *w, struct task **at) {
     for (struct task *t; (t = *at);) {

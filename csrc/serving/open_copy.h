@@ -31,7 +31,7 @@ struct monarch_holdings {
     uint32_t next_tag; /* atomic: tag of the next demand */
     struct monarch_sums *sums;
     unsigned char content_key[MONARCH_KEY_BYTES]; /* key of digests */
-    pthread_mutex_t checking;                     /* guards the next five fields */
+    pthread_mutex_t checking; /* guards the fields from `checked` to `moved_count` */
     struct checked checked[CHECKS];
     struct rotten rotten[MONARCH_ROTTEN];
     uint64_t rotten_count;
@@ -39,7 +39,8 @@ struct monarch_holdings {
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* held while another thread wakes the server, so that the server cannot be freed meanwhile */
+    /* A thread that wakes the server holds this lock, so that no other thread frees the server
+     * meanwhile. */
     pthread_mutex_t waking;
     struct monarch_peer_server *server;
 };

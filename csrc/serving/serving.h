@@ -54,12 +54,12 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * file. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
  * many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Until it is known which files this node keeps, this value says which requests for files without a
- * copy on this node have to wait. At first all such requests wait. A request that does not wait is
- * answered with UNKNOWN_FILE. */
+/* Says which requests have to wait until it is known which files this node keeps. Only requests for
+ * files without a copy on this node are concerned. At first all of them wait. A request that does
+ * not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* requests for bytes for which no reader waits */
+    MONARCH_WHO_HAS_TIME_WAITS, /* a request waits if no reader waits for its bytes */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);

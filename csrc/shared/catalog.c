@@ -29,7 +29,7 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
     uint64_t hash = monarch_path_hash(source, path, len);
     const struct monarch_slot *first = &index_of(c)[monarch_first_path_slot(hash, c->slots)];
     __builtin_prefetch(first);
-    /* One search in eleven also reads the next cache line. */
+    /* Also prefetch the next cache line, because one search in eleven reads it. */
     __builtin_prefetch(first + 4);
     return hash;
 }

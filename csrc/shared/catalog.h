@@ -196,7 +196,7 @@ struct monarch_control {
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
     char switch_file[2][MONARCH_TIER_PATH];
-    uint32_t groups; /* number of the daemon's groups */
+    uint32_t groups; /* number of groups that the daemon belongs to; they are in `group` */
     uint32_t group[MONARCH_MAX_GROUPS];
 };
 
@@ -209,7 +209,7 @@ struct monarch_slot {
 /* One known file, directory or link. All fields that an open needs are in the first cache line. */
 struct monarch_entry {
     uint64_t hash; /* XXH3-64 of the relative path, mixed with the source's number */
-    uint64_t path; /* offset in the pool; NUL-terminated */
+    uint64_t path; /* offset of the path in the pool; the path ends with a NUL */
     uint64_t word; /* atomic */
     uint64_t ino;
     uint64_t size;
@@ -224,12 +224,12 @@ struct monarch_entry {
     uint16_t path_len;
     uint8_t source;
     uint8_t kind;     /* enum monarch_kind */
-    uint16_t blksize; /* in units of 512 bytes */
+    uint16_t blksize; /* statx's preferred size of reads and writes, in units of 512 bytes */
     uint16_t flags;
 
     int64_t mtime_ns;
     int64_t ctime_ns, atime_ns, btime_ns; /* btime 0: unknown */
-    uint64_t blocks;                      /* in units of 512 bytes */
+    uint64_t blocks;                      /* space that the file occupies, in units of 512 bytes */
     uint32_t mode, uid, gid, nlink;
     uint32_t place;   /* position of the name in its directory's listing at the source */
     uint32_t version; /* atomic: odd while the attributes are being replaced */
@@ -293,7 +293,8 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
-    /* sum of the sizes of the files counted in `hits`; in `misses` */
+    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: of those
+     * counted in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
     uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
     /* number of reads that gave up waiting for a fill, and read from the source */
@@ -457,9 +458,9 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
-/* Returns the unit in which a file of `size` bytes is filled; no unit is larger than a block. If a
- * file has more units than a fill's bitmap has bits, readers use its copy only once the copy is
- * complete. */
+/* Returns the size of the units in which a file of `size` bytes is filled [bytes]. No unit is
+ * larger than a block. If a file has more units than a fill's bitmap has bits, readers use its copy
+ * only once the copy is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {
     uint64_t unit = block % MONARCH_UNIT ? block : MONARCH_UNIT;
     while (unit < block && (size + unit - 1) / unit > MONARCH_FILL_UNITS)

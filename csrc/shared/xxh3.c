@@ -219,14 +219,15 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
  * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the whole start
  * of the library. */
 static int has_avx2(void) {
-    static int known; /* atomic: 0: not asked yet, 1: no, 2: yes */
+    static int known; /* atomic; whether AVX2 is supported: 1: no, 2: yes, 0: not known yet */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
     unsigned a, b, c, d, saved = 0;
     if (answer)
         return answer > 1;
     if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-    const unsigned registers = 6; /* bits of XCR0: the system saves the xmm and the ymm registers */
+    /* the two bits of XCR0 that say that the system saves the xmm and the ymm registers */
+    const unsigned registers = 6;
     answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
              (b & bit_AVX2) != 0;
     __atomic_store_n(&known, answer + 1, __ATOMIC_RELAXED);

@@ -8,8 +8,8 @@
 
 uint64_t monarch_xxh3(const void *data, size_t len);
 
-/* These functions compute the same hash incrementally, so that a caller need not hold all data in
- * memory. */
+/* These functions compute XXH3-64 incrementally, so that a caller need not hold all data in memory.
+ */
 #define XXH3_BLOCK 1024
 struct xxh3_stream {
     uint64_t acc[8];
