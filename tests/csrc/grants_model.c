@@ -71,11 +71,12 @@ static void make(void) {
                                            .is_part = draw(4) == 0,
                                            .is_staging = draw(3) == 0};
     if (draw(4) == 0)
-        return; /* a node without peers has no homes */
+        return; /* a node without peers has no list of the nodes that keep its files (`home`) */
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);
-    /* The engine must not read the homes from index g->homes on. */
+    /* g->homes is the length of the array g->home. The array is made longer, and all of it is
+     * filled, because the engine must not read the elements beyond this length. */
     for (uint64_t id = 0; id < FILES; id++) {
         struct monarch_home *h = &g->home[id];
         h->storage = (uint16_t)(draw(8) ? 1 + draw(2) : MONARCH_NOT_TOLD);

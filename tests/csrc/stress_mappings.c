@@ -199,7 +199,7 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
         CHECK(mremap(at + i * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, at, i);
         moved.pages[i] = r->pages[first + i];
     }
-    /* Another thread may have mapped something at the old place meanwhile. */
+    /* Since the pages were moved, another thread may have mapped something at their old place. */
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     if (syscall(SYS_mmap, at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == (long)at)
         fill_own(r, first, n);
@@ -215,8 +215,8 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
 
 static void change(struct region *r, uint64_t *seed) {
     uint64_t first = below(seed, r->n), most = 1 + below(seed, r->n - first), n = 0;
-    /* Changes only pages that this thread has mapped: in a hole of the region, another thread may
-     * have mapped something meanwhile. */
+    /* Changes only pages that this thread has mapped. In a hole of the region, another thread may
+     * have mapped something in the meantime. */
     while (n < most && r->pages[first + n].of != NOTHING)
         n++;
     if (!n)

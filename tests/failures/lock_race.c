@@ -111,8 +111,9 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "lock") != 0) {
         change(F_SETLK, F_RDLCK, 0);
     }
-    /* The library opens a path and then the file, both on the lowest free number. So its second
-     * close of this number closes the file. */
+    /* The library opens and closes two descriptors, one after the other: first one for a path, then
+     * one for the file. Both get the lowest free number. So the second close of this number is the
+     * close of the file's descriptor. */
     int lowest = dup(0);
     close(lowest);
     printf("%d\n", hold(SYS_close, lowest, 2, locks_second, has_waited ? is_granted : changes));

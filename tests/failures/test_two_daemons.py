@@ -66,7 +66,7 @@ def test_a_second_serve_exits_with_3_and_harms_nothing(
     assert session.totals()["hits"] == hits + 10
 
 
-# In every run, test_run_command.py starts two daemons at once.
+# In short runs, test_run_command.py tests two starts at once.
 @pytest.mark.long
 def test_of_many_starts_at_once_one_wins(
     session_factory: Callable[..., Session], files: Files

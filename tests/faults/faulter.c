@@ -93,7 +93,8 @@ static struct thread {
     uint64_t asked;    /* the number of bytes before it was halved; 0: the call is not shortened */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* The process's ranges, read when `mapped` had the value `ranges_at`; 0: not yet read. */
+    /* The process's ranges, read when `mapped` had the value `ranges_at`. If `ranges_at` is 0, they
+     * have not been read yet. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];

@@ -144,9 +144,9 @@ class Site:
         return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """Runs the scenario, in which one call of the class gets a fault: the call with the number
-        of the class's middle call in the trace. If the class has fewer calls this time, because
-        threads ran in another order, runs the scenario again with a fault in its first call."""
+        """Runs the scenario with a fault in the class's middle call, which `call.middle` counts. In
+        this run, the class may have fewer calls, because threads run in another order. Then runs
+        the scenario again, with a fault in the class's first call."""
         outcome = Outcome()
         for number in (call.middle, 1):
             self._clear()

@@ -34,7 +34,8 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Accesses to these fields need no steps: no thread here reads the measurements, and no reader
+/* Makes accesses to some fields no steps of the scheduler, so that there are fewer orders to run.
+ * The order of these accesses does not matter: no thread here reads the measurements, and no reader
  * waits for a unit. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
@@ -58,7 +59,7 @@ void start_daemon(void) {
     ignore_what_nobody_reads((const struct pool *)engine);
 }
 
-/* --- an iteration of the loop -------------------------------------------------------------------
+/* --- an iteration of the daemon's loop ----------------------------------------------------------
  */
 
 static unsigned state_of(unsigned file) {

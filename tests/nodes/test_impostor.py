@@ -35,8 +35,8 @@ def endpoint(node: Node) -> str:
 
 @contextmanager
 def impostor(cluster: Cluster, source: Path) -> Iterator[dict[str, Any]]:
-    """Runs the impostor in the victim's place. Yields a dictionary that has his counts after the
-    context."""
+    """Runs the impostor in the victim's place. Yields a dictionary. When the context ends, the
+    dictionary gets the impostor's counts."""
     live = cluster.nodes[LIVE]
     wanted = named_by(live, str(cluster.files[0]))
     asked = (request(wanted) + bytes(lib.MONARCH_MAC_BYTES)).hex()

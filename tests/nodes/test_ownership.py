@@ -65,7 +65,8 @@ def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
 def decided(
     files: list[tuple[int, int]], quotas: list[int], shuffled: Any
 ) -> list[tuple[Nodes, Catalog]]:
-    """Makes all nodes, each with its own order of the files, and lets each node decide."""
+    """Makes all nodes, each with its own order of the files. Each node decides which files it
+    keeps."""
     made = []
     for rank in range(len(quotas)):
         order = list(range(len(files)))

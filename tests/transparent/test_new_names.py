@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# Validity of a look [s]: the library reads a directory's attributes from the source, and for this
-# time the catalog may then answer for the directory.
+# The library reads a directory's attributes from the source. Then the catalog may answer for the
+# directory for this time [s].
 LOOK_S = 1.0
 # Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """

@@ -39,8 +39,8 @@ def is_inherited(fd: int) -> bool:
 
 @pytest.fixture
 def pairs(lib: Any, tmp_path: Path) -> Iterator[list[Pair]]:
-    """Three pairs. The numbers of the program's descriptors are adjacent. The numbers of their
-    backing descriptors are adjacent too."""
+    """Three descriptors of the program, each with its backing descriptor. The program's descriptors
+    have adjacent numbers, and so have the backing descriptors."""
     made: list[Pair] = []
     lib.backing_forget()
     try:
@@ -140,8 +140,8 @@ def test_a_range_that_is_closed_keeps_what_stands_behind_others(
     assert lib.backing_that_stays(0, pairs[0].fd, 2**32 - 1) == 2**32
     # A range without any backing descriptor.
     assert lib.backing_that_stays(0, 0, pairs[1].fd) == pairs[1].fd + 1
-    # A range with only the third descriptor of the program, and with all backing descriptors. The
-    # first of these must stay open, and the third one must not.
+    # A range that contains all backing descriptors, but only the third descriptor of the program.
+    # The first backing descriptor must stay open, and the third backing descriptor must not.
     assert lib.backing_that_stays(numbers[0], pairs[2].fd, 2**32 - 1) == numbers[0]
     assert lib.backing_that_stays(numbers[2], pairs[2].fd, 2**32 - 1) == 2**32
 
