@@ -24,8 +24,8 @@
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
-#define NO_SOURCE 1 /* number of the source that has no directory; NO_TIER is such a tier */
-#define NO_TIER 1
+#define NO_SOURCE 1 /* the number of a source without a directory */
+#define NO_TIER 1   /* the number of a tier without a directory */
 #define CATALOGS 256
 
 static const char *root_path;
@@ -244,8 +244,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* In one entry in 16, the test writes another copy number than in the entry's order, so that the
- * engine must not publish the copy. Returns whether this is such an entry. */
+/* For one entry in 16, the test writes a copy number into the entry that differs from the number in
+ * the order. Then the engine must not publish the copy. Returns whether this is such an entry. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {

@@ -78,7 +78,8 @@ class Broken(NamedTuple):
     no_adopt: bool = False
     no_second_look: bool = False  # bug: [given_up] is not checked a second time
     no_say: tuple[str, ...] = ()  # bug: the library does not wrap these calls
-    # Not a bug of the library: a raw munmap may also come between the check and the replacement.
+    # Not a bug of the library: a raw munmap may also come between the helper's check of a mapping
+    # and the replacement.
     raw_any_time: bool = False
     jump_with_lock: bool = False
     no_start: bool = False  # bug: the child of a fork starts no helper
@@ -462,7 +463,7 @@ def judge_end(s: State, raw: bool) -> str | None:
 def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = False) -> int:
     """Visits all states, and returns their number. Raises WrongError if an invariant does not hold.
 
-    scripts : for each thread, a pair: its name, and its calls as text, such as "munmap 0, advise 1" (call and page)
+    scripts : for each thread, its name, and its calls with their pages: ("A", "munmap 0, advise 1")
     """
     threads = tuple(
         Thread(name, tuple((w.split()[0], int(w.split()[1])) for w in words.split(", ")))

@@ -312,7 +312,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 
     def is_found() -> bool:
         """Waits until the daemon has compared the file with the copy once more. Returns whether the
-        daemon has found the store. If not, it has recorded the copy."""
+        daemon has found the change. If not, it has recorded the copy."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -323,9 +323,9 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         return bool(session.status()["sources"][0]["bypass"] == found)
 
     def is_found_between_the_looks() -> bool:
-        """Lets the daemon make a copy, and then makes a store. Returns whether the daemon's second
-        comparison has found the store. On a busy machine, this comparison may come before the
-        store."""
+        """Lets the daemon make a copy, and then changes a byte of the file through the mapping.
+        Returns whether the daemon's second comparison has found the change. On a busy machine, this
+        comparison may come before the change."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()

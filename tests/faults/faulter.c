@@ -90,7 +90,8 @@ static struct thread {
     pid_t tid;
     int error;         /* the call returns -error; 0: it returns its own result */
     uint64_t until_ns; /* the thread is delayed until this time; 0: it is not delayed */
-    uint64_t asked;    /* the number of bytes before it was halved; 0: the call is not shortened */
+    uint64_t asked;    /* the number of bytes that the call requested, before the fault halved it;
+                        * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
     /* The process's ranges, read when `mapped` had the value `ranges_at`. If `ranges_at` is 0, they
@@ -306,7 +307,7 @@ static int is_the_interpreters(const char *target) {
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* if `hash` is the hash of a class: the class has occurred before */
+    int is_known; /* used if `hash` is the hash of a class: the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -403,7 +404,9 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        countdown = 1; /* this is a forked child: "kill" would end only the program */
+        /* This call is a forked child's. "kill" would end only the program. So the next call of
+         * the class gets the fault. */
+        countdown = 1;
         return;
     }
     say_hit();

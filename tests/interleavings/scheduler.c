@@ -38,7 +38,7 @@ static struct thread {
     enum state state;
     const void *on;    /* WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
-    uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
+    uint64_t until_ns; /* WAITING: the wait ends at this time at the latest */
     int is_woken, is_joined;
     sem_t may_run;
     pthread_t id;
@@ -213,9 +213,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. Adds to `held_ns` the time for which this holds up a thread
- * that could have gone on. If a thread is ready, this time begins now. Otherwise, it begins at the
- * end of the first wait. */
+/* Advances the clock to `until_ns`. In the skipped time, some thread could have gone on: from the
+ * start if a thread is ready, otherwise from the end of the first wait. Adds the duration for which
+ * this thread is held up to `held_ns`. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

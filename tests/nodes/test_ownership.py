@@ -1,6 +1,7 @@
-"""Which node owns which file (daemon/nodes/nodes.py), decided by every node for itself.
+"""Tests which node owns which file (daemon/nodes/nodes.py). Every node decides this for itself.
 
-All nodes decide alike and within every quota; each file has one owner as long as there is room.
+All nodes come to the same result. No node owns more than its quotas allow. Each file has one owner
+as long as there is room.
 """
 
 from __future__ import annotations

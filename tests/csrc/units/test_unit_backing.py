@@ -1,6 +1,6 @@
 """Tests the library's table of backing descriptors. A backing descriptor is the library's own
-descriptor of a file of the source. It stands behind a descriptor of the program, and lasts as
-long."""
+descriptor of a file of the source. It belongs to a descriptor of the program, and is
+closed with that descriptor."""
 
 from __future__ import annotations
 
@@ -259,9 +259,9 @@ def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
 
 
 def test_a_number_at_the_limit_keeps_what_stands_behind_it(lib: Any, pairs: list[Pair]) -> None:
-    """If the new number of a dup3 is at the limit of descriptors, the call will fail. So the
-    backing descriptor of the descriptor with this number stays open. If the limit is one higher,
-    the library closes it."""
+    """If the new number of a dup3 is not below the limit of descriptors, the call will fail, and
+    the descriptor with this number stays open. So its backing descriptor must stay open too. If the
+    limit is one higher, the call succeeds, and the library closes the backing descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for above, is_kept in ((0, True), (1, False)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (pairs[2].fd + above, hard))
