@@ -45,7 +45,7 @@ class State(NamedTuple):
     memory: str
     slots: tuple[Slot | None, ...]
     threads: tuple[Thread, ...]
-    # The step of the helper, the thread that replaces mappings; None if there is no helper.
+    # The next step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
     place: int = 0  # the index, in the table, of the slot that `seen` holds
@@ -76,7 +76,7 @@ class Broken(NamedTuple):
     no_wait: bool = False  # bug: a call does not wait while its range is being replaced
     no_number: bool = False
     no_adopt: bool = False
-    no_second_look: bool = False  # bug: [given_up] is not checked a second time
+    no_second_look: bool = False  # bug: the helper does not check `given_up` a second time
     no_say: tuple[str, ...] = ()  # bug: the library does not wrap these calls
     # Not a bug of the library: a raw munmap may also come between the helper's check of a mapping
     # and the replacement.

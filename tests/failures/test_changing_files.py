@@ -118,7 +118,7 @@ def test_a_file_that_changes_in_the_middle_of_its_fill(
     if path.is_file():
         behind.digests["large"] = digest(path.read_bytes())
     session.wait_idle()
-    for _ in range(2):  # the first pass may read the source
+    for _ in range(2):  # the first pass may read from the source, so the copies are read once more
         check_all(session, behind, source.mountpoint)
         session.wait_idle()
     assert_quiet(session)

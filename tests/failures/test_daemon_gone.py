@@ -147,7 +147,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
 
 @pytest.mark.parametrize(
     "moment",
-    cases(MOMENTS, [moment_in_a_fill]),  # in short runs, other moments are left to the test above
+    cases(MOMENTS, [moment_in_a_fill]),  # without --long, the test above covers other moments
     ids=lambda moment: moment.__name__.removeprefix("moment_"),
 )
 def test_readers_do_not_wait_for_a_stopped_daemon(

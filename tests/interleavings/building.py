@@ -51,7 +51,7 @@ class Change:
     new: str
 
 
-# These changes pass all system calls of the library to the scheduler (calls.c).
+# Changes of csrc after which all system calls of the library go to the scheduler (calls.c).
 SCHEDULED = (
     Change("shared/sys.h", "#if defined(__x86_64__)\nstatic inline long sys6(",
            "#if defined(__x86_64__)\nstatic inline long sys6_itself("),

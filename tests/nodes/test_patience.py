@@ -33,7 +33,7 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     assert sum(node.totals()["fallbacks"] for node in cluster.nodes) == 0
 
 
-@pytest.mark.long  # in short runs, a test of test_haste.py covers a similar case
+@pytest.mark.long  # without --long, test_haste.py covers a similar case
 def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
