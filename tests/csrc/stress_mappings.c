@@ -176,11 +176,11 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Moves up to MOST_MOVED pages with mremap. Either the pages go to reserved memory, where they are
- * checked and unmapped, or they replace the region's own pages before them. Then maps known memory
- * at the pages' old place, by a call that the library does not see. So only the mremap shows the
- * library that its mapping at the old place has ended. The pages are moved one by one, because one
- * mremap may not cover several mappings. */
+/* Moves up to MOST_MOVED pages with mremap, one by one, because one mremap may not cover several
+ * mappings. The pages either go to reserved memory, where they are checked and unmapped, or replace
+ * pages of the region at lower addresses. Then maps known memory at the pages' old place, by a call
+ * that the library does not see. So only the mremap shows the library that its mapping at the old
+ * place has ended. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;

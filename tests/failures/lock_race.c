@@ -3,10 +3,11 @@
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
- * The program has two descriptors of FILE. One thread locks the second descriptor by flock, and is
- * held before the library's close, if there is one. Meanwhile another thread takes, releases or
- * converts a POSIX lock through the first descriptor, or gets a POSIX lock for which it was already
- * waiting. Prints whether there was a close, and which ranges a child finds locked.
+ * The program has two descriptors of FILE. One thread locks the second descriptor by flock. If the
+ * library then closes a descriptor, the thread is held before this close. Meanwhile another thread
+ * takes, releases or converts a POSIX lock through the first descriptor, or gets a POSIX lock for
+ * which it was already waiting. Prints whether there was a close, and which ranges a child finds
+ * locked.
  */
 #include <fcntl.h>
 #include <pthread.h>

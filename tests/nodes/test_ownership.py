@@ -237,8 +237,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # A node that has passed on a file refers peers to the file's present holder, even if the next
-    # node has passed on the file too.
+    # When a node has passed a file on to the next node, it tells peers which node holds the file
+    # now, even if the next node has passed it on too.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas

@@ -1,6 +1,6 @@
-"""Kills and stops daemons, peers and readers at random, and checks what must hold meanwhile.
+"""Kills and stops daemons, peers and readers at random, and checks what must hold.
 
-Meanwhile, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
+All the time, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
 everything that a killed daemon has left behind.
 """
 

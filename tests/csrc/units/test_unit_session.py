@@ -113,9 +113,9 @@ def native_address(field: Any) -> int:
 def test_a_process_needs_all_groups_of_the_daemon(
     lib: Any, lasting: Made, theirs: list[int], ours: list[int], same_users: bool
 ) -> None:
-    """The order of the groups does not matter. In a container with its own user namespace, a
-    process may have groups without a number there. Each of these may be one of the daemon's groups
-    that seem to be missing."""
+    """The order of the groups does not matter. In a container with its own user namespace, some
+    groups of a process may have no number (UNMAPPED). Each of these may be one of the daemon's
+    groups, so as many groups of the daemon may seem to be missing."""
     lasting.control.groups = len(theirs)
     for i, group in enumerate(theirs):
         lasting.control.group[i] = group
