@@ -384,7 +384,7 @@ static void ask(void) {
                              has_ranks ? (unsigned)draw(4) : 0);
 }
 
-/* The engine orders no fill here, so every demand without an order is refused. */
+/* Refuses the demands for files that have no order, because the engine orders no fill here. */
 static void refuse(struct worker *me) {
     for (unsigned i = 0; i < me->unordered_count; i++)
         pool->grant.refused[me->unordered[i].place] = me->unordered[i].demand;
@@ -441,8 +441,9 @@ static void look(int w) {
     if (found != (what != NOTHING))
         die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
-    /* The scheduler must have listed a role of this thread as needed. Otherwise, nobody would have
-     * woken the thread. For a PAGE_IN, it must have listed a role that this very thread has. */
+    /* `who` holds the roles of the threads that could do the waiting work, according to the
+     * scheduler. If this idle thread has found work, `who` must contain a role for which this
+     * thread is woken: any of its roles for a PAGE_IN, MONARCH_DOES_ALL for other work. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {

@@ -307,7 +307,7 @@ static int is_the_interpreters(const char *target) {
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* used if `hash` is the hash of a class: the class has occurred before */
+    int is_known; /* if `hash` is the hash of a class: whether the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {

@@ -182,9 +182,10 @@ static int is_anybody_left(void) {
 }
 
 /* Decides which thread makes the next step after a step of thread `from` (-1: at the start of a
- * run). Returns this thread, or -1 if there is none. The decision's options are the threads that can
- * go on. The first option is thread `from`; if it waits, the next thread that does not wait; and if
- * all threads wait, the thread whose wait ends first. To choose any other option is an interrupt. */
+ * run). Returns this thread, or -1 if there is none. The decision's options are the threads that
+ * can go on. The first option is thread `from`. If thread `from` waits, the first option is the
+ * next thread that does not wait. If all threads wait, it is the thread whose wait ends first. Any
+ * other choice is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;

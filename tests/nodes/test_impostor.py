@@ -67,8 +67,8 @@ def why(cluster: Cluster) -> str:
 
 
 def copies_are_right(cluster: Cluster) -> bool:
-    """Whether all copies in the tiers have the content of their source files. The first bytes of a
-    copy show which file it belongs to."""
+    """Returns whether all copies in the tiers have the content of their source files. The first
+    bytes of a copy show which file it belongs to."""
     known = {content(seed, SIZE)[:16]: content(seed, SIZE) for seed in cluster.files}
     kept = [copy.read_bytes() for node in cluster.nodes for copy in node.copies()]
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)
