@@ -24,9 +24,10 @@ static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
  * tier. Only staging tiers are considered for a staged file, and only the other tiers for any other
- * file. The first of these tiers with enough granted room is chosen. Returns -1 if there is none.
- * Also returns -1 at a tier without enough granted room that has room beyond the grant (is_part),
- * because the engine must not pass over this tier. */
+ * file. Tiers that take no file of this size (`largest`) are left out. The first of the remaining
+ * tiers with enough granted room is chosen. Returns -1 if there is none. Also returns -1 at a tier
+ * without enough granted room that has room beyond the grant (is_part), because the engine must not
+ * pass over this tier. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];

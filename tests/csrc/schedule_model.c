@@ -35,7 +35,7 @@ struct known {
     int is_begun, in_use;
     uint64_t arrived;
     uint64_t turn; /* when the fill began, or when a unit of it was last filled ahead */
-    uint64_t next; /* the unit after the unit that was demanded last */
+    uint64_t next; /* the unit after the unit that was last demanded or filled ahead */
     uint64_t done, block;
 };
 struct held {
@@ -93,7 +93,7 @@ static int is_within_width(enum monarch_origin origin) {
     return count_unasked(origin, -1) < (int)pool->width[origin];
 }
 
-/* Like may_ask, for work that no reader waits for. By the same rule, the peers also share the
+/* Like may_ask, for work that no reader waits for. By a similar rule, the peers also share the
  * width, which is the number of threads that may do such work at a time. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);

@@ -111,7 +111,7 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
 }
 
 /* Stops a scan while its threads wait. The threads wait because the queue of batches is full: the
- * scan makes 12 batches of 4,096 names, and nobody takes them. */
+ * scan makes 12 batches of 4,096 names, and at most one of them is taken. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
@@ -553,9 +553,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Writes two thirds of the files into a pack. Each file follows a gap, like the header in a tar
- * archive. Every fifth member has a wrong time, so the engine must not use this member. Returns the
- * number of members. */
+/* Writes two thirds of the small files into a pack. Before each file is a gap, like the header in a
+ * tar archive. Every fifth member has a wrong time, so the engine must not use this member. Returns
+ * the number of members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;

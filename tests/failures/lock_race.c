@@ -103,7 +103,8 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* puts the source's file on the descriptor */
+    /* This lock makes the library put the source's file on the descriptor. */
+    must(flock(fds[0], LOCK_SH) == 0, "flock");
     if (has_waited) {
         start_writer(argv);
         must(pthread_create(&waiter, NULL, waits, NULL) == 0, "pthread_create");

@@ -9,7 +9,8 @@
  * file. A call's class consists of the thread's name, the call's number, the path of the file, and
  * return addresses on the stack. Only return addresses in Monarch's own modules count, written as
  * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
- * the name of the directory is left out. Numbers in the path are replaced by #.
+ * the name of the directory is left out. Of any other path, only the first component counts.
+ * Numbers in the path are replaced by #.
  *
  * With trace, each call's class is written to LOG as one line. Calls that differ only in their
  * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
@@ -292,8 +293,9 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns 1 for a path that exists and is neither in the scenario's directories nor in /dev, /proc
- * or /sys, which Monarch reads. Only the interpreter uses such a path. */
+/* Returns whether only the interpreter uses the path `target`, which has the form of put_plain():
+ * it is a top directory that exists, such as /usr, but not /dev, /proc or /sys, which Monarch reads
+ * too. Paths in the scenario's directories have lost their beginning, so they do not exist. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;

@@ -4,8 +4,9 @@
  *
  * Runs the trial NAME in all orders with at most BOUND interrupts, and stops after about MOST
  * orders. Leaves out orders whose first interrupt is not at decision NTH, 2 NTH, 3 NTH etc. The
- * remaining orders are divided into SHARES parts, and this process runs part SHARE. ROOT is the
- * directory with the files. Prints the number of runs, and counters of what happened in them.
+ * other orders with interrupts are divided into SHARES parts, of which this process runs part
+ * SHARE. ROOT is the directory with the files. Prints the number of runs, and counters of what
+ * happened in them.
  */
 #include "trials.h"
 
