@@ -176,7 +176,7 @@ def test_an_aligned_mapping_leaves_nothing_else_mapped(
 
     def is_clean() -> bool:
         """Maps the file and unmaps it. Returns whether as much memory is reserved as before. Other
-        threads of this process may reserve memory meanwhile, so one attempt may fail."""
+        threads of this process may reserve memory at the same time, so one attempt may fail."""
         before = reserved()
         with path.open("rb") as file:
             at = lib.shared_map_aligned(file.fileno(), n, align)
