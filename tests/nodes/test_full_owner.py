@@ -1,5 +1,5 @@
-"""A node should keep some files for all nodes, but its disk is full. It passes these files on to the
-next node. The source still serves each file once."""
+"""A node should keep some files for all nodes, but its disk is full. It passes these files on to
+the next node. The source still serves each file once."""
 
 from __future__ import annotations
 
