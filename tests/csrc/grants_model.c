@@ -1,6 +1,6 @@
-/* Compares the engine with a plain model. Under a grant, the engine itself orders fills. The model
- * predicts the tier of each fill, the room that is left in each tier, and the peers that the fill
- * asks.
+/* Compares the engine with a plain model. When the daemon grants the engine room in the tiers, the
+ * engine orders fills by itself. The model predicts the tier of each fill, the room that is left in
+ * each tier, and the peers that the fill asks.
  *
  *   grants_model SEED TRIALS */
 #include <stdlib.h>
@@ -23,9 +23,10 @@ static struct monarch_catalog *catalog;
 static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
- * tier. A staged file goes into a staging tier, any other file into another tier. The first such
- * tier with enough room is chosen. Returns -1 if there is none. If a tier's granted room is too
- * small, but the tier has room that was not granted (is_part), also returns -1: the engine must not
+ * tier. Only staging tiers are considered for a staged file, and only the other tiers for any other
+ * file. Tiers that take no file of this size (`largest`) are left out. The first of the remaining
+ * tiers with enough granted room is chosen. Returns -1 if there is none. Also returns -1 at a tier
+ * without enough granted room that has room beyond the grant (is_part), because the engine must not
  * pass over this tier. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
@@ -71,11 +72,12 @@ static void make(void) {
                                            .is_part = draw(4) == 0,
                                            .is_staging = draw(3) == 0};
     if (draw(4) == 0)
-        return; /* a node without peers has no homes */
+        return; /* a node without peers has no list of the nodes that keep its files (`home`) */
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);
-    /* The engine must not read the homes from index g->homes on. */
+    /* g->homes is the length of the array g->home. The array is made longer, and all of it is
+     * filled, because the engine must not read the elements beyond this length. */
     for (uint64_t id = 0; id < FILES; id++) {
         struct monarch_home *h = &g->home[id];
         h->storage = (uint16_t)(draw(8) ? 1 + draw(2) : MONARCH_NOT_TOLD);

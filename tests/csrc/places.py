@@ -107,7 +107,7 @@ class Stage:
 
     def __init__(self, top: Path, program: Path, cases: Sequence[str]) -> None:
         self.top, self.program, self.cases = top, program, cases
-        # The session uses a copy of the library, because LIBRARY may be rebuilt meanwhile.
+        # The session uses a copy of the library, because LIBRARY may be rebuilt during the session.
         self.library = top / "libmonarch.so"
         shutil.copy(LIBRARY, self.library)
 

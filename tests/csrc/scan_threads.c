@@ -21,9 +21,9 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg);
 
-/* Starts a thread in the first `left` calls, and then fails. It fails like libc after a failed
- * clone: it sets *thread nevertheless. During the pause, the threads that were started begin to
- * wait for work. */
+/* Takes the place of pthread_create. The first `left` calls start a thread, and all later calls
+ * fail. Like libc after a failed clone, a call that fails still sets *thread. Before it fails, it
+ * pauses until the threads that were started wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

@@ -6,7 +6,8 @@
  * the second time, the second call fails; and so on, until no call fails any more. Prints how many
  * calls have failed. The exit status is not 0 if the part has ever left memory or a descriptor
  * behind. It is also not 0 if the part was made although the thread that makes it was refused
- * memory. If another thread of the part is refused memory, the remaining threads do the work. */
+ * memory. The scan is an exception: it may find everything without that memory. If another thread
+ * of the part is refused memory, the remaining threads do the work. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -131,7 +132,7 @@ static int link_to_peer(const char *directory) {
     if (l)
         monarch_peer_link_close(l);
     else
-        close(ends[0]); /* no link was made, so the caller closes this end */
+        close(ends[0]); /* no link was made that would close this end */
     close(ends[1]);
     return l != NULL;
 }

@@ -35,7 +35,7 @@ struct known {
     int is_begun, in_use;
     uint64_t arrived;
     uint64_t turn; /* when the fill began, or when a unit of it was last filled ahead */
-    uint64_t next; /* the unit after the unit that was demanded last */
+    uint64_t next; /* the unit after the unit that was last demanded or filled ahead */
     uint64_t done, block;
 };
 struct held {
@@ -93,7 +93,7 @@ static int is_within_width(enum monarch_origin origin) {
     return count_unasked(origin, -1) < (int)pool->width[origin];
 }
 
-/* Like may_ask, for work that no reader waits for. By the same rule, the peers also share the
+/* Like may_ask, for work that no reader waits for. By a similar rule, the peers also share the
  * width, which is the number of threads that may do such work at a time. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
@@ -384,7 +384,7 @@ static void ask(void) {
                              has_ranks ? (unsigned)draw(4) : 0);
 }
 
-/* The engine orders no fill here, so every demand without an order is refused. */
+/* Refuses the demands for files that have no order, because the engine orders no fill here. */
 static void refuse(struct worker *me) {
     for (unsigned i = 0; i < me->unordered_count; i++)
         pool->grant.refused[me->unordered[i].place] = me->unordered[i].demand;
@@ -441,8 +441,9 @@ static void look(int w) {
     if (found != (what != NOTHING))
         die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
-    /* The scheduler must have listed a role of this thread as needed. Otherwise, nobody would have
-     * woken the thread. For a PAGE_IN, it must have listed a role that this very thread has. */
+    /* `who` holds the roles of the threads that could do the waiting work, according to the
+     * scheduler. If this idle thread has found work, `who` must contain a role for which this
+     * thread is woken: any of its roles for a PAGE_IN, MONARCH_DOES_ALL for other work. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {

@@ -101,7 +101,7 @@ static inline void write_all(int fd, unsigned k, unsigned version) {
 }
 
 /* Makes directories dNN, a link lNN to each, and the files [first, first + count). A file gets its
- * name only when it is complete, because readers run meanwhile. */
+ * name only when it is complete, because other programs may read it at any time. */
 static inline void make_files(const char *root, unsigned first, unsigned count) {
     char path[PATH_BYTES], young[PATH_BYTES], name[PATH_BYTES];
     for (unsigned d = 0; d < DIRECTORIES; d++) {

@@ -24,8 +24,8 @@
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
-#define NO_SOURCE 1 /* number of the source that has no directory; NO_TIER is such a tier */
-#define NO_TIER 1
+#define NO_SOURCE 1 /* the number of a source without a directory */
+#define NO_TIER 1   /* the number of a tier without a directory */
 #define CATALOGS 256
 
 static const char *root_path;
@@ -111,7 +111,7 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
 }
 
 /* Stops a scan while its threads wait. The threads wait because the queue of batches is full: the
- * scan makes 12 batches of 4,096 names, and nobody takes them. */
+ * scan makes 12 batches of 4,096 names, and at most one of them is taken. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
@@ -165,8 +165,9 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
         if (__atomic_load_n(&damaged, __ATOMIC_ACQUIRE) != id)
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
-    /* Once this copy is dropped, another copy may get its inode number. So the owner is checked
-     * only if the entry still had this copy after the lookup. */
+    /* `owner` is the entry that has the copy with this inode number. When this copy is dropped,
+     * another copy may get the number. So `owner` is checked only if the entry still had this copy
+     * after the lookup. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);
@@ -243,8 +244,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* In one entry in 16, the test writes another copy number than in the entry's order, so that the
- * engine must not publish the copy. Returns whether this is such an entry. */
+/* For one entry in 16, the test writes a copy number into the entry that differs from the number in
+ * the order. Then the engine must not publish the copy. Returns whether this is such an entry. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -552,9 +553,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Writes two thirds of the files into a pack. Each file follows a gap, like the header in a tar
- * archive. Every fifth member has a wrong time, so the engine must not use this member. Returns the
- * number of members. */
+/* Writes two thirds of the small files into a pack. Before each file is a gap, like the header in a
+ * tar archive. Every fifth member has a wrong time, so the engine must not use this member. Returns
+ * the number of members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;

@@ -176,11 +176,11 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
         mprotect(at, n * PAGE, PROT_READ);
 }
 
-/* Moves up to MOST_MOVED pages with mremap. Either the pages go to reserved memory, where they are
- * checked and unmapped, or they replace the region's own pages before them. Then maps known memory
- * at the pages' old place, by a call that the library does not see. So only the mremap shows the
- * library that its mapping at the old place has ended. The pages are moved one by one, because one
- * mremap may not cover several mappings. */
+/* Moves up to MOST_MOVED pages with mremap, one by one, because one mremap may not cover several
+ * mappings. The pages either go to reserved memory, where they are checked and unmapped, or replace
+ * pages of the region at lower addresses. Then maps known memory at the pages' old place, by a call
+ * that the library does not see. So only the mremap shows the library that its mapping at the old
+ * place has ended. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;
@@ -199,7 +199,7 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
         CHECK(mremap(at + i * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, at, i);
         moved.pages[i] = r->pages[first + i];
     }
-    /* Another thread may have mapped something at the old place meanwhile. */
+    /* Since the pages were moved, another thread may have mapped something at their old place. */
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     if (syscall(SYS_mmap, at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == (long)at)
         fill_own(r, first, n);
@@ -215,8 +215,8 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
 
 static void change(struct region *r, uint64_t *seed) {
     uint64_t first = below(seed, r->n), most = 1 + below(seed, r->n - first), n = 0;
-    /* Changes only pages that this thread has mapped: in a hole of the region, another thread may
-     * have mapped something meanwhile. */
+    /* Changes only pages that this thread has mapped. In a hole of the region, another thread may
+     * have mapped something in the meantime. */
     while (n < most && r->pages[first + n].of != NOTHING)
         n++;
     if (!n)

@@ -104,10 +104,10 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* The length includes the whole last page, because ThreadSanitizer forgets earlier accesses
-     * only within the length. The library may later map other memory there, by a call that
-     * ThreadSanitizer does not see. ThreadSanitizer would mistake remembered accesses for accesses
-     * to this new memory. */
+    /* The length is rounded up to whole pages. At a munmap, ThreadSanitizer forgets the accesses
+     * only to the given length. Without the rounding, it would remember accesses to the rest of the
+     * last page. If the library later maps other memory there, by a call that ThreadSanitizer does
+     * not see, these accesses would seem to be accesses to the new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 

@@ -23,7 +23,7 @@
 #define BLOCK (64 * 1024)
 #define THREADS 5
 #define PEERS 4 /* number of peers, and number of threads for peers */
-#define SHARE 3 /* at most so many threads may ask one peer */
+#define SHARE 3 /* the number of threads that may ask one peer at a time */
 /* Time limit of an order [ms]. It is longer than START_NS (peer.c), which is the longest time that
  * a fill waits for a peer that is still starting. */
 #define LIMIT_MS 30000

@@ -24,7 +24,7 @@ SLOTS = 3
 
 
 class Slot(NamedTuple):
-    state: str  # WAITING or REPLACING; a free slot is None in the table
+    state: str  # "WAITING" or "REPLACING"; for a free slot, the table has None instead of a Slot
     number: int
     begin: int
     end: int
@@ -36,7 +36,8 @@ class Thread(NamedTuple):
     script: tuple[tuple[str, int], ...]
     at: str = "next"
     op: tuple[str, int] = ("", 0)
-    # Between [carve] and [put], the thread keeps these ranges in registers.
+    # The ranges (begin, end, advice) that the step "carve" cuts out of a slot. Until the step "put"
+    # writes them into the table, only this thread has them.
     pieces: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -44,10 +45,10 @@ class State(NamedTuple):
     memory: str
     slots: tuple[Slot | None, ...]
     threads: tuple[Thread, ...]
-    # The step of the helper, the thread that replaces mappings; None if there is no helper.
+    # The next step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
-    place: int = 0  # the index of `seen` in the table
+    place: int = 0  # the index, in the table, of the slot that `seen` holds
     done: str = ""
     entry: str = "FILLING"
     edits: int = 0  # the number is odd while a thread changes the table
@@ -75,9 +76,10 @@ class Broken(NamedTuple):
     no_wait: bool = False  # bug: a call does not wait while its range is being replaced
     no_number: bool = False
     no_adopt: bool = False
-    no_second_look: bool = False  # bug: [given_up] is not checked a second time
+    no_second_look: bool = False  # bug: the helper does not check `given_up` a second time
     no_say: tuple[str, ...] = ()  # bug: the library does not wrap these calls
-    # Not a bug of the library: a raw munmap may also come between the check and the replacement.
+    # Not a bug of the library: a raw munmap may also come between the helper's check of a mapping
+    # and the replacement.
     raw_any_time: bool = False
     jump_with_lock: bool = False
     no_start: bool = False  # bug: the child of a fork starts no helper
@@ -228,8 +230,9 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
             idle = not any(x and x.state == "REPLACING" for x in s.slots)
             yield "lost", to(s._replace(waiting=0 if idle else s.waiting), "act")
     elif t.at == "act":
-        # A raw munmap, which the library does not see, is not tried between the check and the
-        # replacement: this race is known to remain (test_what_remains).
+        # The library does not see a raw munmap. If it comes between the helper's check of a mapping
+        # and the replacement, the result is wrong. This race is known (test_what_remains), so it is
+        # left out here.
         if op == "raw_munmap" and not broken.raw_any_time and s.helper in {"map", "check"}:
             return
         yield "act", to(acted(s, op, page), "add_lock" if op == "map" else "next")
@@ -460,7 +463,7 @@ def judge_end(s: State, raw: bool) -> str | None:
 def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = False) -> int:
     """Visits all states, and returns their number. Raises WrongError if an invariant does not hold.
 
-    scripts : for each thread, its name and its calls: (thread, "call page, call page")
+    scripts : for each thread, its name, and its calls with their pages: ("A", "munmap 0, advise 1")
     """
     threads = tuple(
         Thread(name, tuple((w.split()[0], int(w.split()[1])) for w in words.split(", ")))
@@ -588,7 +591,7 @@ def test_a_planted_error_is_found(
 
 
 def test_what_remains() -> None:
-    """A raw munmap between the check and the replacement still leads to a wrong replacement. This
-    race is documented."""
+    """The library does not see a raw munmap. If it comes between the helper's check of a mapping
+    and the replacement, the wrong memory is replaced. This race is known and documented."""
     with pytest.raises(WrongError, match="is replaced"):
         explore(("A", "raw_munmap 0"), broken=Broken(raw_any_time=True))

@@ -192,7 +192,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-# This test loads torch three times. In every run, the case `writable` below tests such mappings.
+# This test takes long, because it loads torch three times. Without --long, the case `writable`
+# below tests such mappings.
 @pytest.mark.long
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
@@ -221,11 +222,11 @@ def test_torch_load_with_mmap(
     assert source.counts()["read"] == 0
 
 
-# --- what happens to the mapping meanwhile ----------------------------------------------------
+# --- what happens to the mapping during the fill ----------------------------------------------
 
 # For each case: the code that changes the second part, and where the parts lie in the end (adjacent
-# parts that lie in the same place count once). The code may set `middle` to a function that checks
-# the second part in the end, or to None.
+# parts that lie in the same place count once). In the end, middle() checks the content of the
+# second part. The code may replace this function, or set it to None if there is nothing to check.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),

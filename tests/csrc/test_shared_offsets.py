@@ -241,10 +241,11 @@ def test_those_programs_met_copies_in_the_making(
         return bool(report["pending"] or report["sources"][0]["present"])
 
     def met() -> bool:
-        # The ballast's fill begins before the program opens the file. So the file's fill is queued
-        # behind the ballast's, and the copy of the file cannot be complete when the program reads.
-        # If the daemon learned of both files at once, it might fill the file first. If the machine
-        # stalls, both files may be filled before the read. Then the test tries again.
+        # The fill of a large file, the ballast, begins before the program opens the file that it
+        # reads. So the fill of this file is queued, and its copy cannot be complete when the
+        # program reads. If the daemon learned of both files at once, it might fill the ballast
+        # second. If the machine stalls, both files may be filled before the read. Then the test
+        # tries again.
         session.forget()
         settled: list[object] = []
 

@@ -12,9 +12,9 @@ from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 # PATH: the size of a path. FRAME: the limit for the frame of one function, which has room for a
 # path and some other variables [bytes].
 PATH, FRAME = 4096, 4700
-# The limit for the stack of each call in CALLS [bytes]. The stack includes the functions that the
-# call uses, but not those in SAYS, which print or log. The limit is SIGSTKSZ. Two paths alone would
-# fill it.
+# The limit for the stack that each call in CALLS uses, together with the functions that it calls
+# [bytes]. Functions in SAYS, which print or log, do not count. The limit is SIGSTKSZ, the usual
+# size of a signal handler's stack. Two buffers for paths would already fill it.
 CHAIN = 8192
 CALLS = (
     *("linkat", "name_to_handle_at", "posix_spawn", "statx"),

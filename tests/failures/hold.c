@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LIMIT_MS 60000
-#define FIRST_NUMBER 600 /* hold's lowest descriptor; the program uses lower ones */
+#define FIRST_NUMBER 600 /* the descriptors of hold() have numbers from here on */
 
 struct thread {
     pthread_t id;
@@ -108,8 +108,9 @@ static int asks(const struct thread *t, struct seccomp_notif *asked) {
 
 static void let_go(const struct thread *t, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp go = {.id = asked->id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
+    /* Linux before 5.5 does not know this flag, and returns EINVAL. */
     if (ioctl(t->listener, SECCOMP_IOCTL_NOTIF_SEND, &go) != 0)
-        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1); /* Linux before 5.5 returns EINVAL */
+        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1);
 }
 
 /* Lets the thread make all its further calls, until it ends. */

@@ -3,10 +3,11 @@
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
- * The program has two descriptors of FILE. One thread locks the second descriptor by flock, and is
- * held before the library's close, if there is one. Meanwhile another thread takes, releases or
- * converts a POSIX lock through the first descriptor, or gets a POSIX lock for which it was already
- * waiting. Prints whether there was a close, and which ranges a child finds locked.
+ * The program has two descriptors of FILE. One thread locks the second descriptor by flock. If the
+ * library then closes a descriptor, the thread is held before this close. Meanwhile another thread
+ * takes, releases or converts a POSIX lock through the first descriptor, or gets a POSIX lock for
+ * which it was already waiting. Prints whether there was a close, and which ranges a child finds
+ * locked.
  */
 #include <fcntl.h>
 #include <pthread.h>
@@ -102,7 +103,8 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    must(flock(fds[0], LOCK_SH) == 0, "flock"); /* puts the source's file on the descriptor */
+    /* This lock makes the library put the source's file on the descriptor. */
+    must(flock(fds[0], LOCK_SH) == 0, "flock");
     if (has_waited) {
         start_writer(argv);
         must(pthread_create(&waiter, NULL, waits, NULL) == 0, "pthread_create");
@@ -111,8 +113,9 @@ int main(int argc, char **argv) {
     } else if (strcmp(what, "lock") != 0) {
         change(F_SETLK, F_RDLCK, 0);
     }
-    /* The library opens a path and then the file, both on the lowest free number. So its second
-     * close of this number closes the file. */
+    /* The library opens and closes two descriptors, one after the other: first one for a path, then
+     * one for the file. Both get the lowest free number. So the second close of this number is the
+     * close of the file's descriptor. */
     int lowest = dup(0);
     close(lowest);
     printf("%d\n", hold(SYS_close, lowest, 2, locks_second, has_waited ? is_granted : changes));

@@ -52,7 +52,7 @@ static volatile int over;
 
 /* A descriptor's number from which all threads read, and the file that its owner opened on it. */
 static struct slot {
-    pthread_mutex_t lock; /* held by the thread that replaces the number */
+    pthread_mutex_t lock; /* a thread holds it while it replaces `fd` and `file` */
     int fd, file;
 } slots[SLOTS];
 

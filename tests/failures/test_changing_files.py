@@ -118,7 +118,7 @@ def test_a_file_that_changes_in_the_middle_of_its_fill(
     if path.is_file():
         behind.digests["large"] = digest(path.read_bytes())
     session.wait_idle()
-    for _ in range(2):  # the first pass may read the source
+    for _ in range(2):  # the first pass may read from the source, so the copies are read once more
         check_all(session, behind, source.mountpoint)
         session.wait_idle()
     assert_quiet(session)
@@ -203,9 +203,9 @@ print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
 def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A read has begun, and gives the bytes of the file that was opened. During the read, the
-    daemon learns that the name belongs to another file, and then this other file is replaced as
-    well."""
+    """While a program reads a file, the daemon learns that the name now belongs to another file.
+    Then this other file is replaced too. The read still gives the bytes of the file that the
+    program has opened."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
@@ -312,7 +312,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 
     def is_found() -> bool:
         """Waits until the daemon has compared the file with the copy once more. Returns whether the
-        daemon has found the store. If not, it has recorded the copy."""
+        daemon has found the change. If not, it has recorded the copy."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -323,9 +323,9 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         return bool(session.status()["sources"][0]["bypass"] == found)
 
     def is_found_between_the_looks() -> bool:
-        """Lets the daemon make a copy, and then makes a store. Returns whether the daemon's second
-        comparison has found the store. On a busy machine, this comparison may come before the
-        store."""
+        """Lets the daemon make a copy, and then changes a byte of the file through the mapping.
+        Returns whether the daemon's second comparison has found the change. On a busy machine, this
+        comparison may come before the change."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()

@@ -88,7 +88,7 @@ def files(source: SlowSource) -> Files:
 
 
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
-# Each moment with each kind of tier.
+# The cases with --long: each moment, on a tier that is persistent and on one that is not.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
 # `moment_present` is tried only with --long. In every run, a test below and test_many_daemons.py
 # kill a daemon when all copies are present.
@@ -147,7 +147,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
 
 @pytest.mark.parametrize(
     "moment",
-    cases(MOMENTS, [moment_in_a_fill]),  # the test above tries other moments
+    cases(MOMENTS, [moment_in_a_fill]),  # without --long, the test above covers other moments
     ids=lambda moment: moment.__name__.removeprefix("moment_"),
 )
 def test_readers_do_not_wait_for_a_stopped_daemon(

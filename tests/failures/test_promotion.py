@@ -276,7 +276,7 @@ step(os.lseek(fd, 0, 1))
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # so the first read finds no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # the daemon must make no copy before the first read
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -353,7 +353,7 @@ def test_a_lock_outlives_all_promotions_that_could_have_been(
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # so the second open finds no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # the daemon must make no copy before the opens
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -406,7 +406,8 @@ step(before, {ask})
 
 # --- a process that sees other files under the same names ----------------------------------------
 
-# usage: PLANTED SOURCE TIER FILE...   A process whose root is PLANTED/root has other files in TIER.
+# usage: PLANTED SOURCE TIER FILE...
+# If PLANTED/root is a process's root, the process sees other files under the names of the copies.
 MOVED = """
 import errno
 planted, source, tier, *paths = sys.argv[1:]

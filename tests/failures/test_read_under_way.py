@@ -26,7 +26,7 @@ FIRST = 4 * REQUEST
 # more.
 AT_ONCE_US = 700_000
 LITTLE_WORK_US = 100_000
-OVER = 75  # the program's status if a read ended too early, before it was seen to wait
+OVER = 75  # the program's status if a read ended before the program saw the read wait
 Done = subprocess.CompletedProcess[str]
 WHAT = ["close", "dup2", "lock", "signal", "fork"]
 
@@ -104,8 +104,7 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-# `close` is tried only with --long, because dup2 also closes the number, besides putting the other
-# file on it.
+# `close` is tried only with --long: the case `dup2` covers it, because dup2 also closes the number.
 @pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str

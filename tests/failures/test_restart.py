@@ -191,7 +191,7 @@ def test_files_that_changed_meanwhile_are_not_served_from_their_copies(
     names = list(files.digests)
     stop_or_kill(session, how)
     behind.digests = files.digests
-    behind.add(names[0], 30_000, version=1)  # written in place, with the same size
+    behind.add(names[0], 30_000, version=1)  # overwrites the file in place, with the same size
     behind.add("new", 30_000, version=2)
     os.replace(behind.path("new"), behind.path(names[1]))
     files.digests[names[1]] = files.digests.pop("new")

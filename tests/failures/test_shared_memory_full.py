@@ -57,13 +57,13 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
     assert_one_sentence(serve.stderr, shm)
     start = session.monarch("start")
     assert start.returncode == 3
-    assert_one_sentence(start.stderr, shm)  # even if the log has no room for this message
+    assert_one_sentence(start.stderr, shm)  # this holds even if the log has no room for the message
     done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
     assert_one_sentence(done.stderr, shm)
     assert done.stdout.startswith(files.digests["f00000"])
     if not full:
-        assert du_bytes(shm) < MIB  # the segments that were begun have been removed
+        assert du_bytes(shm) < MIB  # the daemons have removed the segments that they had begun
     assert not (session.tiers[0] / "monarch-0" / "c").exists() or not list(
         (session.tiers[0] / "monarch-0" / "c").iterdir()
     )

@@ -61,7 +61,7 @@ def limits() -> dict[str, float]:
 
 @pytest.fixture
 def impatient_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets the shorter limits for commands that run in the test's process."""
+    """Shortens the time limits of commands that run in the test's process."""
     for name, value in limits().items():
         monkeypatch.setattr(name, value)
 

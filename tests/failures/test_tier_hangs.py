@@ -42,8 +42,9 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
     files: Files,
     tmp_path: Path,
 ) -> None:
-    """Fills do not wait for threads that hang while they read copies ahead. In this test, the tier
-    has room for half of the files. Every thread may do work that no reader waits for."""
+    """Some threads read copies ahead, and hang because the tier hangs. Fills do not wait for these
+    threads. In this test, the tier has room for half of the files, and every thread may read
+    ahead."""
     tier = slow_factory()
     plan = plan_of(files, files.root, tmp_path / "plan.npz", epochs=2)
     (tmp_path / "area").mkdir()

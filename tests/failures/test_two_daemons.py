@@ -66,7 +66,7 @@ def test_a_second_serve_exits_with_3_and_harms_nothing(
     assert session.totals()["hits"] == hits + 10
 
 
-# In every run, test_run_command.py starts two daemons at once.
+# Without --long, test_run_command.py covers this case with two starts.
 @pytest.mark.long
 def test_of_many_starts_at_once_one_wins(
     session_factory: Callable[..., Session], files: Files

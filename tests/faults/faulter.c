@@ -9,7 +9,8 @@
  * file. A call's class consists of the thread's name, the call's number, the path of the file, and
  * return addresses on the stack. Only return addresses in Monarch's own modules count, written as
  * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
- * the name of the directory is left out. Numbers in the path are replaced by #.
+ * the name of the directory is left out. Of any other path, only the first component counts.
+ * Numbers in the path are replaced by #.
  *
  * With trace, each call's class is written to LOG as one line. Calls that differ only in their
  * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
@@ -90,10 +91,12 @@ static struct thread {
     pid_t tid;
     int error;         /* the call returns -error; 0: it returns its own result */
     uint64_t until_ns; /* the thread is delayed until this time; 0: it is not delayed */
-    uint64_t asked;    /* the number of bytes before it was halved; 0: the call is not shortened */
+    uint64_t asked;    /* the number of bytes that the call requested, before the fault halved it;
+                        * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* The process's ranges, read when `mapped` had the value `ranges_at`; 0: not yet read. */
+    /* The process's ranges, read when `mapped` had the value `ranges_at`. If `ranges_at` is 0, they
+     * have not been read yet. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];
@@ -290,8 +293,9 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns 1 for a path that exists and is neither in the scenario's directories nor in /dev, /proc
- * or /sys, which Monarch reads. Only the interpreter uses such a path. */
+/* Returns whether only the interpreter uses the path `target`, which has the form of put_plain():
+ * it is a top directory that exists, such as /usr, but not /dev, /proc or /sys, which Monarch reads
+ * too. Paths in the scenario's directories have lost their beginning, so they do not exist. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
@@ -305,7 +309,7 @@ static int is_the_interpreters(const char *target) {
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* if `hash` is the hash of a class: the class has occurred before */
+    int is_known; /* if `hash` is the hash of a class: whether the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -402,7 +406,9 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        countdown = 1; /* this is a forked child: "kill" would end only the program */
+        /* This call is a forked child's. "kill" would end only the program. So the next call of
+         * the class gets the fault. */
+        countdown = 1;
         return;
     }
     say_hit();

@@ -144,9 +144,9 @@ class Site:
         return found
 
     def fault(self, role: str, call: CallClass, action: str) -> Outcome:
-        """Runs the scenario, in which one call of the class gets a fault: the call with the number
-        of the class's middle call in the trace. If the class has fewer calls this time, because
-        threads ran in another order, runs the scenario again with a fault in its first call."""
+        """Runs the scenario with a fault in call number `call.middle` of the class. If the class
+        has fewer calls in this run, because threads run in another order, runs the scenario again
+        with a fault in the first call of the class."""
         outcome = Outcome()
         for number in (call.middle, 1):
             self._clear()

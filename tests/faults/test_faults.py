@@ -57,8 +57,8 @@ def test_a_sample_of_faults_breaks_no_promise(
 ) -> None:
     left_out = {f"delay={LATE_DAEMON_MS}", f"delay={LATE_READER_MS}"}
     if role == "run" and not draws.is_long:
-        # A "kill" is put only into calls of `monarch run` itself. Most classes of calls belong to
-        # processes that it has started, so most of the drawn kills would not take place.
+        # A "kill" works only in a call of `monarch run` itself. Most classes of calls belong to
+        # processes that `monarch run` has started, so most "kill" faults would not take place.
         left_out.add("kill")
     site, classes = traced(role)
     planned = list(plan(role, classes, []))

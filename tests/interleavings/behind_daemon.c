@@ -117,7 +117,8 @@ CALL(int, statx, (int dir, const char *path, int flags, unsigned mask, struct st
     return r;
 }
 
-/* The following calls are no steps, because other threads do not see their effects. */
+/* The following calls are not steps of the scheduler, because other threads do not see their
+ * effects. */
 CALL(int, fcntl, (int fd, int command, ...)) {
     EXPECT(is_its(fd) && command == F_GETFL);
     return (int)syscall(SYS_fcntl, fd, command, 0);

@@ -23,9 +23,9 @@ WRAPPED = (
     "pthread_mutex_unlock",
 )
 # ENGINE: the folders of the daemon's engine. OF_DAEMON: functions of libc that the code in ENGINE
-# calls, and whose calls are redirected to functions of behind_daemon.c. Some of these calls must be
-# steps of the scheduler. The other calls would reach the preload library, which is linked into the
-# same program.
+# calls. These calls are redirected to functions of behind_daemon.c, for two reasons: some of them
+# must be steps of the scheduler, and the others would otherwise reach the preload library, which is
+# linked into the same program.
 ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
 OF_DAEMON = (
     "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",
@@ -51,7 +51,7 @@ class Change:
     new: str
 
 
-# These changes pass all system calls of the library to the scheduler (calls.c).
+# Changes of csrc after which all system calls of the library go to the scheduler (calls.c).
 SCHEDULED = (
     Change("shared/sys.h", "#if defined(__x86_64__)\nstatic inline long sys6(",
            "#if defined(__x86_64__)\nstatic inline long sys6_itself("),
@@ -106,8 +106,10 @@ class Trials:
         return out
 
     def program(self, name: str, *changes: Change) -> Path:
-        """Links a program and returns its path. `changes` are made to copies of C files of csrc
-        first: they put in a bug that a trial must find."""
+        """Links a program and returns its path.
+
+        changes : a bug that a trial must find. The changes are made to copies of C files of csrc
+        """
         objects = dict(self._objects)
         if changes:
             sources = self._changed(f"csrc-{name}", self._sources, changes)

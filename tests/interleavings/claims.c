@@ -32,8 +32,8 @@ static uint64_t opened_ns;  /* time when the daemon opened the file at the sourc
 
 static int may_have_ended(void) { return has_ended || now_ns() - claimed_ns >= CLAIM_NS - TICK_NS; }
 
-/* Called when the daemon opens a file of the source. The daemon may open MEDIUM only if the claim
- * of MEDIUM may have ended. */
+/* Called when the daemon opens a file of the source. Checks that the daemon does not open MEDIUM
+ * while the program's claim of MEDIUM is certainly valid. */
 static void expect_no_claim(const char *name) {
     if (strcmp(name, names[MEDIUM]) != 0)
         return;

@@ -34,8 +34,9 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Accesses to these fields need no steps: no thread here reads the measurements, and no reader
- * waits for a unit. */
+/* Excludes some fields from the scheduling: an access to them is no step, so there are fewer orders
+ * to run. It does not matter when these fields are accessed, because no thread here reads the
+ * measurements, and no reader waits for a unit. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
     ignore_memory(p->shared.counts, sizeof p->shared.counts);
@@ -58,7 +59,7 @@ void start_daemon(void) {
     ignore_what_nobody_reads((const struct pool *)engine);
 }
 
-/* --- an iteration of the loop -------------------------------------------------------------------
+/* --- an iteration of the daemon's loop ----------------------------------------------------------
  */
 
 static unsigned state_of(unsigned file) {

@@ -28,8 +28,9 @@ extern uint64_t most_descriptors;
 /* --- the daemon: daemon.c -----------------------------------------------------------------------
  */
 
-/* Starts the engine: one thread that copies, threads that receive descriptors, and the thread of
- * the table in which descriptors wait. No room is granted yet. */
+/* Starts the engine: one thread that copies, threads that receive descriptors, and a thread for the
+ * table of descriptors that wait for an order. The engine has no room in the tier yet:
+ * run_iteration grants it. */
 void start_daemon(void);
 /* Runs one iteration of the loop. It takes the results, orders the fills that programs want, and
  * grants the engine `granted_bytes`, which are only a part of the tier's room. Then it rests until
@@ -37,8 +38,9 @@ void start_daemon(void);
 void run_iteration(uint64_t granted_bytes, uint32_t rest_ns);
 /* Orders a fill of a file for which no reader waits. */
 void order_ahead(unsigned file);
-/* Runs iterations until programs want no file and no claim has a descriptor that was handed over.
- * Then stops the engine, which must have closed all its descriptors. */
+/* Runs iterations of the loop until programs want no more files and the daemon has closed every
+ * descriptor that was handed over. Then stops the engine, which must have closed its own
+ * descriptors too. */
 void end_daemon(uint64_t granted_bytes, uint32_t rest_ns);
 
 #endif

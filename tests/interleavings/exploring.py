@@ -107,7 +107,8 @@ def explore(
         try:
             _await(running, limit_s)
         finally:
-            # Processes still run if one of them has found a wrong order, or after the time limit.
+            # If one process has found a wrong order, or the time limit has passed, other processes
+            # still run.
             ended = [one.poll() for one in running]
             for one in running:
                 one.kill()

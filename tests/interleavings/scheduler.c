@@ -24,10 +24,10 @@
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
-/* Exit status of a run in which a known decision has another number of options than in the run
- * before. This may happen if a file has another inode number than before: if the numbers of two
- * files share a bit of a filter, the library takes other steps. The run then proves nothing, so it
- * is repeated. */
+/* Exit status of a run that must be repeated. A run repeats the first decisions of the run before.
+ * If one of them now has another number of options, the run proves nothing. This may happen if a
+ * file has another inode number than before: if the numbers of two files share a bit of a filter,
+ * the library takes other steps. */
 #define LED_ELSEWHERE 3
 /* The most attempts to run one order. */
 #define MOST_TRIES 5
@@ -38,7 +38,7 @@ static struct thread {
     enum state state;
     const void *on;    /* WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
-    uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
+    uint64_t until_ns; /* WAITING: the wait ends at this time at the latest */
     int is_woken, is_joined;
     sem_t may_run;
     pthread_t id;
@@ -55,9 +55,9 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run. The first `known` decisions repeat the run before, but the last of these
- * takes its next option. All later decisions take their first option. The memory is shared with the
- * processes of the runs. */
+/* The decisions of a run. The first `known` decisions are those of the run before, except that the
+ * last of them takes its next option. All later decisions take their first option. The memory is
+ * shared with the processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;
@@ -181,10 +181,11 @@ static int is_anybody_left(void) {
     return 0;
 }
 
-/* Returns the thread that makes the next step after a step of thread `from`; -1 if there is none.
- * from: -1 at the start of a run. The first option is thread `from`. If thread `from` waits, the
- * first option is the next thread that does not wait. If all threads wait, the first option is the
- * thread whose wait ends first. Any other option is an interrupt. */
+/* Decides which thread makes the next step after a step of thread `from` (-1: at the start of a
+ * run). Returns this thread, or -1 if there is none. The decision's options are the threads that
+ * can go on. The first option is thread `from`. If thread `from` waits, the first option is the
+ * next thread that does not wait. If all threads wait, it is the thread whose wait ends first. Any
+ * other choice is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;
@@ -213,9 +214,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. Adds to `held_ns` the time for which this holds up a thread
- * that could have gone on. If a thread is ready, this time begins now. Otherwise, it begins at the
- * end of the first wait. */
+/* Advances the clock to `until_ns`. In the skipped time, some thread could have gone on: from the
+ * start if a thread is ready, otherwise from the end of the first wait. Adds the duration for which
+ * this thread is held up to `held_ns`. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

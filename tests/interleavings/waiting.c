@@ -45,9 +45,9 @@ static void read_all(int fd, unsigned file) {
     version_of(file, got, 0, sizeof got);
 }
 
-/* flock() must return within RECALL_NS, not counting the time for which interrupts hold threads up.
- * If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open file, so
- * the lock must end when the program closes its own. */
+/* flock() must return within RECALL_NS. The time for which interrupts hold threads up does not
+ * count. If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open
+ * file. Then the lock must end when the program closes its own descriptor. */
 static void lock_and_close(int fd, unsigned file) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(fd, LOCK_EX) == 0);

@@ -61,7 +61,8 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """A placement that finds the files of a plan in the attribute `found` of the plan's tracker."""
+    """Places a plan's files without a search in the catalog: the test stores the result of the
+    search in the attribute `found` of the tracker."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found

@@ -1,5 +1,5 @@
-"""If a node's disk is full, the node passes on to the next node the files that it should keep for
-all nodes. The source still serves each file once."""
+"""A node should keep some files for all nodes, but its disk is full. It passes these files on to
+the next node. The source still serves each file once."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     """The owner first reads the parts of the file that the other node requests. So the other node
     need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
-    # On a busy machine the source may be faster than the other node, so the nodes must ask only
-    # holders.
+    # On a busy machine the source may be faster than the other node. With this setting, a node
+    # nevertheless asks the other node first.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
     owner = owner_of_all(cluster)
@@ -69,9 +69,9 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Each of two nodes opens more files than its engine takes orders at a time. Orders that wait
-    for a peer must leave room in the engine for the node's own fills, because the peer waits for
-    these fills."""
+    """Each of two nodes opens so many files that its engine cannot take all orders at a time.
+    Orders that wait for a peer must leave room in the engine for the node's own fills, because the
+    peer waits for these fills."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:

@@ -35,8 +35,8 @@ def endpoint(node: Node) -> str:
 
 @contextmanager
 def impostor(cluster: Cluster, source: Path) -> Iterator[dict[str, Any]]:
-    """Runs the impostor in the victim's place. Yields a dictionary that has his counts after the
-    context."""
+    """Runs the impostor in the victim's place. Yields a dictionary. When the context ends, the
+    dictionary gets the impostor's counts."""
     live = cluster.nodes[LIVE]
     wanted = named_by(live, str(cluster.files[0]))
     asked = (request(wanted) + bytes(lib.MONARCH_MAC_BYTES)).hex()
@@ -67,8 +67,8 @@ def why(cluster: Cluster) -> str:
 
 
 def copies_are_right(cluster: Cluster) -> bool:
-    """Whether all copies in the tiers have the content of their source files. The first bytes of a
-    copy show which file it belongs to."""
+    """Returns whether all copies in the tiers have the content of their source files. The first
+    bytes of a copy show which file it belongs to."""
     known = {content(seed, SIZE)[:16]: content(seed, SIZE) for seed in cluster.files}
     kept = [copy.read_bytes() for node in cluster.nodes for copy in node.copies()]
     return bool(kept) and all(known.get(copy[:16]) == copy for copy in kept)

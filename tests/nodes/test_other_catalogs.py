@@ -58,7 +58,7 @@ def wait_seen(cluster: Cluster) -> None:
         )
 
     wait_until(is_seen, what="the new attributes")
-    # If neither size nor mtime has changed, a mount keeps the old pages too, so drop these pages.
+    # If neither size nor mtime has changed, a mount keeps the old pages in its cache. So drop them.
     for mount in cluster.mounts:
         for name in cluster.files:
             with (mount.mountpoint / str(name)).open("rb") as file:

@@ -1,6 +1,7 @@
-"""Which node owns which file (daemon/nodes/nodes.py), decided by every node for itself.
+"""Tests which node owns which file (daemon/nodes/nodes.py). Every node decides this for itself.
 
-All nodes decide alike and within every quota; each file has one owner as long as there is room.
+All nodes come to the same result. No node owns more than its quotas allow. Each file has one owner
+as long as there is room.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
 def decided(
     files: list[tuple[int, int]], quotas: list[int], shuffled: Any
 ) -> list[tuple[Nodes, Catalog]]:
-    """Makes all nodes, each with its own order of the files, and lets each node decide."""
+    """Makes all nodes, each with its own order of the files. Each node decides which files it
+    keeps."""
     made = []
     for rank in range(len(quotas)):
         order = list(range(len(files)))
@@ -235,8 +237,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # A node that has passed on a file refers peers to the file's present holder, even if the next
-    # node has passed on the file too.
+    # When a node has passed a file on to the next node, it tells peers which node holds the file
+    # now, even if the next node has passed it on too.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas

@@ -22,8 +22,8 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     owner reads from the source."""
     files, size = 40, 256 * KIB
     cluster = cluster_factory(2, files, size)
-    # The readers of both nodes ask one node for more than it can read within two answers, of 0.6 s
-    # each.
+    # An answer takes 0.6 s. The readers of both nodes together ask one node for more bytes than it
+    # can read in the time of two answers.
     cluster.rate(2 * THREADS * size / 1.5)
     ends = cluster.epoch(threads=THREADS)
     assert max(end["longest_s"] for end in ends) > 1.3
@@ -33,7 +33,7 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     assert sum(node.totals()["fallbacks"] for node in cluster.nodes) == 0
 
 
-@pytest.mark.long  # without --long, test_haste.py reads parts of a large file in any order
+@pytest.mark.long  # without --long, test_haste.py covers a similar case
 def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

@@ -74,7 +74,7 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """Each node opens each of its own files at the source once, and waits for the files of the
-    other nodes. Nothing is filled ahead, so the node decides on every file when a program opens
+    other nodes. Nothing is filled ahead: a node fills or requests a file only when a program opens
     it."""
     files, size, nodes = 300, 16 << 10, 3
     cluster = cluster_factory(nodes, files, size, prefetch="on_demand")

@@ -95,7 +95,7 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
 # Reads a file through a link, while another thread sets the link to one version of the file after
 # another. The version that a read finds must not be older than the version at the beginning of the
 # read. It must not be newer than the version to which the link was being set at the end of the
-# read. All processes share the counters.
+# read. Forked readers see the numbers of these versions in shared memory.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}

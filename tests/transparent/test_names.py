@@ -197,9 +197,9 @@ def test_a_change_is_seen_at_once_by_all(pairs: Pairs, change: str, way: str) ->
         made = pairs.with_it[0](way, *words)
         assert made == pairs.without[0](way, *words)
         assert made in (None, True), made
-    # The change is checked by each process, and by absolute and relative paths. With --long, all
-    # four combinations are checked. Without it, two of them are checked, and the other two for the
-    # other value of `way`.
+    # There are four ways to check the change: by each of the two processes, with absolute and
+    # relative paths. With --long, all four are used. Without it, each value of `way` uses two of
+    # them.
     other = 1 if way == "absolute" else 0
     for who, seen in draws.sized(
         [(other, "absolute"), (1 - other, "relative")],

@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# Validity of a look [s]: the library reads a directory's attributes from the source, and for this
-# time the catalog may then answer for the directory.
+# The library reads a directory's attributes from the source. Then the catalog may answer for the
+# directory for this time [s].
 LOOK_S = 1.0
 # Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """
@@ -169,7 +169,7 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    # the second run may differ, because the daemon may have found some of the names meanwhile
+    # the second run may differ, because the daemon may have found some names in between
     assert same(session, ASK, top, *asked) == said
 
 

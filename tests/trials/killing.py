@@ -1,6 +1,6 @@
-"""Kills and stops daemons, peers and readers at random, and checks what must hold meanwhile.
+"""Kills and stops daemons, peers and readers at random, and checks what must hold.
 
-Meanwhile, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
+All the time, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
 everything that a killed daemon has left behind.
 """
 
@@ -56,7 +56,8 @@ class Tally:
     kills : number of killed processes by kind. "daemon" is a daemon on a node without peers, "peer"
         a daemon on a node with peers, and "reader" a reader
     met : number of readers that were killed during a call, by name of the call
-    starts : how often a daemon started and then left nothing of the previous daemon
+    starts : number of daemons that, after their start, removed or took over everything that earlier
+        daemons had left behind
     hits, served_bytes : number of reads from copies, and number of bytes sent to other nodes. The
         daemons' numbers are added before each intervention. So the numbers of a daemon that
         survives an intervention are added several times

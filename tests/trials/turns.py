@@ -27,9 +27,9 @@ ROUND = 20
 # Each place is "SPEED, METADATA": the speed of the source, and the setting `metadata` of the
 # session.
 PLACES = ("local, cached", "slow, cached", "slow, source")
-# Four comparisons follow each change. The views of the two processes are each compared with the
-# view of the process without the library. The answer to the change, and its result, are compared
-# with those in the equal directory.
+# The number of comparisons after each change. Two of them compare what each of the two processes
+# sees with what the process without the library sees. The other two compare the answer to the
+# change, and the changed directory, with those of the equal directory.
 COMPARISONS = 4
 
 

@@ -1,6 +1,6 @@
 """Tests the library's table of backing descriptors. A backing descriptor is the library's own
-descriptor of a file of the source. It stands behind a descriptor of the program, and lasts as
-long."""
+descriptor of a file of the source. It belongs to a descriptor of the program, and is
+closed with that descriptor."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def is_inherited(fd: int) -> bool:
 
 @pytest.fixture
 def pairs(lib: Any, tmp_path: Path) -> Iterator[list[Pair]]:
-    """Three pairs. The numbers of the program's descriptors are adjacent. The numbers of their
-    backing descriptors are adjacent too."""
+    """Three descriptors of the program, each with its backing descriptor. The program's descriptors
+    have adjacent numbers, and so have the backing descriptors."""
     made: list[Pair] = []
     lib.backing_forget()
     try:
@@ -140,8 +140,8 @@ def test_a_range_that_is_closed_keeps_what_stands_behind_others(
     assert lib.backing_that_stays(0, pairs[0].fd, 2**32 - 1) == 2**32
     # A range without any backing descriptor.
     assert lib.backing_that_stays(0, 0, pairs[1].fd) == pairs[1].fd + 1
-    # A range with only the third descriptor of the program, and with all backing descriptors. The
-    # first of these must stay open, and the third one must not.
+    # A range that contains all backing descriptors, but only the third descriptor of the program.
+    # The first backing descriptor must stay open, and the third backing descriptor must not.
     assert lib.backing_that_stays(numbers[0], pairs[2].fd, 2**32 - 1) == numbers[0]
     assert lib.backing_that_stays(numbers[2], pairs[2].fd, 2**32 - 1) == 2**32
 
@@ -259,9 +259,9 @@ def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
 
 
 def test_a_number_at_the_limit_keeps_what_stands_behind_it(lib: Any, pairs: list[Pair]) -> None:
-    """If the new number of a dup3 is at the limit of descriptors, the call will fail. So the
-    backing descriptor of the descriptor with this number stays open. If the limit is one higher,
-    the library closes it."""
+    """If the new number of a dup3 is not below the limit of descriptors, the call will fail, and
+    the descriptor with this number stays open. So its backing descriptor must stay open too. If the
+    limit is one higher, the call succeeds, and the library closes the backing descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for above, is_kept in ((0, True), (1, False)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (pairs[2].fd + above, hard))

@@ -89,8 +89,8 @@ def test_a_descriptor_that_was_not_sent_ends_its_claim_even_when_recalled(
 
 
 def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
-    """If a claim of a handed descriptor is older than a second, its program was killed. Then
-    another claim may take the slot."""
+    """A claim whose descriptor was handed over to the daemon counts for a second. If it is older,
+    its program counts as killed, and another claim may take the slot."""
     old = lib.claims_of(7, HANDED, lib.shared_now() - SECOND - 2 * TICK)
     session.clients.claim[7] = old
     lib.claims_file(session.s, 7 + CLAIMS)
@@ -100,8 +100,8 @@ def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
 
 
 def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> None:
-    """claims_end removes only the claim of a handed descriptor. A claim of a program that reads the
-    file again stays until the program gives it up."""
+    """claims_end removes a claim only if its descriptor was handed over to the daemon. The claim of
+    a program that reads the file again stays until the program gives it up."""
     lib.claims_file(session.s, 7)
     claim = slot(session, 7)
     lib.claims_end(session.s, 7)
@@ -176,7 +176,7 @@ def test_an_aligned_mapping_leaves_nothing_else_mapped(
 
     def is_clean() -> bool:
         """Maps the file and unmaps it. Returns whether as much memory is reserved as before. Other
-        threads of this process may reserve memory meanwhile, so one attempt may fail."""
+        threads of this process may reserve memory at the same time, so one attempt may fail."""
         before = reserved()
         with path.open("rb") as file:
             at = lib.shared_map_aligned(file.fileno(), n, align)

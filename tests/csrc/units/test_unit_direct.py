@@ -53,7 +53,7 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
         assert not may()
         setattr(control, field, 0)
     setattr(control, field, 1 << SOURCE)  # the kernel keeps no pages of the source
-    session.entries[128] = entry  # one file in 128 is read directly nevertheless
+    session.entries[128] = entry  # exception: every 128th file is read directly
     assert lib.handover_may_read_direct(session.s, 128)
     setattr(control, field, 0)
     lib.handover_note_locks(9, 78)
@@ -110,9 +110,9 @@ def test_one_read_tells_whether_a_file_is_read_at_random(
 
 
 def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
-    """After a wait that has brought no copy, the next open skips its wait. After each further such
-    wait, twice as many opens and one more skip their waits, up to 64. After a wait that has brought
-    a copy, no open skips its wait."""
+    """Each wait that brings no copy makes some of the following opens skip their waits: one open
+    after the first such wait, then 3, 7, 15 and so on, but at most 64. After a wait that brings a
+    copy, no open skips its wait."""
 
     def skipped() -> int:
         n = 0

@@ -23,7 +23,7 @@ FREE, WAITING, REPLACING = range(3)
 NO_ADVICE = -1
 MORE = PAGE * 1000  # file offsets differ from addresses by this much
 
-Pages = dict[int, tuple[int, int, int]]  # page: (entry, offset in the file, advice)
+Pages = dict[int, tuple[int, int, int]]  # page -> (entry, offset in the file, advice)
 
 
 def slots(lib: Any) -> list[list[int]]:
@@ -95,7 +95,7 @@ def test_a_slot_that_is_changed_gets_a_new_number(lib: Any) -> None:
     lib.table_say(PAGE, 5 * PAGE, 3)
     (after,) = slots(lib)
     assert before[1:5] == after[1:5] and before[-1] != after[-1]
-    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # the range has this advice already
+    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # no change: the range has this advice already
     assert slots(lib) == [after]
 
 
@@ -109,7 +109,7 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # two pieces remain, for one slot
+    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # leaves two pieces, but one slot
     pages = pages_of(lib)
     assert lib.table_waiting() == n
     assert [page for page in pages if page < 20] == [10, 11]

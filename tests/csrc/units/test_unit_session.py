@@ -113,9 +113,9 @@ def native_address(field: Any) -> int:
 def test_a_process_needs_all_groups_of_the_daemon(
     lib: Any, lasting: Made, theirs: list[int], ours: list[int], same_users: bool
 ) -> None:
-    """The order of the groups does not matter. In a container with its own user namespace, a
-    process may have groups without a number there. Each of these may be one of the daemon's groups
-    that seem to be missing."""
+    """The order of the groups does not matter. In a container with its own user namespace, some
+    groups of a process may have no number (UNMAPPED). Each of these may be one of the daemon's
+    groups, so as many groups of the daemon may seem to be missing."""
     lasting.control.groups = len(theirs)
     for i, group in enumerate(theirs):
         lasting.control.group[i] = group
@@ -151,8 +151,8 @@ def mount_points() -> list[str]:
 
 def test_what_is_mounted_below_a_path_is_seen(lib: Any) -> None:
     """The library reads the kernel's list of mounts in pieces. The result must be the same as that
-    of a search in the whole list. If another test mounts or unmounts something meanwhile, this test
-    tries again."""
+    of a search in the whole list. If another test mounts or unmounts something during the search,
+    this test tries again."""
     paths = {"/none", "/pro", "/proc/self", "/sy"}
     for point in mount_points():
         if "\\" not in point:  # leaves out paths with a blank, which mountinfo writes as \040

@@ -121,8 +121,8 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """Waits for whole files may last a minute in total; then the process waits no more. Waits that
-    replace an open do not count here."""
+    """Waits for whole files may last a minute in total; then the process does not wait any more. A
+    wait before an open, which would otherwise go to the source, does not count here."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
@@ -130,7 +130,9 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    assert lasted in (60, 65)  # 65 on a slow machine, because time repays a part
+    # Each wait adds to a debt, and the passing time repays the debt. So on a slow machine, one more
+    # wait of 5 s may fit.
+    assert lasted in (60, 65)
 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
@@ -162,7 +164,8 @@ def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Ma
      (2900 * MS, 3 * SECOND, 100 * MS)],
 )  # fmt: skip
 def test_the_last_wait_is_a_part_of_the_limit(lib: Any, waited: int, limit: int, most: int) -> None:
-    """The remaining wait lasts at most 200 ms, and never exceeds the caller's limit."""
+    """When all units have come, a reader still waits until the daemon publishes the copy. It waits
+    for the rest of its limit, but for at most 200 ms if the limit is a second or more."""
     before = lib.shared_now()
     left = lib.wait_left_for_word(waited, limit)
     assert most - (lib.shared_now() - before) <= left <= most
