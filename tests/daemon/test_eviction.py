@@ -283,8 +283,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """A stand-in for the daemon's copies. Its only tier evicts copies, but is lost. A search for
-    copies to evict takes `look_s`."""
+    """Stands for the daemon's copies. It has one tier, which may evict copies but is lost. A search
+    for copies to evict takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

@@ -74,7 +74,7 @@ def test_a_loop_that_nobody_rings_sleeps_long(
         (0.1, 2.0, True, 0.01),
         (0.1, 0.0, False, 0.01),  # the next files are needed now
         (0.1, 0.03, False, 0.03),
-        (0.001, 0.2, False, 0.05),  # a quarter of the time for which the found files last
+        (0.001, 0.2, False, 0.05),  # a quarter of names_last_s
         (0.1, 0.2, False, 0.05),
         (0.001, 9.0, False, 0.1),
     ],

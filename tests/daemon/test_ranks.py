@@ -44,8 +44,8 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # With more than MOST_SEARCHED ranks, the sum may be larger. Each share is rounded and is at
-    # least 1, which may add as much as 1.5 slices per rank.
+    # The shares of up to MOST_SEARCHED ranks add up to at most SLICES per rank. With more ranks,
+    # each share is rounded and is at least 1, which may add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):

@@ -181,7 +181,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # the second rank gets seven of eight units
+    if is_on:  # of eight units, the second rank gets seven
         assert lead >= units / 2
     else:
         assert lead <= 4

@@ -85,7 +85,7 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # the peer now counts as tried recently
+    site.choice()  # so that the peer was tried recently
     return site
 
 

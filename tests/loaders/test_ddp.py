@@ -33,8 +33,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     # Each of two nodes holds 80 of the 200 samples in memory. So the ranks read the other 40
-    # samples from the source. They also read a few samples that one node holds but the other node
-    # got.
+    # samples from the source. They also read a few samples that one node holds but that were dealt
+    # to the other node.
     assert 40 <= told.pop("share") <= 80
     # The quotas of two ranks differ from the quota that is valid for all, so these two are refused.
     assert told.pop("disagree") == 2

@@ -218,7 +218,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         assert times.first_wait_s >= 0.1
         assert times.reading_s >= 0.4
         assert times.wait_s <= 0.1 * times.reading_s
-        loader.close()  # the next process opens the file again, which drops its page cache
+        loader.close()  # the next open drops the file's page cache
         loader.set_epoch(2)
         for _ in loader:
             pass

@@ -205,7 +205,7 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file gets another group than the tar
+    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file and the tar then belong to two groups
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
         assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600

@@ -38,7 +38,8 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    # Python answers queries, so the server in C has accepted no connection.
+    # The count is of connections that request files, which the server passes to its C code. It
+    # answers queries in Python.
     assert server.counts()["accepted"] == 0
 
 

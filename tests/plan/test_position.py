@@ -177,7 +177,8 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
 
 
 def test_the_next_run_is_known_late() -> None:
-    """When the next run becomes known late, its accesses no longer count as misfits.
+    """The job begins the next run before the estimator knows this run, so the run's accesses count
+    as misfits. When the estimator learns of the run, they no longer count.
 
     Reads by other programs still count, so the number of misfits falls to about what it was before
     the accesses of the next run."""

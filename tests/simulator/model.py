@@ -11,7 +11,7 @@ import numpy as np
 from monarch_py.arrays import Floats
 from monarch_py.policies.view import Cluster, Ints
 
-# Used instead of a node or a storage class if there is no such copy.
+# Stands in `Places` for the node or storage class of a copy that does not exist.
 NONE = -1
 
 
@@ -51,8 +51,10 @@ def fetch_seconds(
         remote  size / min(b_c, r_j(p_j) / p_j), with the holder's class and the slower link
         pfs     size / (t(clients) / clients)
 
-    Rates of classes and of the file system are those of all threads or clients together, so each
-    gets its part. Each thread gets the whole rate of a link, as in the paper (no congestion).
+    r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,
+    and t the rate of the file system. The threads of a class share its rate, and the clients share
+    the rate of the file system. Each thread gets the whole rate of a link, as in the paper, which
+    has no congestion.
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])

@@ -260,9 +260,10 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     look = "monarch status --all --json"
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
-    # The train script repeats the step that has started the daemons. On a node whose daemon still
-    # serves, the task ends at once. The new daemon answers before the step has printed its last
-    # line, so the job must not end before `enough` exists.
+    # The train script repeats the step that has started the daemons. Only the dead daemon is
+    # started again; on the other nodes, the task of the step ends at once. The new daemon may
+    # answer before the step has printed how many daemons already served. So the job waits until the
+    # test has seen this line and has made the file `enough`.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

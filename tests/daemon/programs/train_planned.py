@@ -23,7 +23,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# If `strays` is set, one more file, chosen at random, is read once in this many steps.
+# If `strays` is set, each step whose number is a multiple of this one also reads a random file.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
