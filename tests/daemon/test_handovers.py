@@ -251,7 +251,7 @@ def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """Starts a program that runs `script`, and then, when the context ends, `rest`."""
+    """Starts a program that runs `script`. When the context ends, the program runs `rest`."""
     with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"

@@ -206,8 +206,8 @@ print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open(
 
 
 def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
-    """The daemon sees a change of a file that it knows without a listing, and a change of a file
-    that it knows from the listing of a directory."""
+    """The daemon notices that a file has changed. It may know the file from the listing of a
+    directory, or only from an open."""
     session = lazy(session_factory, tree.root, revalidate="1s")
     single, listed = of(tree, "c0/")[0], of(tree, "c1/")
     read(session, single, *listed)

@@ -118,7 +118,7 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # As long as the shares do not change, the engine gets them only one time. Ranks that have read
+    # As long as the shares do not change, the engine gets them only once. Ranks that have read
     # nothing get the mean share.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))

@@ -85,7 +85,7 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # so that the peer was tried recently
+    site.choice()  # asks the peer, so that it need not be tried again for a while
     return site
 
 

@@ -104,8 +104,8 @@ def test_many_readers_of_one_file(
 def test_many_processes_that_read_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The fills read each byte once. At each open, FUSE throws away the pages of every read in
-    flight, and reads them again."""
+    """The fills read each byte once. But FUSE may read some bytes again: at each open, it throws away
+    the pages of every read in flight."""
     in_flight, threads = 4, 3
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(shared_tpool_size=in_flight)

@@ -1,5 +1,5 @@
 """The daemon follows plans: from the files that programs open, it finds the job's position,
-although workers read ahead. It drops a wrong plan, and keeps a right one."""
+although workers read ahead. The daemon drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class InTime(Executor):
 
 
 class Manager(PlanManager):
-    """A manager of plans that fills nothing. An exception in a tracker is raised; it does not drop
-    the plan as in a real manager."""
+    """A manager of plans that fills nothing. It lets a tracker's exception pass. A real manager
+    would drop the plan."""
 
     def __init__(self) -> None:
         super().__init__([], MagicMock())
@@ -172,9 +172,9 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
     """A job reads one epoch by the plan, and then one with another seed. At first, many of the
-    latest accesses still fit the plan, and the others are files that the job has opened already. In
-    a short epoch too, the tracker must not conclude that the job follows the plan and only opens
-    some files twice.
+    latest accesses still fit the plan. Accesses to files that the plan used a short time ago are
+    excused, because a program may open a file twice. In a short epoch this excuses many accesses,
+    and still the tracker must drop the plan.
 
     size : the steps of an epoch, and the number of ranks"""
     steps, ranks = size

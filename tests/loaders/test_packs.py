@@ -218,7 +218,7 @@ def test_a_file_that_has_just_changed_is_read_when_its_time_would_tell_a_change(
     packed = write_pack(root, tmp_path / "train.tar")
     written = (tmp_path / "train.tar").stat().st_mtime_ns
     age_s = (written - (root / "a/0").stat().st_mtime_ns) / 1e9
-    assert age_s > packing.TIME_STEP_S - 0.1  # the kernel's clock for files is a tick late
+    assert age_s > packing.TIME_STEP_S - 0.1  # the kernel's clock for files may lag by a tick
     assert packed.changed == ()
 
 

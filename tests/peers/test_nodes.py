@@ -42,7 +42,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def on(nodes: Nodes) -> Iterator[list[ThreadPoolExecutor]]:
-    """Yields a list with an executor for each node. Its only thread runs on that node."""
+    """Yields an executor for each node. Each executor has one thread, which runs on its node."""
     pools = [ThreadPoolExecutor(1, initializer=enter, initargs=(nodes.path(i),)) for i in range(2)]
     yield pools
     for pool in pools:

@@ -178,8 +178,8 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
     # If the quotas can just hold the dataset, the bound holds only for placements in which every
-    # file has an owner. A placement with fewer owners may have more second copies, and so a larger
-    # value.
+    # file has an owner. A placement that leaves files without an owner may have more second copies,
+    # and so a larger value.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 

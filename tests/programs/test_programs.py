@@ -59,8 +59,8 @@ class Program:
         return ("c_" if self.in_c else "") + "+".join(self.readers)
 
     def alone(self) -> list[Program]:
-        """Returns the programs that run with --long: one for each reader. Readers of a slow module
-        stay together, so that they import it once."""
+        """Returns the programs that run with --long: one for each reader. Readers of a
+        module that is slow to import stay in one program, which imports it once."""
         if SLOW & set(self.needs):
             return [self]
         return [Program((name,), self.in_c, self.needs) for name in self.readers]

@@ -178,7 +178,7 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which goes on after the end of the step. The next
     step finds this daemon. The first step is repeated until a daemon runs: if a task ends too
-    early, the process that should start the daemon may not have found out the sources yet."""
+    early, the process that should start the daemon may not know the sources yet."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
