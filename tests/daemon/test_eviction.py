@@ -155,10 +155,10 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # HALF other files are now used. Each of them replaces a file in the tier, except up to
-            # three windows of files: those that the area holds, those for which the tier has room
-            # left, and those that were fetched into the area before it was known that they are
-            # used again.
+            # HALF other files are now used, and most of them replace a file in the tier. Up to
+            # three windows of files do not: those that the area holds, those for which the tier has
+            # room left, and those that were fetched into the area before the daemon knew that they
+            # are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
@@ -166,8 +166,8 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert_quiet(training.session)
         training.session.stop()
     # Each file is read once, and up to three windows of files of the second half are read again:
-    # two windows that were fetched into the area before it was known that they are used again, and
-    # one window around the plan's position.
+    # two windows that were fetched into the area before the daemon knew that they are used again,
+    # and one window around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
     # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
     # uses them, each epoch reads more than half of these files from the source again.

@@ -83,7 +83,7 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
     assert not engine.is_left(), (
-        "nothing must be left to the loop, which finds the demand in its present turn"
+        "the engine must leave nothing to the loop, which finds the demand in this turn anyway"
     )
     engine.grant(PLENTY)
     await_copy(engine, 1)

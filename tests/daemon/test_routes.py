@@ -163,7 +163,7 @@ def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     )
     assert site.choice() == [NOBODY]
     assert site.choice(files=2) == [NOBODY, PEER], (
-        "only of the first file is it known that the node has a copy"
+        "the node is known to have a copy of the first file only"
     )
 
 

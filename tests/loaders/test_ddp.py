@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
 # For each way to deal samples: the sizes of the smallest and the largest batch of a rank.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# The short form of the test has this number of steps, which include empty batches. It leaves out
+# Without --long, the test has this number of steps, which include empty batches. It leaves out
 # the way `equal`, because `uneven` runs the same code.
 SHORT, LEFT_OUT = 8, "equal"
 

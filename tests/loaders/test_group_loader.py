@@ -137,7 +137,7 @@ def test_ranks_share_an_epoch(
         assert counts.sum() == length + -length % world
 
 
-# The short form leaves out "spawn": test_records.py reads the dataset in a spawned process.
+# Without --long, "spawn" is left out: test_records.py reads the dataset in a spawned process.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_rows_of_hdf5(tmp_path: Path, method: str) -> None:
     h5py = pytest.importorskip("h5py")
@@ -551,7 +551,7 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# The short form tries only "fork", because only a forked process inherits descriptors of its
+# Without --long, only "fork" is tried, because only a forked process inherits descriptors of its
 # parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
