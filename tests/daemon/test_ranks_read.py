@@ -330,7 +330,7 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# A rank's worker processes count as the rank: a forked one, and one that runs another program.
+# The worker processes of a rank count as the rank, whether forked or running another program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]

@@ -135,7 +135,7 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve some bytes twice: on a busy machine, a fifth of all bytes is served twice.
+    """The source may serve some bytes twice; on a busy machine, this was a fifth of all bytes.
     Here a fill may begin while the reader's open() is under way. FUSE's open() then throws away the
     pages that the fill has just read, and they are read again."""
     size = 100_000

@@ -106,8 +106,8 @@ C_READERS = (
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
 # A program with one of these readers runs only with --long, because each of its workers imports
-# torch, which takes long. The readers pool_spawn and pool_forkserver, which start workers without
-# torch, run always.
+# torch, which takes long. The readers pool_spawn and pool_forkserver start workers without torch,
+# so they always run.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(

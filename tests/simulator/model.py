@@ -16,7 +16,7 @@ NONE = -1
 
 
 class Source(IntEnum):
-    """Where a file comes from. If times are equal, the first source is taken, because it puts the
+    """Where a file comes from. Of sources with equal times, the first is taken, because it puts the
     least load on other nodes."""
 
     LOCAL = 0

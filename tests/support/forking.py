@@ -180,8 +180,7 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
 def _become(request: dict[str, Any], *fds: int) -> NoReturn:
     """Turns the forked process into the command or the daemon.
 
-    fds : descriptors for the process's standard output and error, then further ones that it
-    inherits
+    fds : the process's standard output and error, followed by further descriptors that it inherits
     """
     os.environ.clear()
     os.environ.update(request["environment"])
