@@ -119,7 +119,8 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # One more client is disconnected. The others get their answer when the answer is ready.
+        # The server disconnects one more client, because it answers at most MOST_AT_A_TIME. The
+        # others get their answer when it is ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

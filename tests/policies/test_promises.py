@@ -24,8 +24,8 @@ FILES = 6400
 def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
     """The dataset has D files, and all nodes together have room for C files.
 
-    With pinning, Belady and SOLAR, the nodes together load at most 1.02 (D - C) files in an
-    epoch."""
+    With pinning, Belady and SOLAR, the nodes together load at most 1.02 (D - C) files in each epoch
+    after the first."""
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())
