@@ -30,7 +30,7 @@ Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
 # Latencies so long that no copy exists before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
-# The rate of a scan that meets only few files before a test ends [files/s].
+# The rate of a scan that finds only few files before a test ends [files/s].
 UNMET = 4
 # Each way reads the whole file into `data`.
 WAYS = {

@@ -153,8 +153,8 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # Pretend that the loop saw the mark of the change while the file was still FILLING, so that the
-    # loop does not handle the mark again.
+    # Pretend that the daemon's loop saw the mark of the change while the file was still FILLING, so
+    # that the loop does not handle the mark again.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)

@@ -197,7 +197,7 @@ def test_queues_count_now() -> None:
     assert site.choice() == [NOBODY]
     site.at_source = 100
     assert site.choice() == [PEER + HAS_IT]
-    # Fills whose places are chosen in the same turn slow each other down.
+    # Fills whose places are chosen in the same turn of the daemon's loop slow each other down.
     site.queue = site.at_source = 0
     chosen = site.choice(files=1000)
     assert 10 < chosen.count(NOBODY) < 500

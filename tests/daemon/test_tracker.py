@@ -59,7 +59,7 @@ class Late(Future[Any]):
 
 class InTime(Executor):
     """An executor whose tasks are done only after the caller has asked `turns` times, once in each
-    turn of the loop."""
+    turn of the daemon's loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
