@@ -319,7 +319,7 @@ NUMBERED = {
     4: {"LOCAL_RANK": "4"},
     0: {"OMPI_COMM_WORLD_LOCAL_RANK": "0"},
     126: {"SLURM_LOCALID": "126"},
-    # The variable of the innermost launcher decides.
+    # If several launchers have set variables, those of the innermost launcher decide.
     7: {"SLURM_LOCALID": "1", "MPI_LOCALRANKID": "2", "LOCAL_RANK": "7"},
     2: {"LOCAL_RANK": "", "SLURM_LOCALID": "2"},
 }

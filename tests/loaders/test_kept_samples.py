@@ -136,7 +136,7 @@ def test_staged_loader_reads_it_in_place(
     loader.close()
     sources = loader.statistics()["sources"]
     assert sources["memory"] + sources["source"] == 26
-    assert sources["source"] == 8 + 2 * 4 + 1  # 1: sample 5 is twice in a batch
+    assert sources["source"] == 8 + 2 * 4 + 1  # + 1: a batch has sample 5 twice
     assert kept.kept_bytes() <= 1 << 20
 
 

@@ -41,11 +41,12 @@ class Places:
 def fetch_seconds(
     cluster: Cluster, node: int, sizes: Ints, places: Places, clients: float
 ) -> Floats:
-    """The time that a thread of `node` takes for each file from each source (NoPFS 4).
+    """The time that a thread of `node` takes for each file from each source, as in section 4 of the
+    NoPFS paper.
 
     sizes : (files,) [bytes];  clients : number of clients that read from the file system at the
     same time, including this one.
-    Returns (files, 3) [s] by `Source`; infinite if there is no copy.
+    Returns an array (files, 3) of times [s], by `Source`. A time is infinite if there is no copy.
 
         local   size / (r_j(p_j) / p_j)
         remote  size / min(b_c, r_j(p_j) / p_j), with the holder's class and the slower link
