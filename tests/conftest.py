@@ -38,7 +38,7 @@ from monarch_py.util import hanging
 # In CI, the run fails if a test is skipped because something is missing.
 pytest_plugins = ["ci_plugin"]
 
-LONG_LIMIT_S = 2000  # time limit of a test marked long [s], enough for two runs of a suite
+LONG_LIMIT_S = 2000  # time limit of a test marked long [s]; some run a suite twice
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

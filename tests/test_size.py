@@ -33,12 +33,12 @@ from support import lines
 # - One line is for a command that a daemon of an older version answers.
 # - With 4 lines, the loop takes a quarter less processor time from programs that hardly wait for
 #   the sources.
-# - With 31 lines of C and 5 of Python, most opens of files that the scan has not met yet, and that
-#   the page cache serves, are only counted. With a warm page cache, a first epoch takes a tenth
-#   less time.
-# - With 16 lines of Python, the loop rests longer if it has names for fills ahead, which takes an
-#   eighth less processor time, and looks for names again while the scan finds none. Without that, a
-#   first epoch of 600 files took a third more time now and then.
+# - With 31 lines of C and 5 of Python, the library only counts most opens of files that the scan
+#   has not met yet, if the page cache serves these files. With a warm page cache, a first epoch
+#   takes a tenth less time.
+# - With 16 lines of Python, the loop rests longer if it has names for fills ahead. This takes an
+#   eighth less processor time. While the scan finds no names, the loop looks for them again.
+#   Without that, a first epoch of 600 files sometimes took a third more time.
 # - With 2 lines, the loop rests longer in the first 0.4 s of fills. It then takes an eighth less
 #   processor time.
 # - With 131 lines of C, a program sees its own change of a file or directory that a process without

@@ -64,10 +64,11 @@ static void jump_out(void) {
     }
 }
 
-/* Delays every exec of `program` until this process ends, but for 5 s at most: a fanotify group
- * receives the permission events and does not answer them. An orphan process keeps the group open
- * for this time. This process closes the group here: if it waited for such an exec itself, it could
- * not be killed, and the group would never be closed. */
+/* Delays every exec of `program` until this process ends, but for 5 s at most. The kernel asks a
+ * fanotify group for permission to exec, gets no answer, and waits until the group is closed. An
+ * orphan process keeps the group open for this time. This process closes its own descriptor of the
+ * group at once: a process that waits for permission cannot be killed, so it might otherwise keep
+ * open the group that it waits for. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||
@@ -85,7 +86,8 @@ static int hold_exec_of(const char *program) {
     return child > 0 && waitpid(child, NULL, 0) == child;
 }
 
-/* Returns 1 if this process has no descriptor of a session's file `starts`, and can still fork. */
+/* Returns 1 if this process has no descriptor of a session's file `starts` and, besides, can still
+ * fork. */
 static int forks_clean(void) {
     char path[64], name[4096];
     for (int fd = 3; fd < 64; fd++) {

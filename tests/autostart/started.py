@@ -152,9 +152,8 @@ class Started:
         """Makes a record of the configuration, as a starter does, but does not start a daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
-            # If `_is_open_below` returns False, `start` only makes the record. The real function
-            # would search the descriptors of all processes under the library for files of the
-            # source.
+            # `start` makes the record. Then it starts a daemon only if `_is_open_below` returns
+            # True: a process under the library has a file of the source open.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")

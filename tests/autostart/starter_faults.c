@@ -208,7 +208,7 @@ static int receive(int from) {
     return fd;
 }
 
-/* --- in the process that becomes the program -------------------------------------------------- */
+/* --- in the process that will run COMMAND ----------------------------------------------------- */
 
 static void send_to(int to, int fd) {
     char byte = 0, room[CMSG_SPACE(sizeof(int))] = {0};

@@ -38,8 +38,8 @@ for module in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def loaded() -> dict[str, list[str]]:
-    """Imports the modules one after the other in one process. Returns, for each of them, the names
-    of all modules that are loaded after its import."""
+    """Imports the modules one after the other in one process. Returns the names of all modules
+    that are loaded after each of these imports."""
     words = [sys.executable, "-c", IMPORTS, *MODULES]
     said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     return dict(zip(MODULES, map(str.split, said.splitlines()), strict=True))

@@ -76,7 +76,7 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
         assert site.command_line("start", **c).returncode == 0
         done = site.command_line("stop", **a)
         assert done.stdout.startswith("the daemon stays, because jobs B, C use the daemon too; ")
-    assert is_running(pid)  # although `monarch run` of job B has ended
+    assert is_running(pid)  # `monarch run` of job B has ended, but has not stopped the daemon
     assert site.command_line("stop", **c).returncode == 0
     wait_until(lambda: not is_running(pid), what="the end of the daemon")
 

@@ -52,7 +52,7 @@ def rank_program() -> list[str]:
 
 
 def main() -> None:
-    """Runs the server. It ends with its parent, which ends with the test's process."""
+    """Runs the server until its parent ends. The parent ends with the test's process."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     import mpi4py
 

@@ -1,5 +1,5 @@
-"""Ranks that never join the others, two starts at the same time, and the messages of a failed
-start."""
+"""Starts of a cluster that go wrong: ranks that never join the others, two starts at the same
+time, and the messages of a failed start."""
 
 from __future__ import annotations
 
@@ -88,8 +88,9 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """The address of a daemon that died is in use. If the lock of the session is held too, a daemon
-    of the session uses the address but does not answer, and the error gives its process ID."""
+    """A daemon died, and its address is in use. If a process holds the session's lock, this process
+    is an earlier daemon that still has the address but does not answer. Then the error gives its
+    process ID."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"

@@ -87,7 +87,7 @@ def test_sources_that_differ(
 
 
 def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """Plans must be the same, because the files' owners follow from them."""
+    """All ranks must have the same plan, because the files' owners follow from it."""
     local = local_factory(tree, 2)
     files = {f"f{i}": (tree / "a" / f"f{i}").stat().st_size for i in range(5)}
     for rank, seed in enumerate((1, 2)):

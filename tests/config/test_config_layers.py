@@ -52,7 +52,7 @@ def test_a_user_adds_the_datasets_path_alone(layered: Layered) -> None:
     config = layered.load("sources: [@/pfs]\n")
     assert [source.path for source in config.sources] == [layered.root / "pfs"]
     assert [tier.mount_point for tier in config.tiers] == [layered.root / "ssd"]
-    assert config.file == layered.site  # who uses the site's tiers uses the site's session
+    assert config.file == layered.site  # with the site's tiers, a user shares the site's session
     assert config.files == (layered.site, layered.file)
 
 

@@ -320,7 +320,7 @@ def test_a_file_system_without_a_bound_takes_any_quota(
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# A section whose examples test_reference.py tests.
+# The section that shows every key. test_reference.py tests its examples.
 EVERY_KEY = re.compile(r"^## Every key, by example$.*?(?=^## )", re.DOTALL | re.MULTILINE)
 # Required keys, which are added to an example that leaves them out.
 NEEDED = {

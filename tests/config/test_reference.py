@@ -89,7 +89,7 @@ def test_the_examples_can_be_used(
         (pfs / f"imagenet/train/{number}").write_bytes(bytes(1000))
     index_files(pfs / "imagenet").save(pfs / "train.npz")
     (pfs / "node.yaml").write_text("pfs: {1: 300MiB/s}\nrates: {network: 1GiB/s}\n")
-    # A state of torch's random generator, of whose 624 numbers one is still unused.
+    # A state of torch's random generator. One of its 624 numbers is still unused.
     state = bytearray(5056)
     state[8], state[24:5016:8] = 1, bytes([7]) * 624
     (pfs / "state").write_bytes(state)

@@ -196,7 +196,7 @@ def test_directories_are_known_by_four_names() -> None:
         return [(*each.place, each.is_deep) for each in directories.filled]
 
     def note(source: int, *paths: str) -> bool:
-        """The paths are those of files in one directory."""
+        """Reports reads of files. All paths lie in the same directory."""
         above = {os.path.dirname(path) for path in paths}
         names = [os.path.basename(path).encode() for path in paths]
         return directories.note((source, above.pop()), names)
@@ -313,8 +313,8 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     small: list[dict[str, object]],
 ) -> None:
     """The daemon has filled a tier with copies that no program uses. A program reads other files of
-    the same directory, for which the tier would have room. When it reads these files again, all of
-    them get copies."""
+    the same directory, for which the tier would have room without these copies. When it reads
+    these files again, all of them get copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
@@ -449,9 +449,9 @@ def test_what_a_command_gives_up_is_filled_ahead_all_the_same(
     session = auto(session_factory, slow.mountpoint, shared_tpool_size=1)
     slow.latency(open=0.02)
     names = list(files.digests)[:NAMES]
-    # The daemon fills a directory ahead only if the library reports reads of files there. It does
-    # not report reads of files that have copies. So `warm` must leave out the files that the
-    # program reads.
+    # The daemon fills a directory ahead only if the library reports reads of files there. The
+    # library does not report reads of files that have copies. So `warm` must leave out the files
+    # that the program reads.
     catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     others = [entry for entry in range(MANY + 1) if catalog.path(entry) not in names]
     session.connection.ask("warm", entries=others, ticket="t")

@@ -122,8 +122,8 @@ def make(
             tiers=[{**tier, **more}],
             staging=staging,
             plan=str(plan),
-            # Of the files that are no longer used, the daemon first evicts those that the scan met
-            # first. Those that the scan met last may stay until the training ends.
+            # Of the files that are no longer used, the daemon first evicts those that the scan
+            # found first. Those that the scan found last may stay until the training ends.
             scan_threads=1,
         )
         source.rate(0)
@@ -155,19 +155,19 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # HALF other files are now used. Each of them replaces a file in the tier, except up to
-            # three windows of files: those that the area holds, those for which the tier has room
-            # left, and those that were fetched into the area before it was known that they are
-            # used again.
+            # HALF other files are now used, and most of them replace a file in the tier. Up to
+            # 3 * WINDOW files do not: those that the staging area holds, those for which the tier
+            # has room left, and those that were fetched into the staging area before the daemon
+            # knew that they are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Each file is read once, and up to three windows of files of the second half are read again:
-    # two windows that were fetched into the area before it was known that they are used again, and
-    # one window around the plan's position.
+    # Each file is read once, and up to 3 * WINDOW files of the second half are read again. Of
+    # these, 2 * WINDOW files were fetched into the staging area before the daemon knew that they
+    # are used again, and WINDOW files lie around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
     # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
     # uses them, each epoch reads more than half of these files from the source again.
@@ -283,8 +283,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """A stand-in for the daemon's copies. Its only tier evicts copies, but is lost. A search for
-    copies to evict takes `look_s`."""
+    """Stands for the daemon's copies. It has one tier, which may evict copies but is lost. A search
+    for copies to evict takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

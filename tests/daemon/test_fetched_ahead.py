@@ -93,8 +93,8 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
 
 class Few:
     """A daemon that follows a plan of files with these sizes [KiB], given in the order of use. The
-    tier has room for none of these files. The area holds 1 MiB, of which files fetched ahead may
-    take seven eighths."""
+    tier has room for none of these files. The staging area holds 1 MiB, of which files fetched
+    ahead may take seven eighths."""
 
     def __init__(
         self, factory: Factory, mounted: SlowSource, directory: Path, sizes: list[int], rate: float

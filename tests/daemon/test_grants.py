@@ -43,8 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Waits until the engine's thread has examined all demands. It orders a fill and waits for the
-    result, because the thread examines the demands before it takes up an order."""
+    """Waits until the engine's thread has examined all demands. For this, the function orders a
+    fill and waits for the result: the thread examines the demands before it takes up an order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()
@@ -83,7 +83,7 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
     assert not engine.is_left(), (
-        "nothing must be left to the loop, which finds the demand in its present turn"
+        "the engine must leave nothing to the loop, which finds the demand in this turn anyway"
     )
     engine.grant(PLENTY)
     await_copy(engine, 1)
@@ -122,8 +122,8 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """If the loop had no room for a file that a reader demands, the next grant does not wake the
-    loop for the same demand again."""
+    """If the daemon's loop had no room for a file that a reader demands, the next grant does not
+    wake the loop for the same demand again."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
     engine.ask(0)
@@ -164,8 +164,8 @@ def test_files_go_where_the_policy_would_put_them(
 
 
 def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
-    """A file for which the granted part of a tier has no room is left to the loop, because the tier
-    as a whole may have room for it."""
+    """A file for which the granted part of a tier has no room is left to the daemon's loop, because
+    the tier as a whole may have room for it."""
     engine = Engine(tmp_path, tiers=2)
     try:
         small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)
@@ -204,8 +204,9 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """If the loop has already decided on a file, the engine answers a demand for it at once. The
-    state ABSENT is a decision too if the file is not marked as wanted: the file gets no copy."""
+    """If the daemon's loop has already decided on a file, the engine answers a demand for it at
+    once. The state ABSENT is a decision too if the file is not marked as wanted: the file gets no
+    copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
     engine.demand(1, 1)
@@ -216,8 +217,9 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
-    """The engine answers no demand before the loop has made a grant. Until then, the loop may have
-    read a reader's request for the file, but may not yet have marked the file as wanted."""
+    """The engine answers no demand before the daemon's loop has made a grant. Until then, the loop
+    may have read a reader's request for the file, but may not yet have marked the file as
+    wanted."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0
@@ -278,8 +280,8 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    # The engine leaves these files to the loop. File 2 is to be staged, but the grant has no room
-    # in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
+    # The engine leaves these files to the daemon's loop. File 2 is to be staged, but the grant has
+    # no room in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
@@ -353,8 +355,8 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
-    """If the fill of a file has failed, the engine does not change the file's state. The loop
-    decides what becomes of the file when it takes the result of the fill."""
+    """If the fill of a file has failed, the engine does not change the file's state. The
+    daemon's loop decides what becomes of the file when it takes the result of the fill."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

@@ -30,7 +30,7 @@ Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
 # Latencies so long that no copy exists before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
-# The rate of a scan that meets only few files before a test ends [files/s].
+# The rate of a scan that finds only few files before a test ends [files/s].
 UNMET = 4
 # Each way reads the whole file into `data`.
 WAYS = {
@@ -251,7 +251,7 @@ def popen(session: Session, script: str, path: Path) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def started(session: Session, script: str, path: Path, rest: str = "") -> Iterator[None]:
-    """Starts a program that runs `script`, and then, when the context ends, `rest`."""
+    """Starts a program that runs `script`. When the context ends, the program runs `rest`."""
     with popen(session, script + READY + rest, path) as program:
         assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == b"ready\n"

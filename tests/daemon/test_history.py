@@ -71,8 +71,8 @@ def test_who_has_read() -> None:
 
 def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
     """Sixteen threads read large files one after the other, each file for 10 s. All of these
-    threads count as readers at all times. A thread that opens its next file after more than half a
-    minute does not count as a reader in between."""
+    threads count as readers at all times. A thread that opens no file for more than half a minute
+    does not count as a reader until its next open."""
     history, opens = History(), np.zeros(64, np.uint64)
     for turn in range(1000):
         if turn % 6 == 0:

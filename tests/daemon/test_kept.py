@@ -163,8 +163,8 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
-    """The loop learns of the file, and then takes two turns without an order for a fill of the
-    file. After that the engine closes the descriptor that was handed over."""
+    """The daemon's loop learns of the file, and then takes two turns without an order for a fill of
+    the file. After that the engine closes the descriptor that was handed over."""
     engine.grant(NOTHING)
     hand(engine, by, "f1", 1)
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")

@@ -49,8 +49,11 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """Each directory that is asked for is listed by a later walk. `asked` has the directories in
-    order. None stands for a walk, which lists the directories asked for so far."""
+    """Each directory that is asked for is listed by a later walk.
+
+    `asked` is a sequence of events. A path asks for that directory. If the flag is True, it also
+    asks for all directories below. None stands for a walk, which lists the directories asked for so
+    far."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:
@@ -147,7 +150,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # one file in each directory: no directory is listed
+    read(session, *first)  # too few in each directory for the scan to list it
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}
@@ -203,8 +206,8 @@ print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open(
 
 
 def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
-    """The daemon sees a change of a file that it knows without a listing, and a change of a file
-    that it knows from the listing of a directory."""
+    """The daemon notices that a file has changed. It may know the file from the listing of a
+    directory, or only from an open."""
     session = lazy(session_factory, tree.root, revalidate="1s")
     single, listed = of(tree, "c0/")[0], of(tree, "c1/")
     read(session, single, *listed)

@@ -17,14 +17,14 @@ from monarch_py.daemon.server import rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
-# Longer than the loop sleeps while there is work, and shorter than it sleeps otherwise [s].
+# A time [s]. The daemon's loop sleeps for less while there is work, and for more otherwise.
 LONG = 0.6
 
 
 def test_a_loop_that_is_rung_all_the_time_rests(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The loop uses only a small part of a core even if programs wake it all the time."""
+    """The daemon's loop uses only a small part of a core even if programs wake it all the time."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
     session = session_factory(root).start()
@@ -43,9 +43,9 @@ def test_a_loop_that_is_rung_all_the_time_rests(
 def test_a_loop_that_nobody_rings_sleeps_long(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """There is a staging area, so programs report their opens. Without a plan, nothing in the loop
-    waits for these reports, so the loop sleeps long. Short sleeps would be expensive, because a
-    turn on a core that has slept starts with cold caches."""
+    """There is a staging area, so programs report their opens. Without a plan, nothing in the
+    daemon's loop waits for these reports, so the loop sleeps long. Short sleeps would be expensive,
+    because a turn on a core that has slept starts with cold caches."""
     root, area = tmp_path / "source", tmp_path / "staging"
     area.mkdir()
     make_files(root, 3, 100)
@@ -74,7 +74,7 @@ def test_a_loop_that_nobody_rings_sleeps_long(
         (0.1, 2.0, True, 0.01),
         (0.1, 0.0, False, 0.01),  # the next files are needed now
         (0.1, 0.03, False, 0.03),
-        (0.001, 0.2, False, 0.05),  # a quarter of the time for which the found files last
+        (0.001, 0.2, False, 0.05),  # a quarter of names_last_s
         (0.1, 0.2, False, 0.05),
         (0.001, 9.0, False, 0.1),
     ],

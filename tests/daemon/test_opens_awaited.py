@@ -121,7 +121,7 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(first) == files.digests[first.name]
         before = slow.counts()
         slow.latency(read=60)
-        # FIRST fills, which is the initial limit on fills in flight
+        # These are FIRST fills, the initial limit on fills in flight.
         begin_fill(session, slow, *others)
         slow.latency(open=LATENCY_S, read=LATENCY_S)
         order(session, last)

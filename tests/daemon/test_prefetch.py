@@ -214,7 +214,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
     queue.add(ids[:4], "a")
     assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
     assert queue.had_turn(ids).tolist() == [True, True, True, False, False, False]
-    queue.add_first(ids[1:2])  # file 1 found no room in its turn, so its turn comes again
+    queue.add_first(ids[1:2])  # file 1 found no room in its turn, so it gets another turn
     assert queue.settle(lambda some: some != 0).tolist() == [1, 2]
     queue.add(ids[2:3], "b")
     assert sorted(queue.take_back("a").tolist()) == [1, 1, 2, 3]
@@ -237,9 +237,9 @@ def test_the_scan_is_met_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_file_that_is_named_twice_is_filled_once(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path
 ) -> None:
-    """In the same turn of the loop, one reader reports a file by its name and another reader hands
-    the file over. Only one copy is made: a second copy would take room, and no entry would lead to
-    the second copy."""
+    """In the same turn of the daemon's loop, one reader reports a file by its name and another
+    reader hands the file over. Only one copy is made: a second copy would take room, and no entry
+    would lead to the second copy."""
     root = Files(tmp_path / "source").add_many(3, 5000).root
     session = session_factory(root, prefetch="none")
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))

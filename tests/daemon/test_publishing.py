@@ -153,7 +153,8 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # Here the loop has already handled the mark of the change, when the file was still FILLING.
+    # Pretend that the daemon's loop saw the mark of the change while the file was still FILLING, so
+    # that the loop does not handle the mark again.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
@@ -199,8 +200,8 @@ def test_what_the_engine_did_not_publish_is_decided_on(
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
-    """When the tier is lost, the result of one copy has not been taken yet, and this copy is lost
-    too. The tier gets no copy from the next fill."""
+    """A tier is lost after a fill has put a copy into it, and before the daemon has taken the
+    fill's result. This copy counts as lost too. The next fill puts no copy into the tier."""
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)

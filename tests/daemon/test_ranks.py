@@ -44,8 +44,8 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # With more than MOST_SEARCHED ranks, the sum may be larger. Each share is rounded and is at
-    # least 1, which may add as much as 1.5 slices per rank.
+    # The shares of up to MOST_SEARCHED ranks add up to at most SLICES per rank. With more ranks,
+    # each share is rounded and is at least 1, which may add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
@@ -118,7 +118,7 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # As long as the shares do not change, the engine gets them only one time. Ranks that have read
+    # As long as the shares do not change, the engine gets them only once. Ranks that have read
     # nothing get the mean share.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))

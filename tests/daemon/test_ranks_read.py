@@ -181,7 +181,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # the second rank gets seven of eight units
+    if is_on:  # of eight units, the second rank gets seven
         assert lead >= units / 2
     else:
         assert lead <= 4
@@ -319,7 +319,7 @@ NUMBERED = {
     4: {"LOCAL_RANK": "4"},
     0: {"OMPI_COMM_WORLD_LOCAL_RANK": "0"},
     126: {"SLURM_LOCALID": "126"},
-    # The variable of the innermost launcher decides.
+    # If several launchers have set variables, those of the innermost launcher decide.
     7: {"SLURM_LOCALID": "1", "MPI_LOCALRANKID": "2", "LOCAL_RANK": "7"},
     2: {"LOCAL_RANK": "", "SLURM_LOCALID": "2"},
 }
@@ -330,7 +330,7 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# A rank's worker processes count as the rank: a forked one, and one that runs another program.
+# The worker processes of a rank count as the rank, whether forked or running another program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]

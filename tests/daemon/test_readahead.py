@@ -26,8 +26,8 @@ from monarch_py.plan.samplers import Listed
 (FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # the number of files that are read at a time
 AREA = 2 * MIB
-# The area may hold WINDOW files, which take seven eighths of it. The directory of the area and
-# rounding take some of this room, but at least LEAST files fit.
+# The staging area may hold WINDOW files, which take seven eighths of it. The directory of the area
+# and rounding take some of this room, but at least LEAST files fit.
 WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 

@@ -85,7 +85,7 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # the peer now counts as tried recently
+    site.choice()  # asks the peer, so that it need not be tried again for a while
     return site
 
 
@@ -163,7 +163,7 @@ def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     )
     assert site.choice() == [NOBODY]
     assert site.choice(files=2) == [NOBODY, PEER], (
-        "only of the first file is it known that the node has a copy"
+        "the node is known to have a copy of the first file only"
     )
 
 
@@ -197,7 +197,7 @@ def test_queues_count_now() -> None:
     assert site.choice() == [NOBODY]
     site.at_source = 100
     assert site.choice() == [PEER + HAS_IT]
-    # Fills whose places are chosen in the same turn slow each other down.
+    # Fills whose places are chosen in the same turn of the daemon's loop slow each other down.
     site.queue = site.at_source = 0
     chosen = site.choice(files=1000)
     assert 10 < chosen.count(NOBODY) < 500

@@ -93,8 +93,8 @@ def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Each reader has a descriptor of its own. All descriptors are open before the first read
-    begins the fill, because at each open FUSE throws away the pages that were just read for another
-    descriptor, and reads them again."""
+    begins the fill. At each later open, FUSE would throw away the pages that were just read for
+    another descriptor, and read them again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
@@ -104,8 +104,8 @@ def test_many_readers_of_one_file(
 def test_many_processes_that_read_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The fills read each byte once. At each open, FUSE throws away the pages of every read in
-    flight, and reads them again."""
+    """The fills read each byte once. But FUSE may read some bytes again: at each open, it throws
+    away the pages of every read in flight."""
     in_flight, threads = 4, 3
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(shared_tpool_size=in_flight)
@@ -124,9 +124,8 @@ def test_small_files_read_whole(
     file's size."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
-    # If a fill began while the reader's open() is under way, FUSE might read some pages twice,
-    # because FUSE's open() throws away the pages that the fill has just read. So here the fill
-    # begins with the first read.
+    # Here the fill begins with the first read. During the reader's open(), FUSE would throw away
+    # the pages that the fill has just read, and read them again.
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
         assert served_share(session, source, SMALL * size, reader) == 1.0
@@ -136,9 +135,9 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve some bytes twice: on a busy machine, a fifth of all bytes. Here a fill
-    may begin while the reader's open() is under way. FUSE's open() then throws away the pages that
-    the fill has just read, and they are read again."""
+    """The source may serve some bytes twice; on a busy machine, this was a fifth of all bytes.
+    Here a fill may begin while the reader's open() is under way. FUSE's open() then throws away the
+    pages that the fill has just read, and they are read again."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)

@@ -141,8 +141,8 @@ def test_a_file_larger_than_the_area_is_left_to_the_source(
 def test_without_anything_to_drop_the_source_serves_this_time(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The area has room for one of two files. One file is being filled, so its copy cannot be
-    dropped to make room for the other."""
+    """The staging area has room for one of two files. One file is being filled, so its copy cannot
+    be dropped to make room for the other."""
     mounted = slow_factory()
     files = Files(mounted.backing).add_many(2, 700_000)
     one, other = sorted(path.name for path in files.root.iterdir())
@@ -169,9 +169,9 @@ def test_without_anything_to_drop_the_source_serves_this_time(
 def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A reader that finds the area full waits until there is room, and then reads from the copy.
-    Here no fill begins before the program's read: FUSE would read again what a fill had read during
-    the open."""
+    """A reader that finds the staging area full waits until there is room, and then reads from the
+    copy. Here fills begin only with a program's read, not with its open. During an open, FUSE would
+    throw away the pages that a fill has read, and read them again."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}

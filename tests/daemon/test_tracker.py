@@ -1,5 +1,5 @@
 """The daemon follows plans: from the files that programs open, it finds the job's position,
-although workers read ahead. It drops a wrong plan, and keeps a right one."""
+although workers read ahead. The daemon drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Late(Future[Any]):
 
 class InTime(Executor):
     """An executor whose tasks are done only after the caller has asked `turns` times, once in each
-    turn of the loop."""
+    turn of the daemon's loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -72,8 +72,8 @@ class InTime(Executor):
 
 
 class Manager(PlanManager):
-    """A manager of plans that fills nothing. An exception in a tracker is raised; it does not drop
-    the plan as in a real manager."""
+    """A manager of plans that fills nothing. It lets a tracker's exception pass. A real manager
+    would drop the plan."""
 
     def __init__(self) -> None:
         super().__init__([], MagicMock())
@@ -172,10 +172,11 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
     """A job reads one epoch by the plan, and then one with another seed. At first, many of the
-    latest accesses still fit the plan. In a short epoch, the tracker must not take the other
-    accesses for files that the job opens twice.
+    latest accesses still fit the plan. Accesses to files that the plan used a short time ago are
+    excused, because a program may open a file twice. In a short epoch this excuses many accesses,
+    and still the tracker must drop the plan.
 
-    size : steps of an epoch, and ranks"""
+    size : the steps of an epoch, and the number of ranks"""
     steps, ranks = size
     rng, files = random.Random(seed), BATCH * steps * ranks
     tracker, other = (
@@ -254,8 +255,8 @@ def test_three_right_plans_stay(seed: int) -> None:
 
 @pytest.mark.parametrize("held_out", cases([60, 600], short=[600]))
 def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
-    """The reads of a validation do not count if its files, which lie in the same directory, are not
-    in the plan."""
+    """After each epoch, the job reads files for a validation. They lie in the directory of the
+    training's files but are not in the plan. So the tracker must not count them as misfits."""
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)
@@ -299,7 +300,7 @@ def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
     late, rest = units[begin - 64 : begin], units[begin:]
     for turn in in_turns(iter(rest.tolist()), rng, 10):
         opens([tracker], turn)
-    # All files that the job still had to open were seen.
+    # The tracker has seen all files from the middle of epoch 1 to its end, so it expects epoch 2.
     assert (tracker.state, tracker.number) == ("following", 2)
     for turn in in_turns(iter(rng.sample(late.tolist(), 64)), rng, 10):
         opens([tracker], turn)

@@ -100,7 +100,8 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# Reads from the next unit at each step. If the word is "fork", a forked child reads on.
+# At each step, reads from the next file, or from the next unit after the last file. At a step whose
+# word is "fork", the program forks, and only the child goes on.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
@@ -156,7 +157,7 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """After two waits for a file that end without the data, this file is read from the source.
+    """If two waits for a file end without the data, this file is then read from the source.
     After eight such waits for any files, all files are read from the source. Later, readers wait
     again, also in a child that was forked meanwhile."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)

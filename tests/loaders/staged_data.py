@@ -148,7 +148,7 @@ class Swapped(Labelled):
 
 
 class Drawing(Labelled):
-    """Each sample has a number that this process's global generator draws, and the process id."""
+    """Each sample is a number from this process's global random generator, with the process ID."""
 
     def __getitem__(self, index: int) -> Any:
         return np.array([np.random.randint(1 << 30), os.getpid()])

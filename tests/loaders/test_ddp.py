@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
 # For each way to deal samples: the sizes of the smallest and the largest batch of a rank.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# The short form of the test has this number of steps, which include empty batches. It leaves out
+# Without --long, the test has this number of steps, which include empty batches. It leaves out
 # the way `equal`, because `uneven` runs the same code.
 SHORT, LEFT_OUT = 8, "equal"
 
@@ -33,8 +33,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     # Each of two nodes holds 80 of the 200 samples in memory. So the ranks read the other 40
-    # samples from the source. They also read a few samples that one node holds but the other node
-    # got.
+    # samples from the source. They also read a few samples that one node holds but that were dealt
+    # to the other node.
     assert 40 <= told.pop("share") <= 80
     # The quotas of two ranks differ from the quota that is valid for all, so these two are refused.
     assert told.pop("disagree") == 2

@@ -114,8 +114,8 @@ def job(dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 READERS = [staged, kept, groups, job]
-# A dataset raises the same error under each loader, and a loader passes on all errors alike. So the
-# short form need not try all pairs.
+# A dataset raises the same error under each loader, and a loader passes on all errors alike. So
+# not all pairs need be tried without --long.
 SHORT = [
     (staged, "missing"),
     (staged, "a pack that was cut"),

@@ -137,7 +137,7 @@ def test_ranks_share_an_epoch(
         assert counts.sum() == length + -length % world
 
 
-# The short form leaves out "spawn": test_records.py reads the dataset in a spawned process.
+# Without --long, "spawn" is left out: test_records.py reads the dataset in a spawned process.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_rows_of_hdf5(tmp_path: Path, method: str) -> None:
     h5py = pytest.importorskip("h5py")
@@ -218,7 +218,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         assert times.first_wait_s >= 0.1
         assert times.reading_s >= 0.4
         assert times.wait_s <= 0.1 * times.reading_s
-        loader.close()  # the next process opens the file again, which drops its page cache
+        loader.close()  # the next open drops the file's page cache
         loader.set_epoch(2)
         for _ in loader:
             pass
@@ -551,7 +551,7 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# The short form tries only "fork", because only a forked process inherits descriptors of its
+# Without --long, only "fork" is tried, because only a forked process inherits descriptors of its
 # parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:

@@ -113,7 +113,7 @@ def test_reads_into_a_buffer_are_kept_as_they_are(tmp_path: Path) -> None:
     quota = int(dataset.sizes.sum() // 2)
     sampler = LocalFirstSampler(dataset, 8, rank=0, world_size=2, ranks_per_node=1, quota=quota)
     kept = sampler.keep(dataset)
-    dataset.taken()  # drops the reads from which `keep` learnt the form of a sample
+    dataset.taken()  # forgets the reads that `keep` has made to learn the form of a sample
     own = set(own_of(sampler).tolist())
     samples = list(range(0, 100, 3))
     want = b"".join(content(at, dataset.sizes[at]) for at in samples)

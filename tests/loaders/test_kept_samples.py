@@ -136,7 +136,7 @@ def test_staged_loader_reads_it_in_place(
     loader.close()
     sources = loader.statistics()["sources"]
     assert sources["memory"] + sources["source"] == 26
-    assert sources["source"] == 8 + 2 * 4 + 1  # the 1 is sample 5, which is twice in a batch
+    assert sources["source"] == 8 + 2 * 4 + 1  # + 1: a batch has sample 5 twice
     assert kept.kept_bytes() <= 1 << 20
 
 
@@ -197,8 +197,8 @@ class Other:
         self.process.stdout.close()
 
 
-# The short form leaves out ranks that end normally, which
-# test_other_datasets_and_jobs_have_memory_of_their_own covers.
+# Without --long, only ranks that are killed are tested here. The test
+# test_other_datasets_and_jobs_have_memory_of_their_own covers ranks that end normally.
 @pytest.mark.parametrize("number", cases([None, signal.SIGKILL], short=[signal.SIGKILL]))
 def test_ranks_share_whoever_of_them_ends(
     keep: Callable[..., KeptDataset], number: int | None

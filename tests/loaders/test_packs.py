@@ -205,7 +205,7 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file gets another group than the tar
+    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file and the tar then belong to two groups
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
         assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600
@@ -218,7 +218,7 @@ def test_a_file_that_has_just_changed_is_read_when_its_time_would_tell_a_change(
     packed = write_pack(root, tmp_path / "train.tar")
     written = (tmp_path / "train.tar").stat().st_mtime_ns
     age_s = (written - (root / "a/0").stat().st_mtime_ns) / 1e9
-    assert age_s > packing.TIME_STEP_S - 0.1  # the kernel's clock for files is a tick late
+    assert age_s > packing.TIME_STEP_S - 0.1  # the kernel's clock for files may lag by a tick
     assert packed.changed == ()
 
 
@@ -230,8 +230,8 @@ def foreign(root: Path, pack: Path, *words: str) -> None:
 
 
 def test_the_index_of_a_tar_of_whole_seconds(root: Path, tmp_path: Path) -> None:
-    """If the names in a tar begin with ./ and its times are whole seconds, the index leaves out the
-    files that are missing, and those whose size or time in seconds has changed."""
+    """Here the names in the tar begin with ./, and its times are whole seconds. The index leaves
+    out files that are missing, and files whose size or time (in whole seconds) has changed."""
     pack = tmp_path / "train.tar"
     foreign(root, pack, "--format=gnu")
     changed = ["a/0", "a/1", "b/deep/er/2"]

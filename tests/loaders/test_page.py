@@ -40,9 +40,11 @@ class Images:
 
 
 def changed(program: str, change: str) -> str:
-    """Returns the program after a change. The first added line goes to the top. If the change ends
-    with an unchanged line, the last added line goes before that line. All other added lines take
-    the place of the first removed line."""
+    """Applies a change that the page shows as a diff, and returns the new program.
+
+    The diff shows few unchanged lines, so the places of the added lines follow from a convention.
+    The first added line goes to the top. If the diff ends with an unchanged line, the last added
+    line goes before that line. All other added lines take the place of the first removed line."""
     lines, steps = program.splitlines(), change.splitlines()
     plus = [step[1:] for step in steps if step.startswith("+")]
     minus = [step[1:] for step in steps if step.startswith("-")]

@@ -176,8 +176,8 @@ def test_forked_children_read_too(descriptor: int) -> None:
 
 
 def test_reads_that_turn_slow_get_threads(slow_factory: Callable[..., SlowSource]) -> None:
-    """When reads become slow, several threads share them, although the earlier reads of cached
-    files needed no threads."""
+    """Reads of cached files need no threads. When reads then become slow, several threads share
+    them."""
     source = slow_factory()
     (source.backing / "content").write_bytes(CONTENT)
     opened = os.open(source.mountpoint / "content", os.O_RDONLY)

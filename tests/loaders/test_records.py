@@ -400,8 +400,8 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
 @pytest.mark.parametrize(
     ("seconds", "longer", "expected"),
     [
-        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms and 1 GB/s; at most MOST_GAP
-        (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
+        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms a request, 1 GB/s
+        (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms a request, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
         (4e-3, 3e-3, MOST_GAP),  # the longer read took less time, so there is no rate
     ],
@@ -420,7 +420,7 @@ def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSourc
     dataset = RecordDataset(source.mountpoint / "a.tfrecord")
     dataset.__getitems__([0, 299])  # measures the largest gap over which reads are joined
     dataset.close()
-    dataset[0]  # opens the file again, which drops its page cache
+    dataset[0]  # the source drops the pages of a file that is opened again
     source.reset()
     assert dataset.__getitems__(range(100, 228)) == [data] * 128
     assert source.counts()["read"] <= 3

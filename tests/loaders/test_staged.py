@@ -311,7 +311,7 @@ if __name__ == "__main__":
 """
 
 
-# The short form tries only "fork", because only a forked process inherits descriptors of its
+# Without --long, only "fork" is tried, because only a forked process inherits descriptors of its
 # parent, and could therefore leave something behind.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_nothing_is_left_when_the_training_is_killed(tmp_path: Path, method: str) -> None:

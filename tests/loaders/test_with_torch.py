@@ -68,7 +68,7 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# The short form leaves out "spawn". The sampler runs in the training's process and sends the
+# Without --long, "spawn" is left out. The sampler runs in the training's process and sends the
 # numbers of samples to the workers, so the start method of the workers does not matter.
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]

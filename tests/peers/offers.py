@@ -91,7 +91,7 @@ def fetch_all(
     gets = new_gets(files)
     gets["first"] = [first for first, _ in ranges]
     gets["length"] = [length for _, length in ranges]
-    # Each buffer has room for its range, and 4096 more bytes, which must not change.
+    # Each buffer has room for its range and 4096 bytes behind it, which a fetch must not change.
     rooms = [np.full(min(length, 1 << 27) + 4096, 0xA5, dtype=np.uint8) for _, length in ranges]
     gets["memory"] = [room.ctypes.data for room in rooms]
     fetch_ranges(peer, gets)

@@ -30,7 +30,7 @@ def test_every_number_has_its_own_seal() -> None:
 
 
 def test_a_digest_is_no_seal_of_its_own() -> None:
-    """A frame must have different seals without a digest, with one digest, and with another one."""
+    """The seals of a frame without a digest, with a digest, and with another digest all differ."""
     digest = bytes(range(16))
     said = {Seals(bytes(16)).seal(b"frame", vouched)[5:] for vouched in (b"", digest, digest[::-1])}
     assert len(said) == 3

@@ -42,7 +42,7 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.fixture
 def on(nodes: Nodes) -> Iterator[list[ThreadPoolExecutor]]:
-    """Yields an executor with one thread for each node; the thread runs on the node."""
+    """Yields an executor for each node. Each executor has one thread, which runs on its node."""
     pools = [ThreadPoolExecutor(1, initializer=enter, initargs=(nodes.path(i),)) for i in range(2)]
     yield pools
     for pool in pools:

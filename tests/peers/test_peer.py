@@ -169,8 +169,8 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
 def test_the_first_success_after_a_failure_is_reported(
     failure: PeerStatus, made: tuple[Peer, Scripted]
 ) -> None:
-    """A success after a pause ends the row of failures, even if nobody asked the peer during the
-    pause. If the success were not reported, the next pause would be twice as long."""
+    """Each failure in a row makes the next pause twice as long. A success after a pause ends the
+    row, even if nobody asked the peer during the pause."""
     peer, script = made
     for _ in range(2):
         script.answers = [failure]
@@ -268,7 +268,8 @@ def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
     made: tuple[Peer, Scripted],
 ) -> None:
     """One thread's fetch fails, which begins a pause, and another thread's fetch then succeeds. A
-    fetch during the pause must get the failure, and never OK without a byte."""
+    fetch during the pause must return the failure. It must not return OK, because it gets no
+    bytes."""
     peer, script = made
     failed: list[PeerStatus] = []
 

@@ -38,7 +38,8 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    # Python answers queries, so the server in C has accepted no connection.
+    # The count is of connections that request files, which the server passes to its C code. It
+    # answers queries in Python.
     assert server.counts()["accepted"] == 0
 
 
@@ -118,7 +119,8 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # One more client is disconnected. The others get their answer when the answer is ready.
+        # The server disconnects one more client, because it answers at most MOST_AT_A_TIME. The
+        # others get their answer when it is ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

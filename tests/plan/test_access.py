@@ -110,9 +110,9 @@ def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject
 def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
     """`find_holders` returns the nodes that use a unit most often.
 
-    Of two nodes that use a unit equally often, the node with the earlier first use comes first. If
-    its memory is small (`slot_bytes`), `find_holders` passes over the timeline several times, and
-    the result must be the same."""
+    Of two nodes that use a unit equally often, the node with the earlier first use comes first. A
+    small `slot_bytes` limits the memory of `find_holders`, which then passes over the timeline
+    several times. The result must be the same."""
     frequencies = all_frequencies(timeline)
     found = find_holders(timeline, top, slot_bytes=slot_bytes)
     first = np.array([analyse(timeline, n).first_use for n in range(timeline.nodes)])
@@ -252,13 +252,15 @@ SAMPLES, EPOCHS, NODES = 1_281_167, 90, 16
 
 
 def test_nopfs_figure_3() -> None:
-    """A node is expected to access 31,635 samples more than 1.8 times as often as the mean."""
+    """The expected number of samples that a node accesses often (more than 1.8 times as often as
+    the mean) is 31,635."""
     more = distribution(EPOCHS, NODES)[int(1.8 * EPOCHS / NODES) + 1 :]
     assert round(SAMPLES * more.sum()) == 31_635
 
 
 def often_on_a_node(samples: int) -> int:
-    """Returns how many samples one node accesses more than 1.8 times as often as the mean."""
+    """Returns the number of samples that node 0 accesses often: more than 1.8 times as often as
+    the mean."""
     loader = Loader(NumpySampler(samples, 42, method="shuffle"), NODES, 32)
     frequency = analyse(Timeline.of(loader, EPOCHS, NODES), 0).frequency
     return int(np.count_nonzero(frequency > 1.8 * EPOCHS / NODES))
@@ -274,8 +276,8 @@ def test_a_part_of_nopfs_figure_3() -> None:
 
 @pytest.mark.long  # `test_a_part_of_nopfs_figure_3` does the same with fewer samples
 def test_nopfs_figure_3_with_numpys_generator() -> None:
-    """With NumPy's generator and seed 42, one node accesses 31,863 samples more than 1.8 times as
-    often as the mean."""
+    """With NumPy's generator and seed 42, the number of samples that a node accesses often (more
+    than 1.8 times as often as the mean) is 31,863."""
     assert often_on_a_node(SAMPLES) == 31_863
 
 
@@ -293,19 +295,20 @@ def test_frequencies_follow_the_distribution() -> None:
 def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
     """Returns an upper bound (NoPFS, section 3.1, Lemma 1).
 
-    If one node accesses a sample ceil((1 + delta) E / N) times, the node that accesses it least
-    does so at most ceil((N - 1 - delta) / (N - 1) E / N) times. The other N - 1 nodes share the
-    remaining accesses."""
+    There are E epochs and N nodes. If one node accesses a sample ceil((1 + delta) E / N) times, the
+    other N - 1 nodes share the remaining accesses. So the node that accesses the sample least does
+    so at most ceil((N - 1 - delta) / (N - 1) E / N) times."""
     return max(0, ceil((nodes - 1 - delta) / (nodes - 1) * Fraction(epochs, nodes)))
 
 
 @pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
 def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
-    """The node that accesses a sample least does so at most as often as the lemma says."""
+    """For every sample, the accesses of the node that accesses it least stay within the bound of
+    `lemma_1`."""
     loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
     frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
         bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
         assert least <= bound
-        # If there are only two nodes, the number is equal to the bound.
+        # If there are only two nodes, the number of accesses is equal to the bound.
         assert nodes > 2 or least == bound

@@ -177,7 +177,8 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
 
 
 def test_the_next_run_is_known_late() -> None:
-    """When the next run becomes known late, its accesses no longer count as misfits.
+    """The job begins the next run before the estimator knows this run, so the run's accesses count
+    as misfits. When the estimator learns of the run, they no longer count.
 
     Reads by other programs still count, so the number of misfits falls to about what it was before
     the accesses of the next run."""
@@ -229,8 +230,9 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
 
 
 def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
-    """If units are files, a window is a number of files. Eight workers with four batches of 32 have
-    1,056 samples under way. These lie in only 12 files, so the window has its least length."""
+    """If units are files, the estimator's window is a number of files. Eight workers with four
+    batches of 32 have 1,056 samples under way. These lie in only 12 files, so the window has its
+    least length."""
     samples, each = 51_200, 100
     loader = Loader(SequentialSampler(samples), 1, 32, workers=8, prefetch_factor=4)
     lookup = np.r_[np.arange(samples) // each, -1].astype(np.int32)
@@ -242,7 +244,7 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 def test_a_window_has_the_groups_that_are_read_ahead() -> None:
     """With groups, two groups of 500 samples are read ahead, not 33 batches of 8 samples. The
-    window is twice as long as what is read ahead."""
+    estimator's window is twice as long as what is read ahead."""
     samples, group = 20_000, 500
     loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
     section = Timeline((Part("training", loader),), 1, 1, samples).section(0)

@@ -140,10 +140,9 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(10, 60), st.floats(0.05, 1.2), st.integers(2, 5), st.integers(0, 2**32))
 def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int, seed: int) -> None:
-    """With equal sizes on one node, each epoch from the second on loads exactly D - C files.
+    """The dataset has D files of equal size, and the only node's cache has room for C of them.
 
-    D is the number of files in the dataset, and C is the number of files that fit into the cache.
-    LRU does not load less."""
+    Each epoch from the second on loads exactly D - C files. LRU does not load less."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))
@@ -225,7 +224,7 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
     """Three nodes have room for 100 of 600 files each. If they share their caches, they load
-    D - C = 600 - 300 files in an epoch.
+    600 - 300 files in an epoch.
 
     If each node caches for itself, the nodes together load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)

@@ -136,11 +136,11 @@ def test_reuse_distance_by_hand() -> None:
     """A file whose next use is more than 2 I - h iterations away is evicted.
 
     Two nodes have room for everything. Node 0 reads the even files, and node 1 reads the odd files;
-    only in the third epoch, node 0 reads file 1 and node 1 reads file 0. In the second epoch (h = 1
-    of I = 6), the next use of file 0 on node 0 is 12 iterations away. The limit is 11 iterations,
-    so node 0 evicts file 0; in the same way node 1 evicts file 1. In the third epoch, each of the
-    two files is loaded by the other node, and kept there, because it is the only copy. The fourth
-    epoch reads both files from these copies."""
+    only in the third epoch, node 0 reads file 1 and node 1 reads file 0. Node 0 uses file 0 in the
+    first iteration of the second epoch (h = 1, I = 6). Its next use of the file is 12 iterations
+    away, and the limit is 11 iterations, so it evicts the file. In the same way node 1 evicts file
+    1. In the third epoch, each node loads the file that the other node evicted. It keeps this copy,
+    because it is the only one. The fourth epoch reads both files from these copies."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)
@@ -172,8 +172,8 @@ def test_reuse_count_by_hand() -> None:
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_on_one_node_only_prefetching_evicts(part: float) -> None:
-    """On one node, only the prefetching rule evicts. Each epoch but the first loads D - C files,
-    for a dataset of D files and a cache of C files.
+    """On one node, only the prefetching rule evicts. If the dataset has D files and the cache has
+    room for C of them, each epoch but the first loads D - C files.
 
     Every file is used in every epoch, so no reuse distance goes beyond the next epoch. No other
     node has a copy, so the rule of reuse count never applies."""

@@ -23,8 +23,8 @@ def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
 def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
-    """The copies of a class fit into it, no copy is listed twice, orders name only existing files,
-    and an access that finds a copy finds it in a class for copies."""
+    """The copies of a class fit into it, and no copy is listed twice. Orders name only existing
+    files. An access that finds a copy finds it in a class for copies."""
     job = job_of(ranks)
     try:
         decision = POLICIES[name](job)

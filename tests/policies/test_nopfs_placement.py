@@ -78,7 +78,8 @@ def test_room_left_over_takes_what_is_used_most() -> None:
 
     The nodes have room for 10 and 8 files. Node 0 owns files 0 to 7, and node 1 owns files 8 to 11.
     In the room that is left, node 0 also holds files 8 and 9, and node 1 also holds files 4 to 7,
-    each of which it uses once. The value is 20 + 2 on node 0 and 10 + 4 on node 1."""
+    each of which it uses once. The value counts the uses of the copies by their own node: 20 + 2 on
+    node 0 and 10 + 4 on node 1."""
     placed = place(list(TABLE), ONES, np.array([10, 8]))
     assert placed.owner.tolist() == [0] * 8 + [1] * 4
     assert [sorted(each.tolist()) for each in placed.extra] == [[8, 9], [4, 5, 6, 7]]
@@ -172,13 +173,13 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
-    # The bound may count a part of a file, but of at most one file on each node.
+    # The bound may count a fraction of a file, but for at most one file on each node.
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
     # If the quotas can just hold the dataset, the bound holds only for placements in which every
-    # file has an owner. A placement with fewer owners may have more second copies, and so a larger
-    # value.
+    # file has an owner. A placement that leaves files without an owner may have more second copies,
+    # and so a larger value.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 
@@ -245,8 +246,7 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. The policy accepts the same files on a single node, because there is no other node to
-    choose."""
+    file. A single node may read the same files, because all of them are placed on it anyway."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):

@@ -22,9 +22,10 @@ FILES = 6400
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 @pytest.mark.parametrize("nodes", [1, 4])
 def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
-    """Pinning, Belady and SOLAR load at most 1.02 (D - C) files an epoch over all nodes.
+    """The dataset has D files, and all nodes together have room for C files.
 
-    D is the number of files and C the room of all nodes together."""
+    With pinning, Belady and SOLAR, the nodes together load at most 1.02 (D - C) files in each epoch
+    after the first."""
     machine = cluster([[int(part * FILES / nodes)]] * nodes)
     job = shuffled(FILES, machine, epochs=3, batch=32)
     bound = 1.02 * (FILES - machine.capacity[:, 1:].sum())

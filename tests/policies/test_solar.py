@@ -46,10 +46,11 @@ def test_edges_by_hand() -> None:
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """The costs of shuffled epochs in a row have the mean and the deviation of random samples.
+    """The cost of two shuffled epochs in a row is random. The costs of many pairs of epochs have
+    the mean and the standard deviation that follow from chance.
 
-    With a buffer for c of n samples, the mean is c (1 - c / n), and the standard deviation is
-    c (1 - c / n) / sqrt(n)."""
+    If the buffer has room for c of n samples, the mean is c (1 - c / n), and the standard deviation
+    is c (1 - c / n) / sqrt(n)."""
     job = shuffled(4000, cluster([[1]]), epochs=40, batch=10)
     costs = edge_costs(job.orders, 40, 2000, 4000)
     edges = costs[~np.eye(40, dtype=bool)]

@@ -106,7 +106,7 @@ def mixed_files(root: Path) -> list[Path]:
 
 def files_of(root: Path, *patterns: str) -> list[Path]:
     """Returns the files that match one of `patterns`, sorted. Raises FileNotFoundError if none
-    does: the transcripts of a reader that finds no file would be equal in all runs.
+    does. Otherwise a reader that finds no file would pass, because its transcripts would be equal.
     """
     found = sorted(path for pattern in patterns for path in root.glob(pattern))
     if not found:

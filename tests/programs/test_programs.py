@@ -59,8 +59,8 @@ class Program:
         return ("c_" if self.in_c else "") + "+".join(self.readers)
 
     def alone(self) -> list[Program]:
-        """Returns the programs that run with --long: one for each reader. Readers of a slow module
-        stay together, so that they import it once."""
+        """Returns the programs that run with --long: one for each reader. Readers of a
+        module that is slow to import stay in one program, which imports it once."""
         if SLOW & set(self.needs):
             return [self]
         return [Program((name,), self.in_c, self.needs) for name in self.readers]
@@ -106,8 +106,8 @@ C_READERS = (
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
 # A program with one of these readers runs only with --long, because each of its workers imports
-# torch, which takes long. The readers pool_spawn and pool_forkserver, which start workers without
-# torch, run always.
+# torch, which takes long. The readers pool_spawn and pool_forkserver start workers without torch,
+# so they always run.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(

@@ -86,7 +86,7 @@ def test_names_are_expected_to_last_less_long_while_the_rate_of_fills_rises() ->
         if 0.1 * AHEAD_S < now_s < AHEAD_S:
             assert pace.lasts_s(100) == pytest.approx(0.1 / RISE, rel=0.3)
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After programs have paused, the rate of fills is measured anew, and is expected to rise.
+    # After programs have paused, the scan measures the rate of fills anew, and expects it to rise.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
@@ -310,7 +310,7 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     counts = source.counts()
     assert counts["open"] <= 1.02 * FILES
     assert counts["bytes_read"] <= 1.02 * FILES * 20_000
-    # Besides the two requests for each file, there are a few for the root and by the session.
+    # Besides the two requests for each file, there are a few for the root and a few of the session.
     assert counts["getattr"] <= 2.2 * FILES + 20
 
 

@@ -32,7 +32,7 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    # The loop answers while the source is still being asked about `late`.
+    # The daemon's loop answers while the source is still being asked about `late`.
     assert not is_known()
     wait_until(is_known, what="the file")
 

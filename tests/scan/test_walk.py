@@ -78,8 +78,8 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of many sizes, which no test changes."""
     rng = np.random.default_rng(1)
     root = tmp_path_factory.mktemp("shapes")
-    # The numbers of names are close to one or several portions. The last one is far larger than the
-    # number of names that may be queued for the threads.
+    # The threads take the names of a directory in portions of PORTION names. Most directories have
+    # about 1, 2 or 16 portions. The last directory has far more names than may be queued.
     around = [times * PORTION + more for times in (1, 2, 16) for more in (-1, 0, 1)]
     for number, files in enumerate([0, 1, *around, 5000]):
         directory = root / f"d{number}" / ("deep" if number % 2 else "")
@@ -136,7 +136,7 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     directory = last if directory == "d" else directory
     fd = os.open(root, os.O_RDONLY)
     walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
-    # More than 16 other directories are wanted after this one, so the walk forgets it.
+    # The walk remembers only the last 16 wanted directories, and more than 16 follow this one.
     walk.want(forgotten, is_deep=False)
     for i in range(20):
         walk.want(f"gone{i}", is_deep=False)
@@ -192,8 +192,8 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
 
 
 def test_a_link_that_cannot_be_read_is_an_error() -> None:
-    """A look at a link returns the error of reading the link. The links of a process that has ended
-    cannot be read."""
+    """If a link cannot be read, the scan's look at it returns the error. The test uses links of a
+    process that has ended, which cannot be read."""
     process = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
@@ -233,7 +233,7 @@ def plant_kinds(top: Path) -> list[str]:
 
 
 def look(root: Path, name: str) -> Any:
-    """Returns the entry that a look at the file makes."""
+    """Looks at one file, as the scan does. Returns the entry that the scan makes for it."""
     entry, target = np.zeros(1, dtype=ENTRY), ffi.new("char[4096]")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:

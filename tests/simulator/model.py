@@ -11,12 +11,12 @@ import numpy as np
 from monarch_py.arrays import Floats
 from monarch_py.policies.view import Cluster, Ints
 
-# Used instead of a node or a storage class if there is no such copy.
+# Stands in `Places` for the node or storage class of a copy that does not exist.
 NONE = -1
 
 
 class Source(IntEnum):
-    """Where a file comes from. If times are equal, the first source is taken, because it puts the
+    """Where a file comes from. Of sources with equal times, the first is taken, because it puts the
     least load on other nodes."""
 
     LOCAL = 0
@@ -41,18 +41,21 @@ class Places:
 def fetch_seconds(
     cluster: Cluster, node: int, sizes: Ints, places: Places, clients: float
 ) -> Floats:
-    """The time that a thread of `node` takes for each file from each source (NoPFS 4).
+    """The time that a thread of `node` takes for each file from each source, as in section 4 of the
+    NoPFS paper.
 
     sizes : (files,) [bytes];  clients : number of clients that read from the file system at the
     same time, including this one.
-    Returns (files, 3) [s] by `Source`; infinite if there is no copy.
+    Returns an array (files, 3) of times [s], by `Source`. A time is infinite if there is no copy.
 
         local   size / (r_j(p_j) / p_j)
         remote  size / min(b_c, r_j(p_j) / p_j), with the holder's class and the slower link
         pfs     size / (t(clients) / clients)
 
-    Rates of classes and of the file system are those of all threads or clients together, so each
-    gets its part. Each thread gets the whole rate of a link, as in the paper (no congestion).
+    r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,
+    and t the rate of the file system. The threads of a class share its rate, and the clients share
+    the rate of the file system. Each thread gets the whole rate of a link, as in the paper, which
+    has no congestion.
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])

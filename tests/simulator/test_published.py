@@ -27,8 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# The policies whose runs of MNIST do not need --long, for each set of rates. With the rates `paper`
-# these are LBANN's policies, because they refuse ImageNet-1k in the scenario stressS3.
+# For each set of rates, the policies whose runs of MNIST do not need --long. Without --long, the
+# scenario stressS3 is run too, but LBANN's policies refuse it. So they are in this table.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),

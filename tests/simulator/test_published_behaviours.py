@@ -118,8 +118,8 @@ def test_clients_are_those_that_read_now() -> None:
         log.read(2, 1.05)  # within the window after now
         log.read(3, 7.0)  # long after now
         log.read(3, 8.0)
-        # As published, the log counts the readers after now: nodes 2 and 3. With the switch off, it
-        # counts the readers within the window: nodes 1 and 2.
+        # Now is 1.0. The published program counts all nodes that read after now: nodes 2 and 3.
+        # With the switch off, the log counts the nodes that read within the window: 1 and 2.
         assert log.clients(1.0, 0) == 3
         assert log.clients(1.0, 3) == seen_by_3
         assert log.clients(0.0, 0) == before
@@ -211,7 +211,8 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # The node `asked`, which node 0 asks, does not ask itself. It asks node 2, another holder.
+        # Node 0 asks the node `asked`, which holds the file. This node itself would ask another
+        # holder, node 2.
         assert holders.elsewhere(asked, 7) == 2
 
 

@@ -211,7 +211,7 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
 
 
 def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:
-    """Returns sizes drawn one by one, as NoPFS's simulator does, and the next random number."""
+    """Draws sizes one by one, like NoPFS's simulator. Returns them and the next random number."""
     state = np.random.RandomState(seed)
     sizes = [law.mean + law.std * state.standard_normal() for _ in range(files)]
     for at in range(files):

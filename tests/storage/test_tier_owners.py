@@ -1,5 +1,4 @@
-"""The checks that find other users who could replace a tier's directory by a directory of their
-own."""
+"""The checks whether other users could replace a tier's directory by a directory of their own."""
 
 from __future__ import annotations
 

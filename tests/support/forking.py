@@ -180,8 +180,7 @@ def _ask(request: dict[str, Any], *fds: int) -> Any:
 def _become(request: dict[str, Any], *fds: int) -> NoReturn:
     """Turns the forked process into the command or the daemon.
 
-    fds : descriptors for the process's standard output and error, then further ones that it
-    inherits
+    fds : the process's standard output and error, followed by further descriptors that it inherits
     """
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -282,7 +281,7 @@ def _run_daemon(command: Sequence[str]) -> None:
     from monarch_py.daemon.lifecycle import main
 
     _show_as(command)
-    # followed by the code, the path of the package, and the daemon's words
+    # the command is: ... -c CODE PACKAGE WORDS...; the daemon reads only the words
     code = command.index("-c")
     sys.argv = ["-c", *command[code + 3 :]]
     main()
@@ -302,8 +301,8 @@ def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
 
 def _enter_tests_network() -> None:
     """Enters the network namespace of the test's process. The server may have been started by a
-    thread that was in the network of a test's node, and the processes that the server forks must
-    not be in that network."""
+    thread that was in the network of a test's node. The processes that the server forks must not be
+    in that network."""
     theirs = f"/proc/{os.getppid()}/ns/net"
     if os.readlink(theirs) != os.readlink("/proc/self/ns/net"):
         enter(os.open(theirs, os.O_RDONLY))

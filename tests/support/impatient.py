@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from support.session import Session
 
-# usage: LIMITS WORD...   Sets the limits in its own process and in the daemons that it starts.
+# Arguments: LIMITS WORD... Runs `monarch WORD...` with these limits. The daemons that the command
+# starts get the limits too.
 PROGRAM = """
 import sys
 SET = "import importlib, json; [setattr(importlib.import_module(m), n, v) for m, n, v in {}];"

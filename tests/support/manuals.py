@@ -35,7 +35,7 @@ def _pages(
     below = subcommands(command, context)
     if isinstance(command, click.Group):
         command.commands = below  # generate_man_page reads this attribute
-    # The version replaces the date, which would change every day.
+    # The version takes the place of the date, because the date would change every day.
     page = generate_man_page(context, version=__version__, date=f"Monarch {__version__}")
     name = f"{context.command_path.replace(' ', '-')}.1"
     yield name, page.rstrip("\n") + "\n" + _examples(command)

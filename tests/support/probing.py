@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-# The caller would wait for a probe's process, or kill it, by this number. No process has it.
+# Takes the place of a process ID, by which the caller would wait for a probe's process or kill it.
+# No process has this ID.
 NO_PROCESS = (1 << 31) - 1
 
 

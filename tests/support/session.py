@@ -32,7 +32,7 @@ from support.forking import Process, fork_monarch
 
 T = TypeVar("T")
 MIB = 1 << 20
-# The pauses of `wait_until` grow from the first to the second.
+# The pauses of `wait_until` grow from the first of these times to the second [s].
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
 # For tests that read a file while it is being filled. With this setting, each file that is larger
 # than a unit is filled unit by unit. By default, this holds only for files that are larger than the

@@ -3,11 +3,16 @@ each step, each rank takes a batch.
 
     python train_planned.py ROOT SETTINGS
 
-SETTINGS (JSON): epochs, first (the first epoch's number), seed, ranks, batch, workers,
-prefetch_factor, in_order, persistent, compute_s (time that each step computes), strays (seed for
-reads outside the order, or null for none), limit (steps of an epoch, or null for all), torch (if
-false, a loader that reads like torch's takes its place). Prints a line of JSON for each epoch: the
-epoch's number, a digest of all content that was read, and how many seconds the epoch took.
+SETTINGS is a JSON object with the keys of DEFAULTS, among them
+
+    first        the first epoch's number
+    compute_s    how long each step computes [s]
+    strays       the seed for reads outside the order; null for no such reads
+    limit        the number of steps of an epoch; null for all
+    torch        if false, a loader that reads like torch's takes its place
+
+Prints a line of JSON for each epoch: the epoch's number, a digest of all content that was read, and
+how many seconds the epoch took.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# If `strays` is set, one more file, chosen at random, is read once in this many steps.
+# If `strays` is set, each step whose number is a multiple of this one also reads a random file.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
