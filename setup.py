@@ -103,9 +103,9 @@ PRELOAD_FLAGS = [
 
 
 def cc() -> list[str]:
-    """Returns the command of the C compiler for the preload library and the slow source. It is
-    MONARCH_CC if set, and otherwise CC. The two differ if CC is a compiler for an older libc, whose
-    linker lacks some of the options above."""
+    """Returns the command of the C compiler for the preload library and the slow source: MONARCH_CC
+    if it is set, otherwise CC. MONARCH_CC is needed if CC is a compiler for an older libc, because
+    the linker of such a compiler lacks some of the options above."""
     return shlex.split(os.environ.get("MONARCH_CC") or os.environ.get("CC", "gcc"))
 
 
@@ -118,8 +118,8 @@ def fuse_flags() -> list[str] | None:
     return shlex.split(done.stdout) if done.returncode == 0 else None
 
 
-# Whether this Python has the stable ABI. cffi then uses only this ABI, so that one wheel serves all
-# versions of Python. Free-threaded builds and debug builds do not have it.
+# Whether this Python has the stable ABI. If so, cffi uses only the stable ABI, and one wheel serves
+# all versions of Python. Free-threaded builds and debug builds of Python have no stable ABI.
 IS_STABLE = not (sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "gettotalrefcount"))
 
 

@@ -82,9 +82,9 @@ def touch_memory(size: int) -> None:
     """Touches `size` bytes of free memory, or half of what is available if that is less.
 
     A virtual machine may get a page of memory from its host only when the page is first used. This
-    takes some 8 us for 4 KiB, several times as long as copying them. Without this call, a run that
-    makes copies pays for the pages that earlier runs have not used. Linux allocates the most
-    recently freed pages first.
+    takes some 8 us for 4 KiB, several times as long as copying them. Touching the memory in advance
+    keeps that time out of the measurement: Linux allocates the most recently freed pages first, so
+    the measured run gets the pages that were touched here.
     """
     size = min(size, psutil.virtual_memory().available // 2)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -143,7 +143,8 @@ class Daemon:
         if self._process is not None:
             self._process.terminate()
             try:
-                # The daemon removes its copies one by one, which takes time.
+                # The daemon removes its copies one by one before it ends, so the time limit is
+                # long.
                 self._process.wait(300)
             except subprocess.TimeoutExpired:
                 self._process.kill()
@@ -303,15 +304,15 @@ def write_list(file: Path, paths: Sequence[str]) -> Path:
 
 
 class Asked(Protocol):
-    """An object that answers a line with integers."""
+    """Anything that answers a line with integers, such as a Child."""
 
     def ask(self, line: str) -> list[int]: ...
 
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
-    """Returns (answer of `ours`, answer of `plain`) to each line except the first one, which warms
-    both up. `ours` and `plain` alternate in answering first, because the first answer changes the
-    caches that the second one finds."""
+    """Returns a pair (answer of `ours`, answer of `plain`) for each line except the first one. The
+    first line only warms both up. `ours` and `plain` alternate in answering first, because the
+    first answer changes the caches that the second one finds."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

@@ -1,8 +1,9 @@
 """``python -m benchmarks.monitoring``: the cost of monitoring a daemon with a million files.
 
-A program continuously opens files and records the number of opens over time. The numbers in the
-frames of `monarch top` are compared with this record. Metrics are scraped while the daemon is idle.
-The report whose cost is measured is about the same daemon.
+A program continuously opens files and records the number of opens over time. The benchmark compares
+the numbers in the frames of `monarch top` with this record. It then measures the cost of scraping
+metrics from the idle daemon, and the cost of recording a run on this daemon and of creating the
+report's page.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The limits of the project: shares of a core, seconds, and bytes.
+# The project's limits: CPU time as a share of a core, times [s], and sizes [bytes].
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")

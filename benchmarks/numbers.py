@@ -1,8 +1,9 @@
 """Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
 A machine that others use too is never equally fast twice, so times of two separate runs are not
-compared. Both variants of a measurement run at the same time and alternate in short rounds. Each
-pair of rounds gives one ratio, and the report has the median of the ratios with their spread.
+compared. Both variants of a measurement stay ready during the whole measurement, and short rounds
+of the two alternate. Each pair of rounds gives one ratio, and the report has the median of the
+ratios with their spread.
 """
 
 from __future__ import annotations

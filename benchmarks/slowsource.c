@@ -18,10 +18,10 @@
  * input ends, for example because the process at the other end of the pipe was killed).
  *
  * With FUSE's path-based interface, fstat() of an unlinked open file would fail and two hard links
- * would appear as two files, so the low-level one is used. The program therefore needs an O_PATH
- * descriptor for every file that the kernel has cached, and RLIMIT_NOFILE limits the number of
- * these files. Needs /proc. O_TMPFILE is refused, as by many file systems. File locks never reach
- * this program: the kernel handles them.
+ * would appear as two files, so the low-level interface is used. The program therefore needs an
+ * O_PATH descriptor for every file that the kernel has cached, and RLIMIT_NOFILE limits the number
+ * of these files. Needs /proc. O_TMPFILE is refused, as by many file systems. File locks never
+ * reach this program: the kernel handles them.
  *
  *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
  */
@@ -317,8 +317,8 @@ static void share_link(const char *path) {
     close(fd);
 }
 
-/* Raises the limit as far as allowed. Root may exceed the hard limit, which some containers set as
- * low as 20,000. */
+/* Raises the limit on descriptors as far as allowed. Root may exceed the hard limit, which some
+ * containers set as low as 20,000. */
 static void raise_descriptor_limit(void) {
     struct rlimit most = {1048576, 1048576}, allowed;
     if (setrlimit(RLIMIT_NOFILE, &most) == 0 || getrlimit(RLIMIT_NOFILE, &allowed) == -1)

@@ -15,7 +15,7 @@ enum kind { KINDS(X) N_KINDS };
 
 struct control {
     uint64_t magic, version;
-    _Atomic uint64_t ready; /* 1 once the kernel has sent the first request */
+    _Atomic uint64_t ready; /* 1 as soon as the kernel has sent the first request */
     _Atomic uint64_t rate;  /* rate of the link [bytes/s]; 0: no limit */
     _Atomic uint64_t fail;  /* errno with which every operation fails; 0: none fails */
     _Atomic uint64_t latency_ns[N_KINDS]; /* a change also applies to operations that wait now */

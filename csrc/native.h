@@ -30,9 +30,9 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
  * grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A client may be reading the old attributes
- * meanwhile. It notices by the entry's version that they were replaced, and asks the source.
- * Returns 0. Returns -1 without any change if the index of inodes must be rebuilt first
+/* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
+ * meanwhile sees that the entry's version has changed, and asks the source instead. Returns 0.
+ * Returns -1 without any change if the index of inodes must be rebuilt first
  * (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
@@ -147,12 +147,14 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
  * Call this before the first monarch_scan_allow. */
 void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
-/* Sets how many names the scan may look at until the next call. There are two allowances: one for
- * the names in wanted directories (monarch_scan_want), and one for the names in all other
- * directories. A negative number allows all names. `wanted` replaces the first allowance. But if
- * `wanted` is 0, a limited first allowance stays as it is; only an unlimited one becomes 0.
- * `more_others` is added to the second allowance. A wanted directory can always be listed. Any
- * other directory is listed only while the second allowance is not used up. */
+/* Sets how many names the scan may look at until the next call. There are two allowances. The first
+ * is for the names in wanted directories (monarch_scan_want). The second is for the names in all
+ * other directories: such a directory is listed only while the second allowance is not used up, but
+ * a wanted directory can always be listed.
+ *
+ * wanted: the new first allowance; negative: all names. 0 leaves a limited first allowance
+ * unchanged, and replaces an unlimited one. more_others: is added to the second allowance;
+ * negative: all names. An unlimited second allowance counts as 0 before the addition. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -235,7 +237,7 @@ struct monarch_result {
     uint64_t id, copy, copy_ino, bytes, copy_bytes, sum;
     uint64_t *block_sums; /* freed by monarch_engine_settle */
     uint64_t blocks;
-    int64_t mtime_ns, ctime_ns; /* of the file at the source */
+    int64_t mtime_ns, ctime_ns; /* times of the file at the source */
     int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
@@ -254,9 +256,9 @@ struct monarch_result {
 
 /* Throughput of one endpoint. An endpoint is either all sources together, or one peer. What a peer
  * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
- * received from the endpoint so far; ns: the time that the threads needed. The index in both arrays
- * tells how many threads used the endpoint when the receiving thread began: index 0 stands for 1
- * thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
+ * received from the endpoint so far; ns: the time that the threads needed. Both arrays are indexed
+ * by the number of threads that used the endpoint when the receiving thread began: index 0 stands
+ * for 1 thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -292,13 +294,15 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
-/* Makes the engine stamp a tier's copies with their entries' numbers (monarch_stamp). */
+/* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
+ * (monarch_stamp). salt: the salt of these stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
 /* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
  * from the pack instead of the source if a member has the same name, size and time of modification.
  * The engine duplicates `fd`. size, mtime_ns: the archive's size and time of modification when its
  * members were listed. `members` must be in the order of their positions in the archive. Call this
- * before the first order. Returns 0 or -errno; ESTALE: the archive has changed since then. */
+ * before the first order. Returns 0 or -errno. The error is ESTALE if the archive no longer has
+ * this size and time. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
@@ -316,7 +320,7 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
 /* Sets how many bytes and operations per second the engine may request from the sources; 0: no
  * limit. */
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
-/* Sets whether the engine may read small files with O_DIRECT. At first it may. */
+/* Sets whether the engine may read small files with O_DIRECT. By default, it may. */
 void monarch_engine_direct_io(struct monarch_engine *e, int may);
 /* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
  * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
@@ -373,7 +377,8 @@ enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
     uint16_t storage; /* an enum monarch_storage: where this node puts its copy of the file */
-    uint16_t giver;   /* number of the peer that gave the whole file, plus 1; the caller passes 0 */
+    /* set by the engine: 1 + the number of the peer that gave the whole file; callers pass 0 */
+    uint16_t giver;
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
@@ -387,15 +392,15 @@ int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
  * order. Each withdrawn order gets the result ABANDONED at once. Returns how many it withdrew. */
 uint64_t monarch_engine_withdraw(struct monarch_engine *e, uint64_t n, const uint64_t *ids);
 uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result *out, uint64_t max);
-/* For all results taken so far, frees the maps of the fills and the block sums. Call this once the
- * catalog reflects these results. Before, readers need the maps of fills whose copies the engine
- * has not published, and the caller may need the block sums. */
+/* Frees data of all results that were taken so far: the maps of their fills, and their block sums.
+ * Call this when the catalog reflects these results. Until then, readers need the maps of fills
+ * whose copies the engine has not published, and the caller may need the block sums. */
 void monarch_engine_settle(struct monarch_engine *e);
-/* Tells the engine whether the caller waits for results, because it has more orders to submit or
+/* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. For results of published copies, it rings when many have accumulated, or earlier if
- * the caller waits, so that the threads do not run out of orders. Results can also be taken without
- * a ring. */
+ * published. It rings for results of published copies when many have accumulated. If the caller
+ * waits, fewer are enough, so that the threads do not run out of orders. Results can also be taken
+ * without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
@@ -419,8 +424,8 @@ enum monarch_count {
 };
 /* Returns the counter's value. */
 uint64_t monarch_engine_count(struct monarch_engine *e, enum monarch_count what);
-/* Stops the engine and abandons unfinished orders. Joins the threads within `limit_ms`, and returns
- * what monarch_scan_stop returns. */
+/* Stops the engine and abandons unfinished orders. Joins the threads, frees the engine and returns
+ * 0. If some threads have not ended within `limit_ms`, returns their number and frees nothing. */
 int monarch_engine_stop(struct monarch_engine *e, int limit_ms);
 /* Computes the XXH3-64 of the block sums of the file at `path`. Returns 0 or -errno. */
 int monarch_sum_file(const char *path, uint64_t block_bytes, uint64_t *sum, uint64_t *bytes);

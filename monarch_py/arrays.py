@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from monarch_py.native import ffi
 
-# A type of numpy array for each type of elements. `Ids` are indices of entries in the catalog.
+# The types of numpy arrays, by the type of their elements. The elements of `Ids` are indices of
+# entries in the catalog.
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -21,8 +22,8 @@ Uints = npt.NDArray[np.uint64]
 Ids = Uints
 NO_IDS: Ids = np.zeros(0, dtype=np.uint64)
 
-# C_TYPES: for each dtype, the C type of the elements, which `pointer` needs. `struct_dtype` adds
-# structs.
+# C_TYPES: numpy dtype -> name of the same type in C. `struct_dtype` adds an item for each C struct.
+# `pointer` looks up the type of its array here.
 INTEGERS = ("int8", "uint8", "uint16", "uint32", "uint64", "int32", "int64")
 C_TYPES: dict[np.dtype[Any], str] = {np.dtype(name): f"{name}_t" for name in INTEGERS}
 C_TYPES[np.dtype(np.float64)] = "double"
@@ -53,11 +54,11 @@ MEMBER = struct_dtype("struct monarch_member")
 
 
 def pointer(array: Array, dtype: npt.DTypeLike | None = None) -> Any:
-    """Returns a C pointer to the elements of an array. Without `dtype`, the array must be
-    contiguous.
+    """Returns a C pointer to the elements of an array.
 
     dtype : the type of element that C expects. If the array has another dtype or is not contiguous,
-        the pointer is to a converted copy
+        the function makes a converted copy, and returns a pointer to this copy. If `dtype` is None,
+        the array must be contiguous
     """
     if dtype is not None:
         array = np.ascontiguousarray(array, dtype)

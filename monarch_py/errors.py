@@ -1,10 +1,10 @@
 """The errors that end a command with one sentence instead of a traceback.
 
-Each class stands for one kind of cause. The number is the exit status of the command::
+Each class stands for one kind of cause. The number after a class is the command's exit status::
 
     MonarchError            1   something went wrong; the message says what
     ├── ConfigError         2   the configuration cannot work
-    ├── SessionError        3   a daemon cannot be reached, started or taken into a cluster
+    ├── SessionError        3   a daemon cannot be reached, cannot start or cannot join a cluster
     │   ├── NoDaemonError   3   no daemon serves the configuration
     │   └── SilentError     3   a daemon serves but does not answer
     ├── TierError           4   a tier cannot be used
@@ -28,8 +28,8 @@ class ConfigError(MonarchError):
 
 
 class SessionError(MonarchError):
-    """A daemon cannot be reached, started or taken into a cluster. For example, no daemon answers,
-    another process holds the session's lock, or the nodes' settings differ."""
+    """A daemon cannot be reached, cannot start or cannot join a cluster. For example, no daemon
+    answers, another process holds the session's lock, or the nodes' settings differ."""
 
     exit_status: ClassVar[int] = 3
 
@@ -50,6 +50,6 @@ class TierError(MonarchError):
 
 class PolicyError(MonarchError):
     """A policy cannot work on this job, because the paper that describes the policy excludes jobs
-    of this kind. The message says what is missing."""
+    of this kind. The message says what the job lacks."""
 
     exit_status: ClassVar[int] = 5

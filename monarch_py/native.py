@@ -1,4 +1,4 @@
-"""The C parts as Python sees them: their functions and enumerations."""
+"""The functions and enumerations of the C code, for use from Python."""
 
 from enum import IntEnum
 from pathlib import Path
@@ -60,14 +60,14 @@ class JobStatus(IntEnum):
 
 
 def not_null(pointer: Any, why_not: str) -> Any:
-    """Returns `pointer`, the result of a C function. Raises MemoryError, with the sentence
-    `why_not`, if the pointer is NULL."""
+    """Returns `pointer`, the result of a C function. If the pointer is NULL, raises MemoryError
+    with the message `why_not`."""
     if pointer == ffi.NULL:
         raise MemoryError(why_not)
     return pointer
 
 
 def path_hash(path: bytes) -> int:
-    """Returns the XXH3-64 hash of a relative path. It is not the hash in the path's catalog entry,
-    which also includes the number of the source."""
+    """Returns the XXH3-64 hash of a relative path. This is not the hash in the path's catalog
+    entry: that hash also includes the number of the source."""
     return int(lib.monarch_xxh3_of(path, len(path)))

@@ -15,7 +15,7 @@ import pytest
 # expression) -> why the skip is right.
 ALLOWED = {
     r"the file system below the source refuses O_DIRECT itself": (
-        "a property of the machine's disk: there is no O_DIRECT read to compare"
+        "this depends on the machine's disk; without O_DIRECT there is nothing to compare"
     ),
     r"/dev/fuse is closed to all but root": (
         "without udev, users get no access to the device; root's mounts are still tested"
@@ -23,8 +23,8 @@ ALLOWED = {
     r"the kernel does not say how long time slices are": (
         "kernels before Linux 6.12, and those without CONFIG_SCHED_DEBUG"
     ),
-    r"no interpreter here, or not this checkout, is open to the user": (
-        "the checkout lies where CI put it, which other users may not see"
+    r"can run no interpreter here, or cannot read this checkout": (
+        "CI puts the checkout into a directory that other users may not enter"
     ),
 }
 

@@ -1,5 +1,5 @@
-"""pre-commit runs the checks of .ci/check, and the names that the project's lists and pages mention
-exist."""
+"""Tests that pre-commit makes every check of .ci/check, and that the names in the project's lists
+and pages exist."""
 
 from __future__ import annotations
 

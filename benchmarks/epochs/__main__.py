@@ -124,12 +124,16 @@ class Epochs:
         total = {kind: before[-1][kind] for kind in before[-1] if before[-1][kind]}
         self._reached(total, before)
         wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
-        what = "an epoch from the copies / reading them directly"
+        what = "epoch from the copies: CPU time / without the library"
         files = self.args.files
         self.results += [
             paired("later_epoch", what, cpu, limit=1.02, operations=files, wall=wall),
             paired(
-                "later_epoch_wall", "  the same, wall times", wall, limit=None, operations=files
+                "later_epoch_wall",
+                "  the ratio of their wall times",
+                wall,
+                limit=None,
+                operations=files,
             ),
         ]
         self.epochs.append(

@@ -165,13 +165,13 @@ class FirstEpoch:
         )
         self._add(
             "bandwidth_direct",
-            "  first epoch / the same without",
+            "  first epoch / the same without the library",
             median("seconds", "seconds"),
             None,
         )
         self._add(
             "first_block",
-            "8 readers have their first 256 KiB / without",
+            "8 readers: time to first 256 KiB / without the library",
             median("first_s", "first_s"),
             1.5,
         )
@@ -179,7 +179,7 @@ class FirstEpoch:
             with_it = statistics.median(a[key] for a, _ in pairs) * 1e3
             without = statistics.median(b[key] for _, b in pairs) * 1e3
             self._add(f"read_{key}", f"a read of the first epoch, {words}", with_it, None, "ms")
-            self._add(f"read_{key}_direct", "  without", without, None, "ms")
+            self._add(f"read_{key}_direct", "  without the library", without, None, "ms")
 
     def _latency_bound(self) -> None:
         ratios = []
@@ -188,7 +188,7 @@ class FirstEpoch:
             ratios.append(ours["seconds"] / plain["seconds"])
         self._add(
             "latency",
-            "1 reader, 4 ms an operation: first epoch / without",
+            "1 reader, latency 4 ms: first epoch / without library",
             statistics.median(ratios),
             0.5,
         )
@@ -223,7 +223,7 @@ class FirstEpoch:
             served = self.slow.counts()["bytes_read"]
         self._add(
             "too_large",
-            "epochs 2-3, half fits: bytes served / that do not fit",
+            "half fits, epochs 2-3: bytes served / bytes without room",
             served / (2 * (self.bytes - fits)),
             1.01,
         )
@@ -232,14 +232,16 @@ class FirstEpoch:
         """Compares the times of the two halves of an epoch on a dataset that is four times as large
         as the limit on dirty pages."""
         if not os.access(VM / "dirty_bytes", os.W_OK):
-            print("  no run with a limit on dirty pages: it cannot be set", file=sys.stderr)
+            print(
+                "  no run with a limit on dirty pages: only root can set the limit", file=sys.stderr
+            )
             return
         with dirty_limit(self.bytes // 4):
             runs = [self._ours("read") for _ in range(self.args.rounds)]
         ratios = [halves(run["spans"]) for run in runs]
         self._add(
             "dirty",
-            "second half / first half, dirty pages limited to a quarter",
+            "dirty pages limited: time of second half / of first half",
             statistics.median(ratios),
             1.1,
         )

@@ -42,7 +42,8 @@ EPOCHS = 2
 # The limit on bytes from the source if a program reads only a part of the dataset: MOST_FOR_EACH
 # bytes for each byte that the program reads, plus MOST_BESIDE [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
-# File size [bytes] -> limit on the daemon's CPU time for a file that is filled ahead [us].
+# File size [bytes] -> limit on the daemon's CPU time for a file that it fills before the program
+# opens the file [us].
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
@@ -78,7 +79,7 @@ class Case:
 
     @property
     def what(self) -> str:
-        at = f"{self.latency_s * 1e3:g} ms, {self.rate / 1e6:g} MB/s"
+        at = f"latency {self.latency_s * 1e3:g} ms, {self.rate / 1e6:g} MB/s"
         if self.pages:
             at = f"local disk, {self.pages} page cache"
         part = f", {self.share:.0%} of them" if self.share < 1 else ""
@@ -153,7 +154,8 @@ class Cold:
         for name in names:
             (self.backing / name).parent.mkdir(exist_ok=True)
             (self.backing / name).write_bytes(content)
-        # In a directory that has just changed, the scan would examine all files.
+        # Wait until the directories count as settled. In a directory that has just changed, the
+        # scan would examine all files.
         time.sleep(OLD_S)
         # With `scan: lazy`, the files to read are those of the first directories; otherwise they
         # lie anywhere in the dataset.
@@ -196,8 +198,8 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """Runs the reader, and returns its answer for each epoch. `source` of an answer has the
-        source's counts since the source's own start.
+        """Runs the reader, and returns its answer for each epoch. In an answer, `source` has the
+        numbers of operations that the source has counted until then.
 
         cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is the
             daemon's CPU time at the reader's start, and `daemon_s` is the increase from then to the
@@ -269,8 +271,8 @@ def operations(counts: dict[str, int]) -> int:
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns how many metadata operations, opens not counted, Monarch adds to those of the program
-    alone: per file or, with `scan: lazy`, per file that was not read."""
+    """Returns how many metadata operations Monarch adds to those of the program alone. Opens are
+    not counted. The number is per file; with `scan: lazy`, it is per file that was not read."""
     more = operations(ours[-1]["source"]) - operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)
@@ -309,12 +311,18 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "program",
-            "  CPU of the program in epoch 1, beyond plain's, / file",
+            "  CPU of the program in epoch 1 / file, minus plain's",
             median(lambda o, p: (o[0]["program_s"] - p[0]["program_s"]) / files * 1e6),
             None,
             "us",
         ),
-        line("start", "  and for its start", median(lambda o, _: o[0]["start_s"]), None, "s"),
+        line(
+            "start",
+            "  CPU of the daemon until the program's start",
+            median(lambda o, _: o[0]["start_s"]),
+            None,
+            "s",
+        ),
     ]
     if case.pages:
         return lines
@@ -322,7 +330,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         *lines,
         line(
             "bytes",
-            "  bytes of the source in two epochs / what is read",
+            "  bytes sent by the source in 2 epochs / bytes read in one",
             median(lambda o, _: o[-1]["source"]["bytes_read"] / case.bytes_read),
             case.most_bytes or (1.02 if busy else 1.01),
         ),
@@ -334,7 +342,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "metadata",
-            "  metadata operations besides opens, beyond plain's, / file"
+            "  metadata operations, minus plain's, / file"
             + (" that is not read" if case.is_lazy else ""),
             median(lambda o, p: metadata(case, o, p)),
             0.1 if case.is_lazy else 1.1,
@@ -370,17 +378,23 @@ def main() -> int:
         prog="python -m benchmarks.first_epoch.cold", description=__doc__
     )
     parser.add_argument("--rounds", type=int, default=5, help="pairs of each case")
-    parser.add_argument("--case", action="append", help="only cases whose name has this in it")
-    parser.add_argument("--busy", action="store_true", help="beside one busy process per core")
+    parser.add_argument(
+        "--case", action="append", help="run only the cases whose name contains this text"
+    )
+    parser.add_argument(
+        "--busy", action="store_true", help="run one busy process per core meanwhile"
+    )
     parser.add_argument(
         "--setting",
         action="append",
         default=[],
         type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
         metavar="KEY=VALUE",
-        help="set a key of Monarch's configuration; compare with a run without this option",
+        help="set a key of Monarch's configuration, to measure its effect against a run without it",
     )
-    parser.add_argument("--keep-pages", action="store_true", help="the source's pages stay cached")
+    parser.add_argument(
+        "--keep-pages", action="store_true", help="keep the source's pages in the page cache"
+    )
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")

@@ -3,7 +3,7 @@
 There are two measurements, both with a daemon that has just been started:
 
 - Readers read one part of a dataset, which the configuration excludes from copying, while the other
-  part is filled ahead. The time for opening and reading a file is compared with a run of the same
+  part is filled. The time for opening and reading a file is compared with a run of the same
   program without Monarch.
 - The scan of a dataset of many files has just begun. The benchmark measures the time from the end
   of the first read of a file until another process's open of the file is served by the copy.
@@ -108,7 +108,9 @@ def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[s
             raise RuntimeError(f"{told['failed']} files could not be read")
         fills = _present(daemon) - before
         if beside and fills >= FILLED - THREADS:
-            raise RuntimeError("all files were filled before the readers had ended")
+            raise RuntimeError(
+                "all files were filled before the readers had ended: increase FILLED"
+            )
         return {"p50_s": told["p50_s"], "p99_s": told["p99_s"], "fills": fills}
 
 
@@ -140,12 +142,12 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
     alone_s = statistics.median(alone["p50_s"] for _, alone in pairs)
     filled = statistics.median(ours["fills"] for ours, _ in pairs)
-    at = f"{SIZE // KIB} KiB, {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
+    at = f"{SIZE // KIB} KiB, latency {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
     return [
-        line("p50_s", f"open+read beside fills / alone, {at}: median", MEDIAN_LIMIT),
+        line("p50_s", f"{at}: open+read with fills / without, median", MEDIAN_LIMIT),
         line("p99_s", "  99th percentile", P99_LIMIT),
-        Result("beside_alone", "  median alone", "ms", alone_s * 1e3, None),
-        Result("beside_fills", "  fills meanwhile", "", filled, None),
+        Result("beside_alone", "  median without a daemon", "ms", alone_s * 1e3, None),
+        Result("beside_fills", "  number of fills meanwhile", "", filled, None),
     ]
 
 
@@ -202,7 +204,7 @@ def copies_that_serve(place: Path, rounds: int, files: int) -> list[Result]:
     finally:
         shutil.rmtree(source, ignore_errors=True)
     times = sorted(took_s for took_s, _ in runs)
-    what = f"{files:,} files, scan just begun: from a first read to another process's hit"
+    what = f"{files:,} files, during the scan: from a read until another process gets the copy"
     scanned = sum(scanned for _, scanned in runs)
     return [
         Result(
@@ -214,7 +216,7 @@ def copies_that_serve(place: Path, rounds: int, files: int) -> list[Result]:
             ci95=(times[0], times[-1]),
             rounds=rounds,
         ),
-        Result("served_scanned", "  runs in which all was scanned by then", "", scanned, None),
+        Result("served_scanned", "  runs whose scan had ended by then", "", scanned, None),
     ]
 
 
@@ -225,8 +227,10 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--files", type=int, default=1_000_000, help="of the large dataset")
-    parser.add_argument("--only", choices=("beside", "served"), help="one of the two")
+    parser.add_argument(
+        "--files", type=int, default=1_000_000, help="number of files of the large dataset"
+    )
+    parser.add_argument("--only", choices=("beside", "served"), help="make only this measurement")
     parser.add_argument("--dir", type=Path, help="where the smaller dataset is made")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")

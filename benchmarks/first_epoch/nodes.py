@@ -23,7 +23,7 @@ from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 NODES = 4
 LATENCY_S, RATE = 0.0005, 200e6
 KIB, MIB = 1 << 10, 1 << 20
-# The staging area of nodes whose tiers do not hold everything.
+# The size of the staging area of nodes whose tiers do not hold everything [bytes].
 STAGING_BYTES = 16 * MIB
 
 
@@ -130,7 +130,7 @@ def told(case: Case, dataset: Dataset, pairs: list[tuple[list[Epoch], ...]]) -> 
         first,
         row("plain", "plain", "s", [plain[0].seconds for _, plain in pairs]),
         row("second", "epoch 2", "s", [ours[1].seconds for ours in all_ours]),
-        row("bytes", "bytes of the source in all epochs / dataset", "", served, 1.02),
+        row("bytes", "bytes that the source sent in all epochs / dataset", "", served, 1.02),
         row(
             "opens",
             "opens at the source in the first epoch / files",

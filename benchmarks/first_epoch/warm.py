@@ -24,7 +24,8 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 LIMIT_S = 1.8
-# The scan examines a directory again once the last change of the directory is this old [s].
+# The daemon compares a directory with the source once more if the directory changed less than 2 s
+# before the scan. So `make` waits this long after its last change [s].
 SETTLES_S = 2.1
 
 
@@ -75,7 +76,7 @@ def main() -> int:
         make(backing)
         runs = [once(place, backing) for _ in range(args.rounds)]
     times = sorted(took_s for took_s, _ in runs)
-    what = f"monarch warm, {FILES} x {SIZE >> 10} KiB, {LATENCY_S * 1e3:g} ms"
+    what = f"monarch warm, {FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
     results = [
         Result(
             "warm",

@@ -92,15 +92,21 @@ def _compare(name: str, dataset: Any, step_s: float, epochs: int) -> list[Result
     fewest = next(count for count in COUNTS if sweep[count] <= TOLERANCE * best)
     for count in COUNTS:
         print(
-            f"{name}: {count} workers {sweep[count]:.3f} s, predicted"
-            f" {found.epoch_seconds(count):.3f} s",
+            f"{name}, {count} workers: an epoch took {sweep[count]:.3f} s,"
+            f" {found.epoch_seconds(count):.3f} s were predicted",
             file=sys.stderr,
         )
     print(f"{name}: {found.workers} workers are advised, {fewest} are best", file=sys.stderr)
     near = min(COUNTS, key=lambda count: abs(count - found.workers))
     off = abs(found.epoch_seconds(near) / sweep[near] - 1)
     return [
-        Result(f"{name}_workers", f"{name}: workers off", "", abs(found.workers - fewest), 1),
+        Result(
+            f"{name}_workers",
+            f"{name}: difference of advised and best workers",
+            "",
+            abs(found.workers - fewest),
+            1,
+        ),
         Result(f"{name}_epoch", f"{name}: error of the predicted epoch", "ratio", off, 0.15),
     ]
 

@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.groups``: groups of 609 samples of 19.2 KB, as in Lee and others.
 
 The benchmark counts the requests that the source receives for a group. It compares the time for a
-group with that of h5py, which reads one sample after the other. It measures how long a training
-waits if computing takes longer than reading a group, and if it takes less time. Needs FUSE and
-h5py.
+group with that of h5py, which reads one sample after the other. It also measures how long a
+training waits in two cases: when computing takes longer than reading, and when reading takes longer
+than computing. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -74,14 +74,16 @@ class Groups:
             if owed_s > 0:
                 before = time.perf_counter()
                 time.sleep(owed_s)
-                owed_s -= time.perf_counter() - before  # a sleep takes longer than requested
+                # A sleep takes longer than requested. So subtract the measured time, not the
+                # requested time.
+                owed_s -= time.perf_counter() - before
         took_s = time.perf_counter() - began
         loader.close()
         return loader.times, took_s, self._slow.counts()
 
     def h5py_s(self, samples: int) -> float:
-        """Returns how long h5py takes to read as many random samples as a group has [s],
-        extrapolated from `samples` samples."""
+        """Returns the time [s] in which h5py reads as many random samples as a group has. Only
+        `samples` samples are read; the time is extrapolated."""
         wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
         with h5py.File(self._path, "r") as file:
             found = file["x"]
@@ -110,9 +112,12 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
         theirs = groups.h5py_s(200)
         _, took_s, _ = groups.epoch()
         ratios.append(theirs / (took_s / GROUPS))
-        print(f"{name}: a group {took_s / GROUPS:.4f} s, h5py {theirs:.3f} s", file=sys.stderr)
+        print(
+            f"{name}: a group takes {took_s / GROUPS:.4f} s, h5py takes {theirs:.3f} s",
+            file=sys.stderr,
+        )
     least = {"4 ms": 50, "0.5 ms": 6}[name]
-    what = f"{name}: seconds, h5py one by one / groups"
+    what = f"{name}: time of h5py / time of a group"
     return Result(f"seconds_{name}", what, "ratio", statistics.median(ratios), least, is_least=True)
 
 
@@ -134,7 +139,7 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         # The rest of the epoch is the computation, which includes the time to copy the batches.
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
-        print(f"{name}: reading, compute {reading_s:.4f} {computed_s:.4f} s", file=sys.stderr)
+        print(f"{name}: reading {reading_s:.4f} s, computing {computed_s:.4f} s", file=sys.stderr)
         # On a busy machine, every sleep may be too long; then this round does not count.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
@@ -147,14 +152,14 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
     results = [
         Result(
             f"waiting_{name}",
-            f"{name}: waiting / compute, compute 2 x reading",
+            f"{name}, computing takes 2 x reading: waiting / computing",
             "ratio",
             statistics.median(shares),
             0.01,
         ),
         Result(
             f"excess_{name}",
-            f"{name}: waiting / (reading - compute), compute 0.5 x",
+            f"{name}, computing 0.5 x: waiting / (reading - computing)",
             "ratio",
             statistics.median(excesses),
             1.1,

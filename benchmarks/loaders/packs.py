@@ -29,7 +29,7 @@ from monarch_py.packs.tar import write_pack
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
-# The scan examines a directory again once the last change of the directory is this old [s].
+# The scan examines a directory again when the last change of the directory is this old [s].
 SETTLES_S = 2.1
 
 
@@ -118,7 +118,10 @@ def main() -> int:
         ]
     for packed, _, alone, scanning in rounds:
         if any(run.copied != FILES for run in (packed, alone, scanning)):
-            raise RuntimeError(f"not all files have copies: {packed}, {alone}, {scanning}")
+            raise RuntimeError(
+                f"not all files have copies. With the pack: {packed}; without the pack: {alone};"
+                f" with the pack, during the scan: {scanning}"
+            )
 
     def line(
         name: str, what: str, unit: str, values: list[float], limit: float | None = None
@@ -127,7 +130,7 @@ def main() -> int:
         middle = statistics.median(values)
         return Result(name, what, unit, middle, limit, ci95=bounds, rounds=len(values))
 
-    what = f"{FILES} x {SIZE >> 10} KiB, {LATENCY_S * 1e3:g} ms"
+    what = f"{FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
     results = [
         line(
             "packed_operations",
@@ -138,7 +141,7 @@ def main() -> int:
         ),
         line(
             "packed_extra",
-            "  time beyond that of warm on an empty dataset",
+            "  time, minus the time on an empty dataset",
             "s",
             [packed.took_s - empty.took_s for packed, empty, *_ in rounds],
             EXTRA_S_LIMIT,

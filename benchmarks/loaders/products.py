@@ -1,11 +1,13 @@
 """``python -m benchmarks.loaders.products``: Monarch's loaders, compared with widely used ones.
 
-Each reads the same samples of 128 KiB, in the form that it needs, in batches of 64 with two workers
-(processes or threads), from a source with a latency of 4 ms and a rate of 1 GB/s, or from memory
-("present"). The kernel's cached pages are dropped before each epoch on the source. Nothing is
-decoded. Each loader runs in its own process, for two epochs. The loaders alternate, and in each
-round their times are compared with those of PyTorch's DataLoader. A product that is not installed
-is left out, with the reason. Needs FUSE, and root for MosaicML streaming.
+All loaders read the same samples of 128 KiB, each loader in its own form. Batches have 64 samples;
+each loader has two workers (processes or threads). The samples come from a source with a latency of
+4 ms and a rate of 1 GB/s, or from memory ("present"). The kernel's cached pages are dropped before
+each epoch on the source. Nothing is decoded.
+
+Each loader runs in its own process, for two epochs. The loaders alternate, and in each round their
+times are compared with those of PyTorch's DataLoader. A product that is not installed is left out,
+with the reason. Needs FUSE, and root for MosaicML streaming.
 """
 
 from __future__ import annotations
@@ -221,7 +223,10 @@ def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rou
                 runs[source][name].append(epochs)
                 said = ", ".join(f"{each.seconds:.2f} s" for each in epochs)
                 load = os.getloadavg()[0]
-                print(f"  {number + 1}: {source}: {name}: {said}, load {load:.1f}", file=sys.stderr)
+                print(
+                    f"  round {number + 1}: {source}: {name}: epochs of {said}, load {load:.1f}",
+                    file=sys.stderr,
+                )
     return runs
 
 

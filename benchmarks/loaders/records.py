@@ -90,7 +90,7 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):
-        which = (number + number // 2) % 2  # the order is 0 1 1 0 0 1 1 0
+        which = (number + number // 2) % 2  # the datasets are read in the order 0 1 1 0 0 1 1 0
         began = time.perf_counter()
         datasets[which].__getitems__(wanted)
         seconds[which].append(time.perf_counter() - began)

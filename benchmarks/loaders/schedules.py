@@ -1,8 +1,10 @@
-"""Measures what schedules save (samples from other nodes, loads), and their CPU time and memory.
+"""Measures the schedules of the samplers: how many samples ranks read from other nodes or must
+load, and the CPU time and memory that a schedule costs.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
-Rows: local, shares, solar, evenly, epoch, resume, loader.
+Rows: local, shares, solar, evenly, epoch, resume, loader. In the output, D is the size of the
+dataset, and C is the capacity of all nodes together.
 """
 
 from __future__ import annotations
@@ -67,10 +69,10 @@ def local() -> Iterator[Result]:
     assert (holder != NONE).all()
     worst = max(float(m / n) for m, n in zip(moved.tolist(), least, strict=True) if n)
     assert all(m == n == 0 for m, n in zip(moved.tolist(), least, strict=True) if not n)
-    what = "local-first, one holder: from other nodes / the least"
+    what = "local-first: samples from other nodes / the minimum"
     yield Result("local-least", what, "ratio", worst, 1.0, rounds=schedule.steps)
     share = float(moved.sum() / len(schedule.samples))
-    yield Result("local-share", "the same, 4 nodes of 64: share of samples", "ratio", share, 0.05)
+    yield Result("local-share", "  samples from other nodes / all samples", "ratio", share, 0.05)
 
 
 def shares() -> Iterator[Result]:
@@ -101,7 +103,7 @@ def solar() -> Iterator[Result]:
             given, BATCH, SEED, rank=0, world_size=8, ranks_per_node=1, quota=quota
         )
         held = int(given.sizes[sampler.holders != NONE].sum())
-        what = f"SOLAR, C/D {part}: bytes held / quotas"
+        what = f"SOLAR, C/D {part}: bytes that nodes hold / their quotas"
         yield Result(f"solar-held-{part}", what, "ratio", held / (8 * quota), 0.97, is_least=True)
         read = 0
         schedule = sampler.schedule(1)
@@ -109,7 +111,7 @@ def solar() -> Iterator[Result]:
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
             # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
-        what = f"SOLAR, C/D {part}: source bytes / (D - C)"
+        what = f"SOLAR, C/D {part}: bytes from the source / (D - C)"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
 
 
@@ -121,7 +123,7 @@ def evenly() -> Iterator[Result]:
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
-    what = f"SOLAR, C/D 0.8: max - min loads ({free.mean():.1%} of steps)"
+    what = f"SOLAR, C/D 0.8: most - fewest loads ({free.mean():.1%} of steps)"
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
@@ -196,13 +198,15 @@ def epoch() -> Iterator[Result]:
     for kind in (LocalFirstSampler, SolarSampler):
         seconds, mib = in_child(cost, kind)
         name = kind.__name__.removesuffix("Sampler")
-        yield Result(f"cpu-{name}", f"epoch of 18.9 million, 32 ranks, {name}", "s", seconds, 3.0)
-        yield Result(f"memory-{name}", "the same: memory, with holders", "MiB", mib, 400)
+        yield Result(
+            f"cpu-{name}", f"{name}, 18.9 million samples, 32 ranks: epoch", "s", seconds, 3.0
+        )
+        yield Result(f"memory-{name}", "  memory, with the holders", "MiB", mib, 400)
 
 
 def resume() -> Iterator[Result]:
     median, _ = in_child(resumption, LocalFirstSampler)
-    what = "resuming at step 1, 4000, 9000 / scheduling the epoch"
+    what = "resuming an epoch (step 1, 4000, 9000) / scheduling it"
     yield Result("resume", what, "ratio", median, 1.1, rounds=3)
 
 
@@ -264,7 +268,7 @@ def loader() -> Iterator[Result]:
             third = epoch_of(ours, ours.set_epoch, number)
             # Our sampler runs before and after torch's, so that neither gains from its position.
             pairs.append(((first + third) / 2, second))
-        what = "DataLoader, present dataset: CPU, our sampler / torch's"
+        what = "DataLoader: CPU time with our sampler / with torch's"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)
 
 

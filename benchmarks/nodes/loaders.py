@@ -289,7 +289,7 @@ def staged(job: Job) -> Loader:
 
 def groups(job: Job) -> Loader:
     """Returns a GroupLoader, which reads in a single process, whatever the number of workers."""
-    import torch  # a training has imported torch before its first epoch
+    import torch  # imported here, because a training has imported torch before its first epoch
 
     from monarch_py.loaders import GroupLoader
 

@@ -76,8 +76,9 @@ class Run:
     gone: tuple[int, ...] = ()
 
     def by_hash(self) -> list[Simulated]:
-        """Simulates owners by hash. The next accesses are unknown: a free thread takes the next
-        file, and an epoch starts without any prefetched file."""
+        """Simulates daemons that determine the owners of files by hash. They do not know the next
+        accesses: a free thread takes the next file, and an epoch starts without any prefetched
+        file."""
         # The buffer is as large as the dataset, so readers wait only for the files that they have
         # requested, never for space in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)
@@ -126,8 +127,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns how much of what ranks read belongs to files that their own nodes do not keep, as
-        a share of the bytes."""
+        """Returns, of all bytes that ranks read, the share that belongs to files that the ranks'
+        own nodes do not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -204,7 +205,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the time of all epochs except the first [s], by hash and by plan."""
+    """Returns the time of all epochs except the first [s]: with owners by hash, and with a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (

@@ -51,7 +51,7 @@ def measure_rates(
 
 @dataclass(frozen=True)
 class Replayed:
-    """One run, epoch by epoch: real and simulated."""
+    """The results of a real run and of its simulation, for each epoch."""
 
     real: list[Simulated]
     simulated: list[Simulated]
@@ -96,7 +96,8 @@ def replay(bed: Testbed, rates: Rates, orders: Sequence[Orders]) -> Replayed:
     run = Run(bed.dataset, bed.layout, orders, rates, bed.hashes())
     epochs = bed.epochs(orders)
     real = [Simulated(e.seconds, e.did("served"), e.did("bytes_from_peers")) for e in epochs]
-    # Daemons with a plan start fetching before the first read, as fast as the source allows.
+    # Daemons with a plan start fetching before the first read, as fast as the source allows. So the
+    # time and the bytes of that fetch are added to the first epoch.
     ahead = epochs[0].before
     real[0] = Simulated(
         real[0].seconds + ahead["served"] / rates.source,

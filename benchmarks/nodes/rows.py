@@ -117,8 +117,8 @@ class Rows:
     # --- later epochs ---------------------------------------------------------------------------
 
     def configurations(self) -> dict[str, Layout]:
-        """Returns the layouts of four nodes, by variant. Each node has a tier for a quarter of the
-        dataset."""
+        """Returns, by name, the testbeds that are compared. Each has four nodes, and each node has
+        a tier for a quarter of the dataset."""
         return {
             "source only": self.layout(4, has_daemons=False),
             "hash": self.layout(4, spare=JUST),
@@ -173,8 +173,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures how long ranks wait on the nodes of `configurations` if they compute for twice
-        as long as reading takes."""
+        """Measures how long ranks wait in the testbeds of `configurations`, if they compute for
+        twice as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -210,7 +210,7 @@ class Rows:
             times = [self._unequal_epoch(layout, name) for _ in range(self.args.rounds)]
             ratio = statistics.median(max(t) / statistics.mean(t) for t in times)
             key = f"balance_{'after' if is_on else 'before'}_{fetch}"
-            what = f"slowest rank's I/O time / mean, unequal misses, {name}"
+            what = f"unequal misses, {name}: I/O time of slowest rank / mean"
             results.append(Result(key, what, "", ratio, most))
             slowest = statistics.median(max(t) for t in times)
             results.append(Result(f"{key}_slowest", "  slowest rank", "s", slowest, None))
@@ -257,7 +257,11 @@ class Rows:
             )
         return [
             Result(
-                "killed_results", "one daemon killed: epochs with other bytes", "", differing, 0
+                "killed_results",
+                "one daemon killed: epochs that returned wrong bytes",
+                "",
+                differing,
+                0,
             ),
             Result("killed_epoch", "  epoch / the simulator's", "", statistics.median(ratio), 1.1),
             Result("killed_wait", "  longest single read", "s", max(longest), 2),

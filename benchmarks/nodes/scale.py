@@ -46,7 +46,8 @@ COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 def constants(files: int, nodes: int) -> list[Result]:
-    """Measures the constants for this many files, in directories of 1,000, and this many nodes."""
+    """Measures the memory and CPU time per file, for this many files (1,000 in each directory) and
+    this many nodes."""
     names = [f"train/n{number // 1000:08d}/{number:08d}.JPEG" for number in range(files)]
     pool = sum(len(name) + 1 for name in names)
     catalog = lib.monarch_catalog_bytes(files, pool) / files
@@ -66,11 +67,11 @@ def constants(files: int, nodes: int) -> list[Result]:
     return [
         Result("catalog", "catalog, in shared memory", "B/file", catalog, None),
         Result("told", "the scan, as every node is told of it", "B/file", told(files // 10), None),
-        Result("owners", "owners by hash: CPU time, each file and node", "ns", owning * 1e9, None),
+        Result("owners", "owners by hash: CPU time per file and node", "ns", owning * 1e9, None),
         Result("plan", "the plan's file", "B/file", plan_bytes, None),
         Result(
             "drawn",
-            "drawing a node's accesses: CPU, each file and epoch",
+            "drawing a node's accesses: CPU time per file and epoch",
             "ns",
             analysing * 1e9,
             None,
@@ -144,7 +145,10 @@ def curves() -> dict[str, dict[str, list[float]]]:
             if name != "source only":
                 local[LABELS[name]].append(share(run))
             took = time.monotonic() - began
-            print(f"  {nodes} nodes, {name}: {times[-1]:.2f} s ({took:.1f} s)", file=sys.stderr)
+            print(
+                f"  {nodes} nodes, {name}: epoch of {times[-1]:.2f} s, simulated in {took:.1f} s",
+                file=sys.stderr,
+            )
         for epochs in (20, 90):
             # To simulate longer jobs of more nodes would take minutes.
             if nodes * epochs <= 24_000:

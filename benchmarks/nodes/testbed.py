@@ -83,7 +83,8 @@ class Dataset:
 
 
 class RankEpoch(NamedTuple):
-    """A rank's report on an epoch; see reader.c."""
+    """The answer of a rank's reader to an epoch, in the order of the fields in reader.c. `io_ns` is
+    the time of all calls that open or read, `longest_ns` the time of the longest such call."""
 
     wall_ns: int
     cpu_ns: int
@@ -124,7 +125,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Layout:
-    """The description of a testbed.
+    """The nodes of a testbed, and what runs on them.
 
     tiers, staging : sizes on each node [bytes];  settings : more keys of every configuration
     planned : number of epochs in the access plan that the daemons follow; 0 for no plan
@@ -145,7 +146,7 @@ class Layout:
 
 
 class Testbed:
-    """The nodes of a layout, while the context lasts.
+    """The running nodes that a Layout describes. They run while the context lasts.
 
     place : an empty directory, on tmpfs;  rate : of the source [bytes/s]
     links : the nodes' network namespaces, created by the caller
@@ -177,7 +178,8 @@ class Testbed:
         with ExitStack() as stack:
             self._stack = stack
             self._mount()
-            # All sessions share this directory. Their names differ, because the configurations do.
+            # All sessions share this directory. The sessions' names differ, because their
+            # configurations differ.
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()

@@ -61,7 +61,7 @@ def transfer(
     gib = dataset.bytes / GIB
     mac = statistics.median(macs) / gib
     ratio = statistics.median(plain[0] / mine[0] for mine, plain in zip(ours, theirs, strict=True))
-    what = "plain sendfile's time / a large file through the daemons"
+    what = "a large file: time of plain sendfile / of the daemons"
 
     def cpu(name: str, what: str, runs: tuple[Times, ...], i: int, limit: float | None) -> Result:
         value = statistics.median(run[i] for run in runs) / gib

@@ -2,7 +2,8 @@
 
 The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
 it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without
-the library on the paths of the copies. The larger file is the hot one. Runs of programs that use no
+the library on the paths of the copies. The larger file is called
+the hot file. Runs of programs that use no
 dataset also alternate, with and without the library. An import takes seconds, so both of its
 variants run at the same time.
 `--only` selects some of these groups:
@@ -48,8 +49,8 @@ PATIENCE_S_PER_FILE = 0.0015
 
 
 def make_dataset(root: Path, files: int) -> tuple[Path, float]:
-    """Writes `files` files of 1 to 100 bytes and the hot file. Returns the hot file and the time
-    taken [s]."""
+    """Writes `files` files of 1 to 100 bytes, and the larger hot file. Returns the path of the hot
+    file and the time taken [s]."""
     started = time.monotonic()
     root.mkdir()
     content = bytes(range(100))

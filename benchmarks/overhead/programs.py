@@ -200,7 +200,8 @@ def imports(rounds: int) -> Iterator[Program]:
             (
                 ("TF_CPP_MIN_LOG_LEVEL", "3"),
                 ("TF_ENABLE_ONEDNN_OPTS", "0"),
-                ("PYTHONHASHSEED", "0"),  # otherwise the order of sets, and so the work, would vary
+                # Without a fixed seed, the order of sets would vary, and the work with it.
+                ("PYTHONHASHSEED", "0"),
             ),
             together=True,
         )

@@ -1,9 +1,10 @@
 """``python -m benchmarks.peers``: transfers between nodes, compared with sendfile on the same link.
 
 Two network namespaces are the nodes, each behind a link of --rate; needs root. The same bytes are
-transferred plainly (sendfile and recv, without storing or checking them) and as a peer's blocks,
-into memory and into a file on tmpfs, with every block's checksum compared. Plain transfers and
-transfers of blocks alternate, and each ratio is that of such a pair.
+transferred in two forms, which alternate; each ratio is that of such a pair. In the plain form, one
+end calls sendfile, and the other end calls recv and drops the bytes. In the peer form, a daemon's
+client fetches blocks, checks every block's checksum, and writes the blocks into memory or into a
+file on tmpfs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Ends:
         return wall, getter, self._serving.ask("cpu")[0] - before
 
     def pairs(self, ours: str, plain: str, rounds: int) -> list[tuple[Times, Times]]:
-        """Runs both alternately. The first pair is not counted."""
+        """Measures the two kinds of transfer alternately. Returns the pairs (ours, plain), without
+        the first pair, which only warms up."""
         self.measure(ours)
         self.measure(plain)
         found = []
@@ -60,8 +62,8 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time beyond that of GMAC [s/GiB]. For the sender it applies to the total, for the
-# receiver to what exceeds the time of plain `recv`.
+# The limit on CPU time [s/GiB]. For the sender, it applies to the time minus the time of GMAC. For
+# the receiver, it applies to the time minus the times of GMAC and of plain `recv`.
 OWN_LIMIT = 0.1
 
 
@@ -105,7 +107,7 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
 
 
 def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
-    """Measures transfers other than that of a large file with known checksums."""
+    """Measures the other transfers: a file without known checksums, and many small files."""
     unknown = [ends.measure(f"memory {size} 1") for _ in range(args.rounds)]
     small_bytes = args.small_kib << 10
     line = f"small {small_bytes} {args.small_files}"
@@ -123,7 +125,7 @@ def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
         ),
         Result(
             "small_rate",
-            f"bytes a second in files of {args.small_kib} KiB / plain sendfile",
+            f"throughput of files of {args.small_kib} KiB / of plain sendfile",
             "ratio",
             statistics.median(shares),
             None,

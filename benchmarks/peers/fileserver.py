@@ -1,6 +1,6 @@
 """A server that shares single files, for tests and measurements without a catalog.
 
-The daemon shares the files of its catalog (daemon/nodes/serving.py).
+A daemon does not use this server: it shares the files of its catalog (daemon/nodes/serving.py).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FileServer(PeerServer):
         self._share(file, fd, block_bytes, given, digests, is_whole=True)
 
     def digest(self, content: bytes) -> bytes:
-        """Returns the keyed digest of a block, as peers of this session receive it.
+        """Returns the digest of a block, under the key of this session.
 
         content : the bytes of the block
         """

@@ -64,7 +64,7 @@ class Nodes:
     """
 
     def __init__(self, count: int, rate: str | None = None) -> None:
-        # A process may have several such networks at a time.
+        # The names contain a number, because a process may have several of these objects at a time.
         own = f"monarch-{os.getpid()}-{next(_MADE)}"
         self._names = [f"{own}-{i}" for i in range(count)]
         self._switch = f"{own}-switch"

@@ -47,8 +47,8 @@ def file_id(number: int, size: int) -> FileId:
 
 
 def party_of(secret: bytes, rank: int, serving: tuple[str, int]) -> Party:
-    """Returns a party: rank 0 has the files and serves them; rank 1 fetches them, and serves no
-    peer."""
+    """Returns the Party (a node of the session) of one end. Rank 0 has the files and serves them.
+    Rank 1 fetches them, and serves no peer."""
     return Party(secret, rank, (serving, ("", 0)))
 
 

@@ -33,7 +33,8 @@ MIB = 1 << 20
 class Training:
     """A training, and its limits.
 
-    limits : on the time for a node's plan, and on that for the holders [s];  memory_limit : [bytes]
+    limits : on the times for a node's plan, and for the holders [s]
+    memory_limit : on the memory of each measurement [bytes]
     """
 
     what: str

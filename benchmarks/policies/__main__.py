@@ -1,11 +1,12 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- Loads of an epoch in the steady state, relative to D - C, summed over the nodes: for pinning,
-  Belady with bypass, SOLAR's mapping (including the unwanted samples of chunked reads), and LRU.
+- Loads of an epoch in the steady state, summed over the nodes, relative to D - C (the samples of
+  the dataset minus those that all nodes can hold): for pinning, Belady with bypass, SOLAR's
+  mapping (including the unwanted samples of chunked reads), and LRU.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
-- The order of epochs: the cost of the path relative to the assignment bound, the time to find the
-  path, and the loads that it saves under LRU and under Belady, in samples and in seconds.
+- The order of epochs, called the path: its cost relative to the assignment bound, the time to find
+  it, and the loads that it saves under LRU and under Belady, in samples and in seconds.
 - NoPFS 5.1 for ImageNet-1k: the share of files without a holder, the gap to the dual bound, and the
   time of the placement.
 - Lobster's Algorithm 1 compared with brute force, and its time.
@@ -57,7 +58,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures loads relative to D - C, in the worst of the epochs from the second on."""
+    """Measures loads relative to D - C, in the worst of the epochs from the second on. D is the
+    number of samples; C is the number of samples that the tiers of all nodes hold together."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
@@ -98,8 +100,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the path through the epochs and its savings; SOLAR reports 25.6 % and 59.4 % fewer
-    loads."""
+    """Measures the path through the epochs, which is the order in which a training uses them, and
+    the loads that this order saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -209,7 +211,13 @@ def threads(results: list[Result]) -> None:
     share_threads(alone, 64)
     took = time.perf_counter() - start
     results += [
-        Result("threads_gap", "Algorithm 1: max - min over brute force's", "ratio", worst, 1.05),
+        Result(
+            "threads_gap",
+            "Algorithm 1: gap of queues / smallest possible gap",
+            "ratio",
+            worst,
+            1.05,
+        ),
         Result("threads_s", "Algorithm 1: 8 queues, 64 threads", "s", took, None),
     ]
 
@@ -222,7 +230,7 @@ def access_cost(accesses: int, results: list[Result]) -> None:
         start = time.process_time()
         total_loads(job, policy(job))
         each = (time.process_time() - start) / accesses * MICROSECONDS
-        text = f"{named}: CPU time of an access, {accesses:,} of them, C/D = 0.5"
+        text = f"{named}: CPU time per access ({accesses:,} accesses, C/D = 0.5)"
         results.append(Result(f"access_{named}", text, "us", each, None))
 
 

@@ -29,8 +29,8 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Any prices give a bound. Noise raises the prices by at most `width`, so lower prices are tried
-    # as well.
+    # Every choice of prices gives a valid bound. Noise may have raised the prices by up to `width`,
+    # so lower prices are tried as well.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)

@@ -1,8 +1,8 @@
 """The deviations of the published simulator from its paper, or from a real cluster.
 
 Every member is a switch. With all of them on (AS_PUBLISHED) the re-creation gives the published
-numbers; if one is off, that deviation is corrected. The locations are files and functions below
-``sim/`` of the repository of NoPFS (Dryden et al., SC'21), the sections those of the paper.
+numbers; if one is off, that deviation is corrected. Locations are files and functions below
+``sim/`` of the repository of NoPFS (Dryden et al., SC'21). Section numbers refer to the paper.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ class Behaviour(Enum):
     # The random numbers of a run.
     SHUFFLES_BEFORE_SIZES = (
         "All epochs are shuffled before the sizes are drawn, so that sizes change with the epochs.",
-        "Sizes are drawn first, and are the same for any number of epochs.",
+        "Sizes are drawn before the epochs are shuffled, and are the same for any number of"
+        " epochs.",
         "policies/PolicyExecutor.py, __init__; dataset/Dataset.py",
     )
 
     # The performance model, section 4.
     WHOLE_CLASS_FOR_ONE_THREAD = (
         "A thread reads local and remote copies at the rate of all threads of the class together.",
-        "It reads at its share of that rate, r_j(p_j) / p_j (section 4).",
+        "A thread reads at its share of that rate, r_j(p_j) / p_j (section 4).",
         "policies/BasePolicy.py, _get_speed",
     )
     PFS_FLAT_BELOW_FIRST_POINT = (
         "Fewer clients than at the first point of t(g) get the whole rate of that point.",
-        "They get a proportional part of it.",
+        "Fewer clients than at that point get a proportional part of its rate.",
         "policies/BasePolicy.py, _get_pfs_speed",
     )
 
@@ -38,7 +39,7 @@ class Behaviour(Enum):
     CLIENTS_OF_THE_FUTURE = (
         "A node counts as a client of the PFS if any of its logged reads begins now or at any"
         " later time.",
-        "It counts if one of its reads begins within 0.1 s of now.",
+        "A node counts if one of its reads begins within 0.1 s of now.",
         "stats/Statistics.py, get_pfs_clients",
     )
     CLIENTS_BY_UNSORTED_SEARCH = (
@@ -50,19 +51,20 @@ class Behaviour(Enum):
 
     # Time.
     NODES_IN_TURN = (
-        "Within a batch one node makes all its requests before the next node makes its first. It"
-        " does not see what the others do at the same time, and they see what it did later.",
-        "The node whose clock is behind makes the next request.",
+        "Within a batch, one node makes all its requests before the next node makes its first. So"
+        " the first node's requests ignore simultaneous requests of other nodes, but other nodes'"
+        " requests are affected by later requests of the first node.",
+        "The node whose clock is furthest behind makes the next request.",
         "policies/PolicyExecutor.py, run",
     )
     LAST_NODES_FIRST_FILL = (
         "Training begins when the first fill of the last node is done.",
-        "It begins when the first fill of the slowest node is done.",
+        "Training begins when the first fill of the slowest node is done.",
         "stats/Statistics.py, add_init_stall_time",
     )
     STAGING_DURING_FIRST_FILL = (
         "Staging buffers are filled from time 0 on, from caches that are themselves being filled.",
-        "They are filled once the caches are full.",
+        "Staging buffers are filled when the caches are full.",
         "policies/StagingPoolPrefetcher.py, __init__ and fill_buffers",
     )
 
@@ -85,34 +87,35 @@ class Behaviour(Enum):
         "policies/StagingPoolPrefetcher.py, fill_buffers",
     )
     STAGES_THE_PAST = (
-        "Prefetching that was overtaken by reads stages samples that were read already, whose"
-        " room is never freed.",
-        "It continues with the next sample that will be read.",
+        "If reads overtake prefetching, prefetching stages samples that were read already. The"
+        " room of these samples is never freed.",
+        "Prefetching continues with the next sample that will be read.",
         "policies/StagingPoolPrefetcher.py, fill_buffers",
     )
     LAST_HOLDER = (
         "Of several nodes that hold a file, the one with the highest number is asked.",
-        "The one with the fastest copy is asked.",
+        "The node with the fastest copy is asked.",
         "policies/BasePolicy.py, _get_maxspeed_remote_buffer_entry",
     )
 
     # NoPFS, section 5.
     NOPFS_WITHOUT_PEERS = (
         "NoPFS never prefetches from another node.",
-        "It does if another node is the fastest source that has the file (section 5.2).",
+        "NoPFS prefetches from another node if that node is the fastest place that has the file"
+        " (section 5.2).",
         "policies/FrequencyPrefetcher.py, __init__; StagingPoolPrefetcher, remote_prefetch",
     )
     CLASSES_AT_ALL_CLIENTS = (
         "Class prefetchers always read at the rate that the PFS has when all nodes are its"
         " clients.",
-        "They read at the rate for the actual number of clients.",
+        "Class prefetchers read at the rate for the actual number of clients.",
         "policies/FrequencyPrefetcher.py, fill_buffers",
     )
     ORDERED_BY_OTHER_CLASSES = (
-        "Files are sorted by first use within groups. The groups are as large as all classes,"
-        " including the staging buffer, plus one file each, although only the other classes are"
-        " filled.",
-        "The groups are the content of the classes (section 5.1).",
+        "Files are sorted by first use within groups. There is a group for the staging buffer and"
+        " for each class, of the same size plus one file, although the staging buffer is not"
+        " filled in this order.",
+        "There is one group for each class: the files that the class holds (section 5.1).",
         "policies/FrequencyPrefetcher.py, _get_access_statistics",
     )
     UNREAD_FILES_TAKE_ROOM = (
@@ -122,7 +125,7 @@ class Behaviour(Enum):
     )
     LAST_FILE_LEFT_OUT = (
         "The last file of the order is never prefetched into a class.",
-        "It is prefetched too.",
+        "The last file is prefetched too.",
         "policies/FrequencyPrefetcher.py, fill_buffers",
     )
 
@@ -146,13 +149,13 @@ class Behaviour(Enum):
     )
     DEEPIO_FIRST_NODE_LOCAL = (
         "Node 0 of opportunistic DeepIO reads only local samples.",
-        "It draws like the others, with the last node as its neighbour.",
+        "Node 0 draws like the other nodes; its neighbour is the last node.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     DEEPIO_ONE_NEIGHBOUR = (
         "Samples that a node of opportunistic DeepIO does not draw from its own shard come from"
         " the node before it.",
-        "They come from any other node.",
+        "These samples come from any other node.",
         "policies/DeepIOPolicy.py, _reorder_batches",
     )
     DEEPIO_LOCAL_CHANCE = (
@@ -168,7 +171,7 @@ class Behaviour(Enum):
     )
     STAGING_FROM_LOWER_SHARDS = (
         "Parallel Staging copies from other nodes only files with numbers below its own shard.",
-        "It copies any other files for which there is room.",
+        "Parallel Staging copies any other files for which there is room.",
         "policies/ParallelDataStaging.py, _init_from_remote",
     )
 

@@ -48,7 +48,7 @@ class Difference:
     shares : absolute difference for the worst place
     stall : absolute difference of the mean wait of a node [s]
     seconds : the total time here, and the recorded one [s]
-    was_supported : whether the record has a time; if it has none, `is_supported` should not hold
+    is_supported : whether the policy could run here;  was_supported : whether the record has a time
     """
 
     run: str

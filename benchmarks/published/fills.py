@@ -44,7 +44,7 @@ def thread_ends(seconds: Floats, begins: Floats) -> Floats:
 
 def _threads(inputs: Inputs, level: int) -> int:
     if level >= len(inputs.scenario.classes):
-        raise CannotRunError(f"It fills class {level}, and the scenario has no such class.")
+        raise CannotRunError(f"The policy fills class {level}, but the scenario has no such class.")
     return inputs.scenario.classes[level].threads
 
 
@@ -80,7 +80,8 @@ def _last_end(ends: Floats) -> float:
 
 
 def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills equal shards or, if the dataset is too large, as many files as fit, node after node."""
+    """Fills every node with an equal shard. If the dataset is too large, fills one node after the
+    other with as many files as fit."""
     _threads(inputs, MEMORY)
     nodes, part, begin = inputs.nodes, inputs.files // inputs.nodes, 0
     does_not_fit = inputs.sizes.sum() / nodes > _room(inputs, MEMORY)

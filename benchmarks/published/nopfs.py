@@ -1,4 +1,5 @@
-"""The class prefetchers of NoPFS (section 5.1): files by how often a node reads them."""
+"""The class prefetchers of NoPFS (section 5.1). They place first the files that a node reads most
+often."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """Fills the cache classes of every node, in one order over all classes."""
+    """Fills the cache classes of every node. A node's files have one order, in which they fill
+    first the fastest class, then the next one."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs
@@ -37,9 +39,9 @@ class ClassPrefetchers:
     def fill(self, node: int) -> None:
         """Places files into each class in turn, until the next file of the order does not fit.
 
-        A thread fetches new files directly after the files placed before, without an idle time in
-        between. Only the first requests of a run can lead to new files, and by then the thread has
-        not yet fetched everything placed so far.
+        A thread fetches the new files directly after the files that were placed before, without an
+        idle time in between. The reason is that files are placed only during the first requests of
+        a run, and the thread is then still fetching files that were placed before.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):

@@ -39,8 +39,8 @@ class Policy:
     fill : fills caches before training, returns (nodes,) seconds;  order : changes the samples read
     from_peers, from_pfs : where prefetching into the staging buffer may read, besides the node's
         own caches
-    is_staged : whether there is such prefetching
-    is_perfect : whether every sample is always there
+    is_staged : whether samples are prefetched into the staging buffer
+    is_perfect : whether every sample is available without any delay
     """
 
     fill: Fill | None = None

@@ -20,11 +20,12 @@ NOT_STAGED = float("inf")
 
 
 class Buffer:
-    """One node's staging buffer. `order` is (samples,) files.
+    """One node's staging buffer.
 
-    ready : (samples,) when a sample is in the buffer [s], NOT_STAGED for never
-    source : (samples,) the origin of the sample, whether its rank got it from the buffer or
-        directly
+    order : (samples,) the file of each sample
+    ready : (samples,) when the sample is in the buffer [s]; NOT_STAGED for never
+    source : (samples,) the origin of the sample, for samples from the buffer and for samples that
+        were fetched directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:

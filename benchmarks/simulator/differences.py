@@ -1,11 +1,11 @@
 """``python -m benchmarks.simulator.differences``: our simulator, compared with the published one.
 
-Every recorded run of the authors' simulator is simulated by ours, and by the re-creation of theirs
-with each behaviour switched off separately and with all of them off. The difference that remains
-with all of them off is one between the models; its two largest causes are removed one after the
-other. Only the runs of two sets are simulated with each behaviour off separately. The tables go
-into docs/simulator.md. The benchmark takes about eight minutes on one core, --only stressS3 half a
-minute.
+Every recorded run of the authors' simulator is simulated several times: by our simulator, and by
+the re-creation of theirs. The re-creation runs with each behaviour switched off separately (only
+for the runs of two sets), and with all behaviours off. If our simulator then still gives other
+results, the two models differ; the two largest of these differences are removed one after the
+other. The tables go into docs/simulator.md. The benchmark takes about eight minutes on one core,
+--only stressS3 half a minute.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulates one recorded run in both simulators with all switches off: first as recorded, then
-    without one of the models' differences at a time."""
+    """Simulates one recorded run in both simulators, with all switches off: first as recorded, then
+    with one of the differences between the models removed at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
     if policy == "deepio-ordered":
@@ -204,7 +204,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.differences")
     parser.add_argument("--only", default="", help="runs whose set or policy contains this text")
     parser.add_argument("--json", type=Path, help="write everything here as JSON")
-    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
+    parser.add_argument(
+        "--page", type=Path, help=f"write the tables into this page; default without --only: {PAGE}"
+    )
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []
     modelled: list[dict[str, Any]] = []

@@ -140,7 +140,7 @@ def run(case: Case) -> dict[str, Any]:
     if case.slower > 1:
         title += f"\nfile system at 1/{case.slower} of its rates"
     if case.part > 1:
-        title += f"\n1/{case.part} of the files and capacities; times for all"
+        title += f"\nsimulated: 1/{case.part} of the files and capacities; times: for all files"
     if case.epochs:
         scenario = replace(scenario, epochs=case.epochs)
     results = compare(divided(scenario, case.part, case.slower), case.policies)
@@ -161,8 +161,8 @@ def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]
 
 
 def grid(part: int, slower: int) -> dict[str, Any]:
-    """Simulates NoPFS on the machines of its figure 9. Returns a document whose policies are
-    machines."""
+    """Simulates NoPFS on the machines of its figure 9. The returned document has the results of the
+    machines in the place of the results of policies."""
     scenario = load_scenario(shipped_scenarios()["nopfs_fig9"])
     results = {}
     for name, classes in machines(scenario):
@@ -171,7 +171,7 @@ def grid(part: int, slower: int) -> dict[str, Any]:
     title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
     if slower > 1:
         title += f"\nfile system at 1/{slower} of its rates"
-    title += f"\n1/{part} of the files and capacities; times of all files"
+    title += f"\nsimulated: 1/{part} of the files and capacities; times: for all files"
     return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
 
 
@@ -280,7 +280,8 @@ def is_drawn(case: Case) -> bool:
 
 
 def shown(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the machines of the grid that fit into one picture."""
+    """Returns the document with fewer machines of figure 9, so that one picture has room for
+    all."""
     kept = {
         name: result
         for name, result in document["policies"].items()
@@ -294,7 +295,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator.figures")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
-    parser.add_argument("--page", type=Path, help=f"the page of the tables; {PAGE} without --only")
+    parser.add_argument(
+        "--page", type=Path, help=f"write the tables into this page; default without --only: {PAGE}"
+    )
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
     arguments = parser.parse_args()
     documents = {}

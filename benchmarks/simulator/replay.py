@@ -1,8 +1,8 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
 A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. Its machine is measured as by `monarch calibrate`; the order of its reads is
-recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
+or some samples ahead. The machine is measured as `monarch calibrate` does. The order of the reads
+is recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
 times of the epochs, then a run measures them.
 """
 
@@ -39,7 +39,7 @@ FAST = 1e12
 
 
 class Replay:
-    """One machine: a slow source, tiers of variable size, its measured rates."""
+    """A machine: its slow source, its tier (of variable size) and its measured rates."""
 
     def __init__(self, args: argparse.Namespace, place: Path, slow: SlowSource) -> None:
         self.args, self.place, self.slow = args, place, slow
@@ -94,7 +94,10 @@ class Replay:
             return said
 
     def simulate(self, share: float, threads: int, orders: list[list[int]]) -> list[float]:
-        """Returns the simulated time of each epoch of the same accesses [s]."""
+        """Returns the simulated time of each epoch [s].
+
+        orders : for each epoch, the files in the order in which `run` has read them
+        """
         scenario = self._scenario(share, threads)
         made = [np.array(order, np.int32).reshape(1, -1, BATCH) for order in orders]
         job = Job(

@@ -3,7 +3,8 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Returns the futex on which the reader of this demand sleeps: the lower half of the demand. */
+/* Returns the futex on which the reader of this demand sleeps. The futex is the first half of the
+ * demand's 64-bit word. */
 static uint32_t *futex_of(uint64_t *demand) { return (uint32_t *)demand; }
 
 void monarch_answer(struct monarch_clients *m, uint64_t entry, uint64_t first, uint64_t count) {

@@ -8,15 +8,17 @@
 #include "native.h"
 #include "shared/doorbell.h"
 
-/* Takes and clears the bits of one word. Clears the word's summary bit first. A client that then
- * sets a bit of the word sets the summary bit again, so that the daemon misses no bit. */
+/* Takes and clears the bits of one word. The word's summary bit is cleared before the word is read.
+ * If a client sets a bit of the word later, it also sets the summary bit again, so the daemon
+ * misses no bit. */
 static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count, uint64_t *ids) {
     uint64_t n = 0;
     __atomic_fetch_and(&b->summary[word / 64], ~(1ULL << (word % 64)), __ATOMIC_SEQ_CST);
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        /* a client that uses the entry numbers of an earlier daemon may set any bit */
+        /* the bit may have no entry: a client of an earlier daemon uses that daemon's entry
+         * numbers */
         if (id < count)
             ids[n++] = id;
     }

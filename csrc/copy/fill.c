@@ -81,7 +81,7 @@ static int create_copy(struct job *job) {
     if (reserve(fd, job->entry.size) != 0) {
         monarch_fail(job, monarch_tier_status(errno), errno);
         close(fd);
-        /* this removes no other copy, because numbers of copies are never reused */
+        /* No other copy can have this name: the number of a copy is never reused. */
         monarch_remove_copy(job);
         return -1;
     }
@@ -93,8 +93,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers: resets the map in the fill's slot, and then stores the slot's
- * word, which tells readers to which copy the map belongs. */
+/* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the word
+ * of the slot, which has the number of the copy. By this number, readers recognize the map. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -127,8 +127,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Shows the fill to readers before it opens the file at the source. So a reader that opens the file
- * during the fill waits for the copy. */
+/* Shows the fill to readers before it opens the file at the source, so that a reader that opens the
+ * file during the fill waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);

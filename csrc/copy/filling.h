@@ -15,7 +15,7 @@ struct block_sum {
 
 struct block_sum_stream {
     struct xxh3_stream xxh3;
-    struct monarch_mac *content; /* NULL: no digest is made */
+    struct monarch_mac *content; /* computes the digest; NULL: no digest is made */
 };
 
 /* An unfinished copy. Fields marked "engine's" belong to csrc/engine, and are used under the pool's
@@ -26,7 +26,7 @@ struct fill {
     unsigned users;      /* engine's: number of threads that work on the fill */
     uint64_t next_block; /* engine's: the first block that no thread has begun */
     uint64_t asked_ns;   /* engine's, atomic: when a reader last waited for a unit */
-    uint64_t next_unit;  /* engine's: the unit to fill next, ahead of the reader that waited last */
+    uint64_t next_unit;  /* engine's: the unit to fill next, if a reader has waited */
     unsigned asked_by;   /* engine's: the rank of the reader that waited last */
     uint64_t *claimed;   /* engine's: a bit for each unit that a thread has claimed */
     struct job *job;
@@ -45,8 +45,8 @@ struct fill {
     int to, failed; /* to: descriptor of the copy; failed: atomic, whether the fill has failed */
     uint64_t units, unit_bytes, blocks, block_bytes;
     uint64_t blocks_left; /* atomic: blocks without a checksum yet */
-    /* atomic: the two blocks whose write-back began most recently, each as its index + 1; 0: none.
-     * written[0] is the later one. */
+    /* atomic: the two blocks whose write-back began most recently. Each is stored as its index + 1,
+     * and 0 stands for no block. written[0] is the later block. */
     uint64_t written[2];
     uint64_t *sums;                   /* for each block, its XXH3-64 */
     const unsigned char *content_key; /* key of the digests; NULL: no digests are made */

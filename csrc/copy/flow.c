@@ -1,7 +1,7 @@
 /* Measures how many bytes threads receive from each endpoint, and how long that takes. An endpoint
  * is either all sources together, or one peer. Policies choose among endpoints by the throughput
- * that each thread gets. In section 4 of the NoPFS paper, this is r_j(p_j) / p_j: p_j threads use
- * endpoint j, and r_j is the throughput of all these threads together. */
+ * per thread. Section 4 of the NoPFS paper writes this throughput as r_j(p_j) / p_j: p_j threads
+ * use endpoint j, and r_j is the throughput of all these threads together. */
 #include "copy/flow.h"
 
 #include "copy/state.h"

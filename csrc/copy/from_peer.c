@@ -12,18 +12,19 @@
 /* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
  * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
  * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* for bytes that a reader waits for */
-#define TRIES 8       /* for all other bytes, which can wait longer */
+#define ASKED_TRIES 2 /* limit if a reader waits for the bytes */
+#define TRIES 8       /* limit if no reader waits for the bytes */
 /* A peer answers COMING while it is receiving the bytes from the source. If this node asked the
  * source as well, the bytes would come no sooner, and other readers would be delayed. */
-/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. The time
- * is shorter than the 5 s for which the reader waits for a live daemon. */
+/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. It is less
+ * than 5 s, the time for which a reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
-/* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. A thread
- * can be spared for this long. */
+/* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
+ * this wait, the thread does no other work except for waiting readers. */
 #define COMING_NS 30000000000ULL
-/* A peer that is still filling the file sends the last block only when its own copy is complete.
- * So a reader waits for that block only if the copy on this node lacks at most this many blocks. */
+/* A peer that is still filling the file sends the last block only when its own copy is complete. If
+ * a reader waits for the last block, the peer is asked for it only if this node's copy lacks at
+ * most this many blocks. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
@@ -81,9 +82,8 @@ static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
 }
 
 /* Returns whether the peer is still starting and should be asked again; pauses before it returns 1.
- * Bytes that no reader waits for can wait until the peer serves. Without this patience, when nodes
- * are started together, the first node would read all files from the source, even the files that
- * other nodes are to read. */
+ * Returns 0 if a reader waits for the bytes. Without these pauses, when nodes are started together,
+ * the first node would read all files from the source, even those that other nodes are to read. */
 static int is_starting(const struct monarch_engine *e, const struct fill *f,
                        const struct monarch_peer *peer, struct monarch_peer_get *get) {
     struct timespec pause = {0, STARTING_NS};
@@ -96,13 +96,14 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer repeatedly, until it answers or one of the limits above is reached, and stores the
- * outcome in get->status. Two outcomes do not mean that the peer has failed, but still send the
- * caller to the source. They are MONARCH_PEER_LATER, which ends the loop at once, and
- * MONARCH_PEER_COMING, if it is still the answer after the longest wait. */
+ * outcome in get->status. After two outcomes, the caller reads from the source although the peer
+ * has not failed: MONARCH_PEER_LATER, which ends the loop at once, and MONARCH_PEER_COMING, if the
+ * peer still gives this answer after the longest wait. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);
-    /* unasked: the last time at which no reader waited for these bytes */
+    /* unasked: the last time at which no reader was waiting for these bytes. The name refers to
+     * readers, not to the peer. */
     uint64_t began = monarch_now_ns(), unasked = began;
     get->status = MONARCH_PEER_TIMEOUT;
     for (int tries = 0, silent = 0; peer; tries++) {
@@ -119,7 +120,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* tells the peer that a reader waits; a peer sends such bytes before all other bytes */
+        /* The request says whether a reader waits for the bytes. A peer sends bytes for which a
+         * reader waits before all other bytes. */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {
@@ -166,7 +168,7 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        /* if the order names two peers, it is not known which of them is the owner */
+        /* If the order names two peers, either of them may be the owner. */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {

@@ -8,7 +8,7 @@
 #include "copy/state.h"
 
 /* How many nodes a fill may ask besides those that its order names. A node that was asked, but has
- * no room for the file, names the next one. */
+ * no room for the file, answers with the number of another node. */
 #define MONARCH_MOVES 6
 
 struct job {
@@ -19,8 +19,9 @@ struct job {
     int slot; /* index of the fill's slot in the fills segment; -1 for none */
     /* atomic: the descriptor that a reader of the file has handed over; -1 for none */
     int handed;
-    int is_read;       /* the reader that handed over the descriptor has read the whole file */
-    int is_kept;       /* a handed-over descriptor waits for this order, see monarch_take_kept */
+    /* whether the reader that handed over the descriptor has read the whole file */
+    int is_read;
+    int is_kept;       /* a reader's descriptor is kept for this order (monarch_take_kept) */
     uint64_t claim;    /* number under which the reader claimed the file (shared/claims.h) */
     struct pack *pack; /* the pack that has the file as a member; NULL for none, see pack.h */
     uint32_t member;   /* index of that member in the pack */
@@ -32,10 +33,10 @@ struct job {
     int has_it;
     /* descriptors of the source's root and of the tier's directory of copies */
     int source_root, copies;
-    int is_stamped; /* whether the copy gets `stamp` (monarch_stamp) */
+    int is_stamped; /* whether `stamp` is stored in the copy's modification time (monarch_stamp) */
     uint64_t stamp;
     uint64_t expected_sum;
-    struct monarch_entry entry; /* the entry at the time of the order */
+    struct monarch_entry entry; /* a copy of the file's catalog entry, made with the order */
     char path[];
 };
 

@@ -19,8 +19,8 @@
 
 /* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The length [bytes] of the longest window for a file in use. This limit is lower, because a
- * program waits until the whole window is read. */
+/* The length [bytes] of the longest window that is read for a file in use. A program waits for such
+ * a file until the whole window is read, so this limit is lower. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* The most windows that are kept. Threads copy from some of them; the others contain members whose
  * orders no thread has begun. */
@@ -238,7 +238,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* If the order asks a peer first, it needs the member only if the peer fails. */
+        /* An order that asks a peer first needs the member only if the peer fails. So it is not
+         * noted as waiting for the member yet. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -272,8 +273,8 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of the run of members that ends just before `member` and must be read.
- * Returns `member` itself if that run is empty. Goes back at most LOOKS_BACK members. */
+/* Goes back from `member`, over at most LOOKS_BACK members that are to be read and follow each
+ * other without a gap. Returns the first of them; `member` itself if there are none. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -281,7 +282,7 @@ static uint64_t first_beside(struct pack *p, uint64_t member) {
 }
 
 /* Sets the bounds of a window that begins with this member and ends with an ordered member. most:
- * the length limit, see WINDOW_BYTES. */
+ * the longest length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;
@@ -415,9 +416,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Returns the window that contains the order's member, once that window is read; NULL if the pack
- * cannot be read, or if no window is free. The caller holds the lock, which is released during
- * waits and reads. */
+/* Waits until the window that contains the order's member was read, and returns it. Returns NULL if
+ * the pack cannot be read, or if no window is free. The caller holds the lock, which is released
+ * during waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;

@@ -35,7 +35,8 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps in short steps, so that a low rate does not delay the end of an engine that stops. */
+/* Sleeps until `when_ns`, or until the engine stops. Sleeps in steps of at most 50 ms, because a
+ * low rate would otherwise delay the engine's end. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -96,8 +97,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         return -1;
     }
     /* The attributes that the kernel cached at the open are enough here, because the server is
-     * asked after the last byte is read. Only if the cached attributes differ from the catalog's,
-     * ask the server now: some file systems learn a file's size only when they are asked. */
+     * asked after the last byte is read. The server is asked now only if the cached attributes
+     * differ from the catalog's, because some file systems learn a file's size only when they are
+     * asked. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -354,7 +356,8 @@ static int give_back(struct monarch_engine *e, struct fill *f, int from, int *st
     int own = monarch_open_source(e, f->job, status), handed = from;
     if (own < 0)
         return -1;
-    if (f->units == 1) /* no other thread works on this fill */
+    /* A fill of one unit is used by only one thread, so source_ns needs no lock. */
+    if (f->units == 1)
         f->source_ns += monarch_now_ns() - began_ns;
     if (__atomic_compare_exchange_n(&f->job->handed, &handed, -1, 0, __ATOMIC_SEQ_CST,
                                     __ATOMIC_SEQ_CST)) {

@@ -40,8 +40,11 @@ struct monarch_engine {
     uint32_t kept_sources;
     struct monarch_clients *clients;
     struct monarch_fills *fills;
-    struct pack *pack[MONARCH_MAX_SOURCES]; /* by source; NULL for none, see pack.h */
-    struct endpoint *endpoint; /* by index: the sources, then each peer by its number; see flow.h */
+    /* by source: the source's pack (copy/pack.h); NULL if it has none */
+    struct pack *pack[MONARCH_MAX_SOURCES];
+    /* Measured throughput (copy/flow.h). Element 0 is for all sources together; the elements after
+     * it are for the peers, in the order of their numbers. */
+    struct endpoint *endpoint;
     /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
      * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: of
      * the recent files that could be read with O_DIRECT but were read through the page cache, the

@@ -132,7 +132,7 @@ static void page_in(struct job *job, char *buffer) {
         return;
     }
     posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    /* with this advice, since Linux 6.3, the read does not count as a use of the pages */
+    /* Since Linux 6.3, POSIX_FADV_NOREUSE keeps a read from marking the pages as recently used. */
     posix_fadvise(fd, 0, 0, POSIX_FADV_NOREUSE);
     end = end < size ? end : size;
     while (job->result.bytes < end && job->result.error == 0) {

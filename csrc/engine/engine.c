@@ -144,7 +144,10 @@ void monarch_engine_settle(struct monarch_engine *e) {
     for (struct job *job; (job = monarch_pop(&p->told)); free_job(job))
         monarch_free_slot(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        monarch_unlock_and_ring(p); /* an order may have waited for a slot */
+        /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
+         * Before this call, there were not more. Wake the threads, because such a fill may begin
+         * now. */
+        monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);
 }

@@ -79,9 +79,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* Yields the readers that are left in `of_ranks`. There are such readers if a demand was taken
-     * or answered after `of_ranks` was filled: the demand's slot then looked empty, and yielded no
-     * reader of `of_ranks`. */
+    /* All slots have been looked at, but `of_ranks` may still have readers. A reader is left there
+     * if the demand in one of the slots ended, or was taken by a thread, after `of_ranks` was
+     * filled. Yield the readers that are left. */
     if (l->length) {
         *w = take_first(l);
         return 1;

@@ -38,9 +38,9 @@ static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     return job != NULL;
 }
 
-/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns whether the
- * file is left to Python, which must order the fill or find out why there can be no fill. c: the
- * catalog; NULL if the writer's lock could not be taken. The file's state is then unknown. */
+/* Orders a fill of the file for which the reader waits, if the grant allows it. Returns 1 if Python
+ * must order the fill, or find out why there can be no fill; otherwise 0. c: the catalog; NULL if
+ * the writer's lock could not be taken, so that the file's state is unknown. */
 static int is_left(struct pool *p, const struct waiting *reader, struct monarch_catalog *c) {
     struct grant *g = &p->grant;
     uint64_t id = monarch_demand_entry(reader->demand);
@@ -54,8 +54,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
         return 0;
     if (!c || is_asked_for(p, c, id))
         return !(c && order(p, c, id));
-    /* No fill of this file is under way, and none is wanted. So the file was settled before this
-     * demand was made. Wake the reader, which then checks the file's state again. */
+    /* This demand needs no fill: the state of its file changed before the demand was written. Wake
+     * the reader, which then checks the state again. */
     monarch_answer(p->shared.clients, id, 0, MONARCH_FILL_UNITS);
     return 0;
 }
@@ -119,7 +119,9 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
             g->refused[i] = 0;
     memset(g->is_early, 0, sizeof g->is_early);
     g->holds = e->writer != NULL;
-    monarch_unlock_and_ring(p); /* readers may have asked while there was no grant */
+    /* While there was no grant, demands were left without an order. With the new grant, threads can
+     * order fills for them, so wake the threads. */
+    monarch_unlock_and_ring(p);
     if (p->listener)
         p->listener->granted(p);
 }

@@ -114,7 +114,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* If the word has the number of a copy, this is an older copy, which must be removed first. */
+    /* If the word contains the number of a copy, this copy is of an older version of the file, and
+     * must be removed before a fill. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
     enum monarch_storage storage = find_home(p, id, asked);

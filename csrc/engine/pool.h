@@ -24,7 +24,8 @@ struct queue {
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
-    uint32_t meets;      /* a bit per source, see monarch_engine_grant */
+    /* a bit per source: whether the engine may add its files to the catalog */
+    uint32_t meets;
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
     uint64_t next_copy;                          /* number of the next copy */
@@ -76,8 +77,8 @@ struct late {
     unsigned peers;
 };
 
-/* Callbacks through which csrc/handover follows the orders for which a reader's descriptor may
- * wait. */
+/* Callbacks of csrc/handover. It keeps the descriptors that readers have handed over until orders
+ * need them. */
 struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */
@@ -117,7 +118,7 @@ struct pool {
     uint32_t asked[MONARCH_MAX_PEERS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
-    /* by rank: the rank's share, among the threads of each origin; see fair_queue.h */
+    /* by rank: the rank's share of the threads of each origin; see fair_queue.h */
     uint32_t share[MONARCH_RANKS];
     struct fair_queue fair[MONARCH_ORIGINS];
     int rung;           /* the daemon was rung for results, and has not taken them yet */
@@ -134,7 +135,7 @@ struct pool {
     const struct listener *listener;
     struct handovers *handovers;
     struct kept_table *kept;
-    int rests; /* atomic: whether threads sleep after each file, see monarch_engine_width */
+    int rests; /* atomic: whether threads for the sources sleep after work (monarch_engine_width) */
     int roots[MONARCH_MAX_SOURCES], copies[MONARCH_MAX_TIERS];
     uint32_t stamped; /* a bit for each tier whose copies are stamped */
     uint64_t salt;

@@ -28,8 +28,8 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may ask the order's peer. Threads may be added to a peer until it has
- * twice as many threads as are free (dynamic thresholds: Choudhury and Hahne, 1998). So an
+/* Returns whether a thread may ask the order's peer. The threads that ask one peer may be at most
+ * twice as many as the free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
  * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
  * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
@@ -104,9 +104,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* Answer this demand if its unit is done. The thread that claimed the unit answers its readers
-     * only once, when the unit is done, which may have been before this demand was made. Also
-     * answer a demand for a unit that no map has. */
+    /* If the unit is done, answer this demand here. The thread that filled the unit answers only
+     * once, when it completes the unit, and this demand may have been made later. Also answer a
+     * demand for a unit that no map has, because no thread fills it. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
@@ -156,10 +156,10 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses the fill whose next unit is filled before a reader asks for it; returns NULL if there is
- * no such fill. *first gets the first fill in the list that could be served. Usually this fill is
- * also the result. A later fill is the result only if the readers of both fills belong to ranks,
- * and the later fill's rank is due earlier. */
+/* Chooses a fill in which a thread fills the next unit before a reader asks for this unit. Returns
+ * NULL if there is no such fill. *first gets the first fill in the list that could be served.
+ * Usually this fill is also the result. A later fill is the result only if the readers of both
+ * fills belong to ranks, and the later fill's rank is due earlier. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -371,12 +371,13 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
  *     before the work was added does not fall asleep.
  *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
- *     the remaining work, the thread wakes one of them, but does not change the word: the thread
- *     that has added this work rings the bell for it. If that ring has come already, no thread that
- *     is awake falls asleep without seeing the work. If that ring is still to come, it wakes one
- *     more thread. There is one exception: a thread whose work no longer asks the same peer rings
- *     the bell itself. The peer that the thread has left has room again for orders that were set
- *     aside, and no other ring will come for these orders.
+ *     the remaining work, the thread wakes one of them, but does not change the bell's word. Only
+ *     the thread that adds work changes the word, and this is enough. If it has done so already,
+ *     all threads that are awake see the work before they sleep. If it has not done so yet, it will
+ *     wake one more thread.
+ *   - One case is an exception to the second rule: a thread stops asking a peer, so that the peer
+ *     has room again for orders that were set aside. No thread adds work in this case, so the
+ *     thread that has left the peer rings the bell itself.
  *   - A thread that has all roles of its origin and finds no work need not wake others, because
  *     there is nothing that they could do.
  *   - A demand whose file has no order counts as work of both origins, until a thread has ordered a

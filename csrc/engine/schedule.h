@@ -10,7 +10,7 @@ struct work {
     struct fill *fill;
     uint64_t unit, block;
     int is_unit; /* 1: a unit must be moved; 0: a block */
-    /* 1: the caller was the last thread without work among those with its roles, so start more
+    /* 1: the caller was the last idle thread that has the caller's roles, so it must start more
      * threads */
     int leaves_nobody;
 };

@@ -16,9 +16,9 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Number of results of published copies that accumulate before the daemon is rung. */
-#define RESULTS_AWAITED 64  /* if the daemon waits for results (monarch_engine_await) */
-#define RESULTS_AT_ONCE 512 /* if it does not */
+/* The daemon is rung when this number of results of published copies has accumulated. */
+#define RESULTS_AWAITED 64  /* limit if the daemon waits for results (monarch_engine_await) */
+#define RESULTS_AT_ONCE 512 /* limit if it does not wait for results */
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
@@ -69,7 +69,10 @@ static void push_result(struct pool *p, struct job *job) {
     p->rung |= rings;
     ends_rest = !job->result.is_published && monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
-        monarch_unlock_and_ring(p); /* orders may have waited for a slot */
+        /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
+         * Before this call, there were not more. Wake the threads, because such a fill may begin
+         * now. */
+        monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);
     if (ends_rest)
@@ -270,8 +273,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* At the depth DEEPEST, the thread does not serve other readers meanwhile. This fill must not
-     * be delayed, because the program may want its descriptor closed soon. */
+    /* DEEPEST keeps the thread from serving other readers during this fill. The program may want
+     * its descriptor closed soon, so the fill must not be delayed. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -304,9 +307,9 @@ static uint64_t next_look(const struct worker *w, int has_used) {
     return ns ? monarch_now_ns() + ns : 0;
 }
 
-/* Sleeps until the bell for the thread's `enum monarch_origin` rings, or until the time `until_ns`
- * [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`. Returns 0
- * if `until_ns` has passed, else 1. */
+/* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until the time
+ * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`.
+ * Returns 0 if `until_ns` has passed, else 1. */
 static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[w->origin];
@@ -378,9 +381,10 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
     return is_started;
 }
 
-/* Starts the next thread for the sources, and counts it once it can be joined. monarch_engine_stop
- * does not miss the new thread, because it joins the calling thread first and then reads the count
- * again. The caller holds the pool's lock, which is released meanwhile. */
+/* Starts the next thread for the sources. Increments p->threads only when the new thread can be
+ * joined. While this function runs, monarch_engine_stop cannot miss the new thread: it first joins
+ * the calling thread, and then reads p->threads again. The caller holds the pool's lock, which is
+ * released meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

@@ -9,7 +9,9 @@
  * the engine is stopping and the bell of its origin is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
 /* Implements monarch_engine.serve_readers. Does nothing if this thread is already inside a call of
- * this function. So at most two of a thread's waits for peers are nested. */
+ * this function. So waits for peers are nested at most two levels deep: a thread that waits for a
+ * peer may begin a fill that waits for a peer too, but begins no third fill during this second
+ * wait. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
 /* Does a FILL that is in no queue and has a slot. The calling thread serves no other reader
  * meanwhile. */

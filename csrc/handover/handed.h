@@ -8,7 +8,7 @@
 
 struct handed {
     int fd;         /* -1: the descriptor was closed, or an order has it */
-    int is_read;    /* the program has read the whole file */
+    int is_read;    /* whether the program has read the whole file */
     uint64_t id;    /* number of the file's entry, or MONARCH_NO_ENTRY */
     uint64_t claim; /* number under which the file is claimed (shared/claims.h) */
     /* the file's attributes if the catalog does not know the file; otherwise only `ino` is set */
@@ -22,7 +22,7 @@ struct handed {
     /* number of directory renames before the path was looked up; after a rename, the path may be
      * wrong */
     uint64_t renames;
-    struct handed *next; /* in the list of descriptors to be closed */
+    struct handed *next; /* the next element of the list of descriptors that must be closed */
     char path[];
 };
 

@@ -26,7 +26,7 @@
 /* The table also has at most this part (1 / SHARE) of the descriptors that the process may have
  * open. */
 #define SHARE 4
-/* A descriptor that still has no order is closed once both of these limits have passed. */
+/* A descriptor that still has no order is closed when both of these limits have passed. */
 #define ORDER_NS 50000000ULL /* time since the descriptor came [ns] */
 #define ITERATIONS 2         /* iterations of the daemon's loop since policy learned of the file */
 /* Interval [ns] at which the table's thread goes through the table. If a program wants its
@@ -126,7 +126,7 @@ int monarch_keep(struct kept_table *t, struct handed *h, int is_asked) {
 
 void monarch_note_kept(struct pool *p, struct job *job) {
     struct kept_table *t = p->kept;
-    /* This check comes first, and without a lock: nearly always the table is empty. */
+    /* Check first, without a lock, whether the table is empty. It nearly always is. */
     if (!t || !__atomic_load_n(&t->count, __ATOMIC_RELAXED) || job->result.kind != MONARCH_FILL ||
         monarch_origin_of(job) != MONARCH_FROM_SOURCE)
         return;

@@ -32,7 +32,7 @@
 struct handovers {
     struct pool *pool;
     int epoll;            /* watches all sockets and `end` */
-    int end;              /* an eventfd that tells the threads to end */
+    int end;              /* an eventfd; a value written to it makes all threads end */
     pthread_mutex_t lock; /* guards all fields below; no other lock is taken while it is held */
     int threads, waiting; /* waiting: how many of the threads wait for a descriptor */
     struct taker {

@@ -57,7 +57,8 @@ static int claim(struct monarch_kept_sample *sample) {
                                        __ATOMIC_RELAXED);
 }
 
-/* Reserves room for a sample. Returns its offset, or -1 if there is too little room. */
+/* Reserves room for a sample. Returns the offset of the room in the data, or -1 if too little room
+ * is left. */
 static int64_t take_room(struct monarch_kept *kept, uint64_t length) {
     uint64_t used = __atomic_load_n(&kept->used, __ATOMIC_RELAXED);
     do {

@@ -12,12 +12,12 @@
 #define MONARCH_READS_IN_FLIGHT 256
 
 /* Reads lengths[i] bytes at offsets[i] of descriptors[i] into out[i], for all i below `n`. At most
- * `in_flight` reads are in flight at once. The calling thread reads too. The process keeps the
- * other threads for later calls. These threads are woken when the call begins. But if few reads of
- * the last call had to wait for a device, they are woken only once a read of this call has waited.
- * Returns `n`. If reads fail, returns the smallest `i` of a read that failed; *error is then that
- * read's errno, or 0 if its file ended too early. After a failure no further reads begin, and the
- * call returns once the reads in flight have ended. */
+ * `in_flight` reads are in flight at once. The calling thread makes reads too. The other threads
+ * stay in the process for later calls. Usually these threads are woken when the call begins. But if
+ * few reads of the previous call had to wait for a device, the threads are woken only after a read
+ * of this call has waited. Returns `n`. If reads fail, returns the smallest `i` of a failed read;
+ * *error is then the errno of this read, or 0 if its file ended too early. After a failure, no
+ * further reads begin, and the call returns when the reads in flight have ended. */
 uint64_t monarch_read_all(const int32_t *descriptors, const int64_t *offsets,
                           const int64_t *lengths, char *const *out, uint64_t n, int in_flight,
                           int *error);
@@ -44,7 +44,7 @@ struct monarch_kept_sample {
  * at offset `data`.
  * room, used : size of the data, and how much of it is used [bytes]
  * from_memory, from_source : number of samples read from the memory, and from their source
- * is_full : whether a sample has found no room */
+ * is_full : 1 after a sample could not be stored for lack of room */
 struct monarch_kept {
     uint64_t samples;
     uint64_t data;
@@ -64,9 +64,10 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
 /* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of
  * bytes. Returns -1 if the sample is not completely stored. */
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
-/* Stores a sample, unless it is already stored, another process is storing it, or there is no room.
- * If a process was killed while it stored the sample, the caller takes over. Returns 1 for the
- * first sample, among all processes, that finds no room; otherwise 0. */
+/* Stores a sample. Does nothing if the sample is already stored, if another process is storing it,
+ * or if there was no room for it earlier. If the process that was storing the sample was killed,
+ * this process stores it instead. Returns 1 if there is no room, and this is the first sample of
+ * all processes that finds no room. Otherwise returns 0. */
 int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
-/* Adds the two numbers to the counts of struct monarch_kept. */
+/* Adds to the counts `from_memory` and `from_source` of struct monarch_kept. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);

@@ -1,6 +1,5 @@
-/* Makes many reads at a time, in several threads. Each process has one set of threads, which sleep
- * between calls. The threads are started when a call first needs them. A forked child starts
- * threads of its own. */
+/* Makes many reads at a time, in several threads. A process starts its threads when a call first
+ * needs them. Between calls, the threads sleep. A forked child starts its own threads. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,24 +12,24 @@
 /* Size of a thread's stack. Reading needs little of it, but a preloaded library may need more. */
 #define STACK_BYTES (256 << 10)
 
-/* A read counts as slow if it took longer than this [ns] plus 1 ns per byte, and its thread slept
- * meanwhile. Such a read has waited for a disk or a network. A read from memory takes a tenth of
- * that time. It takes longer if its thread has to wait for a processor, but such a wait does not
- * count as sleep. */
+/* A read counts as slow if two conditions are true. First, it took longer than this [ns] plus 1 ns
+ * per byte. Second, its thread slept meanwhile, so the read waited for a disk or a network. A read
+ * from memory takes a tenth of that time. If its thread has to wait for a processor, the read takes
+ * longer, but such a wait does not count as sleep. */
 #define SLOW_NS 100000
 
-/* A running call of monarch_read_all. It lives on the stack of the caller, who returns only once no
- * thread works on it any more. */
+/* A running call of monarch_read_all. The structure is on the caller's stack, so the caller returns
+ * only when no thread works on the call any more. */
 struct call {
     const int32_t *descriptors;
     const int64_t *offsets, *lengths;
     char *const *out;
     uint64_t n, next; /* next: index of the first read that no thread has begun; atomic */
     uint64_t slow;    /* number of slow reads; atomic */
-    /* The following fields are used under the lock. */
+    /* The lock protects the following fields. */
     uint64_t failed; /* smallest index of a read that failed; `n` if no read has failed */
     int error;       /* the errno of the read with index `failed` */
-    int wanted;      /* number of threads that may still begin to work on this call */
+    int wanted;      /* number of further threads that may begin to work on this call */
     int at_work;     /* number of threads that work on this call, not counting the caller's */
     struct call *after;
     pthread_cond_t left;
@@ -38,14 +37,14 @@ struct call {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
-static struct call *calls; /* the calls that need threads, the newest first */
+static struct call *calls; /* the calls that still need threads; the newest call comes first */
 static int threads, idle;  /* idle: number of threads that work on no call */
 /* Atomic; 1: few reads of the last call were slow. If so, the next call begins without other
  * threads, because waking them takes longer than copying from memory. */
 static int was_fast;
 
-/* Resets the state in a forked child. Only the thread that has forked exists there, so no other
- * thread can hold the lock or read. */
+/* Resets the state in a forked child. The child has only the thread that called fork, so no other
+ * thread holds the lock or makes reads. */
 static void forget(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     more = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -53,8 +52,8 @@ static void forget(void) {
     threads = idle = 0;
 }
 
-/* Registers `forget` as soon as this library is loaded. If it were registered at the first call, a
- * fork in another thread at that moment might miss it. */
+/* Registers `forget` as soon as this library is loaded. If the first call registered it, another
+ * thread might fork before the registration ends, and the child would not call `forget`. */
 __attribute__((constructor)) static void heed_forks(void) { pthread_atfork(NULL, NULL, forget); }
 
 /* Reads one range completely. Returns 0, an errno, or -1 if the file ends too early. */
@@ -75,8 +74,9 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 }
 
 static void fail(struct call *c, uint64_t i, int error) {
-    /* No further read begins. Reads begin in sequence, so every read before this one has begun
-     * already; if such an earlier read fails too, its failure replaces this one. */
+    /* From now on, no further read begins. Reads begin in the order of their indexes, so every read
+     * before this one has begun already; if such an earlier read fails too, its failure replaces
+     * this one. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {
@@ -92,8 +92,8 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Makes reads until all reads of the call have begun. is_alone: returns after a slow read, so that
- * the caller can wake other threads. */
+/* Makes reads until all reads of the call have begun. If `is_alone` is 1, the thread also returns
+ * after a slow read, so that the caller can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
@@ -143,7 +143,8 @@ static void *read_thread(void *arg) {
     return NULL;
 }
 
-/* Starts threads. They block all signals, so that the program's own threads handle the signals. */
+/* Starts threads. These threads block all signals, so that the program's own threads handle the
+ * signals. */
 static void start_threads(int missing) {
     pthread_attr_t attr;
     pthread_t thread;
@@ -156,7 +157,7 @@ static void start_threads(int missing) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; missing > 0 && threads < MONARCH_READS_IN_FLIGHT; missing--) {
         if (pthread_create(&thread, &attr, read_thread, NULL) != 0)
-            break; /* this is no error: the running threads, or the caller alone, do the work */
+            break; /* this is no error: fewer threads, or only the caller, then make the reads */
         threads++;
         idle++;
     }

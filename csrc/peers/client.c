@@ -39,7 +39,7 @@ typedef struct monarch_peer_link link_t;
 
 struct monarch_peer_link {
     int fd;
-    /* bound_ms: whichever of first_byte_ms and between_ms applies now */
+    /* bound_ms: the time limit that applies now, either first_byte_ms or between_ms */
     uint32_t first_byte_ms, between_ms, bound_ms;
     /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
      * the number of the next seal in its direction */
@@ -235,8 +235,8 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
 /* Receives a small answer together with its frames in one call, because such an answer usually
  * arrives in one piece. Puts the received bytes at the end of the buffer, because take_part moves
  * the content to the beginning of the same buffer. Receives at most as many bytes as a complete
- * answer has. So bytes of the next answer can be among them only if this answer is shorter, for
- * example an END alone. */
+ * answer has. If the answer is shorter, for example an END alone, the call may also receive bytes
+ * of the next answer. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
     uint64_t deadline = bound_from(l, monarch_now_ns());

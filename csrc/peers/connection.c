@@ -1,7 +1,7 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * A step that would have to wait returns instead, and its result tells what the connection waits
- * for. There is one exception: if `may_block` is set, the step may block until the socket accepts
- * bytes. */
+ * One call of monarch_peer_step works on the connection until it would have to wait. It then
+ * returns what the connection waits for. The call itself may block, until the socket accepts bytes,
+ * only if `may_block` is set. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -237,10 +237,10 @@ static int is_small(const connection *c, uint64_t there) {
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Sets the connection's state after a single call was given DATA, content, SUM and END, and has
- * sent `sent` bytes. Afterwards, the state is as if each part had been sent separately. If part of
- * the content is still to be sent, SUM and END are made again later, with the same numbers for
- * their seals. */
+/* Call this when a small answer (DATA, the content, SUM and END) was passed to the kernel in one
+ * call, which has sent its first `sent` bytes. Sets the connection's state as if each part had been
+ * sent separately. If part of the content is still to be sent, SUM and END are made again later,
+ * with the same numbers for their seals. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);
@@ -338,7 +338,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
             return MONARCH_PEER_TO_YIELD;
         off_t at = (off_t)c->at;
         uint64_t n = c->frame_end - c->at;
-        /* A blocking call can block for each 64 KiB anew, so the size of each call is limited. */
+        /* If calls on the socket block, sendfile may block again after every 64 KiB. So limit the
+         * size of each call. */
         if (c->blocks)
             n = least(n, *left);
         ssize_t r = sendfile(c->fd, c->file.fd, &at, n);

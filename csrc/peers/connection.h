@@ -6,7 +6,8 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Room for the frames that wait to be sent: DATA, SUM and END, or SUM and DATA. */
+/* Size of the array of frames that wait to be sent. At most three frames wait at a time: DATA, SUM
+ * and END. */
 #define MONARCH_PEER_FRAMES 4
 
 enum monarch_peer_state {
@@ -50,7 +51,7 @@ struct monarch_peer_connection {
      * the number of the next seal in its direction */
     uint64_t heard, said;
     struct monarch_peer_frame out[MONARCH_PEER_FRAMES];
-    /* number of frames in `out`; number of bytes of these frames that were sent */
+    /* frames: number of frames in `out`; sent: how many bytes of these frames were sent */
     unsigned frames, sent;
     struct monarch_peer_opened file;
     /* Positions in the file. at: the next byte to send. end: the end of the requested range.

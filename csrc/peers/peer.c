@@ -345,8 +345,9 @@ static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_li
             note_success(p, me.link);
             return 0;
         }
-        /* A closed link is no failure yet: the peer closes links that were idle for a long time,
-         * and may have been restarted. If the peer did not answer in time, that is a failure. */
+        /* A link that the peer had closed before it answered does not count as a failure: the peer
+         * closes links that were idle for a long time, and may have been restarted. An answer that
+         * did not come in time is a failure. */
         int was_closed =
             monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me.link);
@@ -377,7 +378,8 @@ int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *b
                      monarch_peer_arrived arrived, void *arg) {
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < n && bytes < LARGE_BYTES; i++)
-        /* a range that a reader waits for needs no slot, so its bytes do not count */
+        /* A range for which a reader waits needs no slot. So count only the bytes of other
+         * ranges. */
         bytes += gets[i].is_awaited ? 0 : gets[i].length;
     if (bytes < LARGE_BYTES)
         return ask(p, gets, n, 0, buffer, arrived, arg);

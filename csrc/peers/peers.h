@@ -90,11 +90,11 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
-/* Fetches all ranges, and returns once each has its status. Requests are sent without waiting for
- * earlier answers. Returns 0, or -1 if the link cannot be used any more; ranges without an answer
- * then have the status CUT. Only one thread at a time may call this function for a link. buffer:
- * MONARCH_PEER_CHUNK bytes, for ranges that go into files; NULL: the function allocates one. A link
- * has no buffer of its own, because many links are idle. */
+/* Fetches all ranges, and returns when every range has its status. Requests are sent without
+ * waiting for earlier answers. Returns 0, or -1 if the link cannot be used any more; ranges without
+ * an answer then have the status CUT. Only one thread at a time may call this function for a link.
+ * buffer: MONARCH_PEER_CHUNK bytes, for ranges that go into files; NULL: the function allocates
+ * one. A link has no buffer of its own, because many links are idle. */
 int monarch_peer_fetch(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n,
                        char *buffer, monarch_peer_arrived arrived, void *arg);
 /* These two calls together fetch one range. The range can be requested while the answer to the
@@ -118,8 +118,8 @@ struct monarch_peer;
 /* Makes a new link. Returns NULL if that fails, or if requests to this peer are suppressed for now;
  * *status then says why. */
 typedef struct monarch_peer_link *(*monarch_peer_connect)(void *arg, uint32_t *status);
-/* Called when a link has broken, with a status that says why, and with MONARCH_PEER_OK when the
- * peer works again. began_ns: when the failed fetch began [ns of CLOCK_MONOTONIC]. */
+/* Called in two cases. When a link has broken, `status` says why. When the peer works again,
+ * `status` is MONARCH_PEER_OK. began_ns: when the failed fetch began [ns of CLOCK_MONOTONIC]. */
 typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_ns);
 
 /* Makes a peer. Returns NULL if memory is exhausted. */

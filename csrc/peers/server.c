@@ -56,7 +56,7 @@ static uint64_t name_of(const server *s, const connection *c) {
 }
 
 /* Claims the connection to which an event belongs. Returns NULL if that connection has ended, or if
- * a sweep has claimed it. */
+ * another thread already works on it because its deadline has passed. */
 static connection *claim(server *s, uint64_t name) {
     connection *c = &s->at[name >> 32];
     pthread_mutex_lock(&s->lock);
@@ -197,8 +197,8 @@ static void sweep(server *s, struct monarch_peer_stage *stage) {
     }
 }
 
-/* Ends a connection's wait. Once the socket accepts bytes, any free thread works on the
- * connection. */
+/* Ends a connection's wait for bytes of its file. From then on, any free thread works on the
+ * connection when the socket accepts bytes. */
 static void wake(server *s, connection *c) {
     end_to_wait(s, c);
     c->deadline_ns = monarch_now_ns() + s->bounds.stall_ms * 1000000ULL;
@@ -220,8 +220,8 @@ void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
     pthread_mutex_lock(&s->lock);
-    /* a thread that is working on a connection now looks for bytes again before it lets the
-     * connection wait */
+    /* Tell the threads that are working on a connection at this moment: because of the new value,
+     * they look for bytes once more before they let their connections wait. */
     s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
@@ -372,7 +372,7 @@ void monarch_peer_end(server *s) {
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->bounds.connections; i++)
         if (s->at[i].fd >= 0)
-            shutdown(s->at[i].fd, SHUT_RDWR); /* ends any thread's wait for the socket */
+            shutdown(s->at[i].fd, SHUT_RDWR); /* ends a wait of any thread for this socket */
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);

@@ -6,7 +6,8 @@
 
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units) {
     for (uint64_t i = 0; i < n; i++) {
-        /* The number may be -1 or too large, but a prefetch of an invalid address does no harm. */
+        /* accesses[i + AHEAD] may be -1 or too large, but a prefetch of an invalid address does no
+         * harm. */
         if (i + AHEAD < n)
             __builtin_prefetch(&counts[accesses[i + AHEAD]], 1);
         if (accesses[i] < 0)

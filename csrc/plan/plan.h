@@ -26,8 +26,8 @@ void monarch_mersenne_fill(struct monarch_mersenne *g, uint32_t *out, uint64_t n
 /* Computes torch.randperm(n, generator=g) on the CPU. large: whether to use the algorithm that
  * torch uses for n >= 2**32 / 20. */
 void monarch_torch_randperm(struct monarch_mersenne *g, int large, int32_t *out, uint64_t n);
-/* Computes torch.randint(high, (n,), generator=g). wide: two draws of the generator are combined
- * for each number. */
+/* Computes torch.randint(high, (n,), generator=g). wide: whether two draws of the generator are
+ * combined for each number. */
 void monarch_torch_randint(struct monarch_mersenne *g, uint64_t high, int wide, int32_t *out,
                            uint64_t n);
 /* Shuffles `items` like libstdc++'s std::shuffle with std::minstd_rand0, whose state is *state. */

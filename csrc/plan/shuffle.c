@@ -1,4 +1,5 @@
-/* Shuffles that repeat those of the samplers' libraries, draw for draw, and their generators.
+/* Shuffles that draw exactly the numbers that the libraries of the samplers draw, and the random
+ * generators for them.
  *
  * The items of a large dataset are far apart in memory. So some hundred positions are computed
  * together, and the items at these positions are prefetched before they are exchanged. */

@@ -148,8 +148,8 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* The new inode number takes a slot of the index by inode. Enough slots must stay free for all
-     * entries that can still be added. */
+    /* A new inode number takes a slot of the index by inode. Change nothing if the index would then
+     * have too few free slots for the entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;
@@ -159,7 +159,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);
-    REPLACE(copy_ino); /* 0: the file has no copy */
+    REPLACE(copy_ino); /* becomes 0, because the file has no copy */
     REPLACE(sum);
     REPLACE(blksize);
     REPLACE(mtime_ns);

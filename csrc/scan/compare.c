@@ -8,7 +8,8 @@
 #include "shared/pace.h"
 
 #define MAX_THREADS 64
-#define A_THREAD 32 /* a further thread is started per this many entries */
+/* A further thread is started for every A_THREAD entries. */
+#define A_THREAD 32
 
 struct comparison {
     const struct monarch_catalog *catalog;

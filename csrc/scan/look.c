@@ -11,7 +11,8 @@
 
 static int to_ns(const struct statx_timestamp *t, int64_t *ns) {
     if (t->tv_sec > 9000000000LL || t->tv_sec < -9000000000LL)
-        return 0; /* beyond the range of 64-bit nanoseconds (1684 to 2255) */
+        /* The time cannot be stored as 64-bit nanoseconds, which cover the years 1684 to 2255. */
+        return 0;
     *ns = t->tv_sec * 1000000000LL + t->tv_nsec;
     return 1;
 }

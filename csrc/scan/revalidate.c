@@ -74,8 +74,8 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
             compare_file(x, &table[ids[n]]);
         return n;
     }
-    /* Without a listing, the catalog may know only some of the directory's names, and the entries
-     * of these names may be anywhere in the catalog. */
+    /* Without a listing, the catalog may know only some of the directory's names, and their entries
+     * may be anywhere in the catalog. So look at all entries. */
     for (uint64_t id = 0; id < count; id++)
         if (table[id].source == d->source &&
             monarch_catalog_parent(x->catalog, &table[id]) == d - table) {

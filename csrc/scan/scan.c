@@ -55,7 +55,7 @@ static void *scan_thread(void *arg) {
  * running threads, because they may be waiting for work that the missing threads would have
  * found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
-    s->thread[started] = 0; /* pthread_create may have written to it */
+    s->thread[started] = 0; /* pthread_create may have stored a value here although it has failed */
     pthread_mutex_lock(&s->lock);
     s->busy -= missing;
     s->threads -= missing;
@@ -121,7 +121,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     if (!s)
         return NULL;
     s->is_deep = is_deep;
-    /* in reverse, because the task that is added last is taken first */
+    /* The task that is added last is taken first. So add the directories in reverse. */
     for (uint64_t i = n; i > 0; i--)
         add_first(s, directories[i - 1]);
     return begin(s);

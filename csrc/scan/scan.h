@@ -74,7 +74,7 @@ struct monarch_scan {
     /* the scan skips files that this writer's catalog has with the same inode number; NULL: it
      * skips none */
     struct monarch_writer *writer;
-    int64_t since_ns; /* a time at which the catalog had no files yet [CLOCK_REALTIME] */
+    int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */
     uint32_t *doorbell;
     uint64_t rung_ns; /* when the bell was last rung for a batch */

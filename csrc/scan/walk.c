@@ -67,7 +67,8 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* A file system that is mounted on this directory does not belong to the source. */
+    /* If another file system is mounted on this directory, it does not belong to the source, so it
+     * is not scanned. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;

@@ -13,11 +13,13 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid [ns], except for a peer to which DOUBTED_NS applies. */
+/* How long the check of a block stays valid [ns], except for a peer that says that the block
+ * arrived wrong. */
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that says that the block arrived wrong.
- * The time is short, because the block may have rotted since the check. With this time, a peer that
- * lies causes at most one check of the block per second. */
+ * The time is short, because the block may have rotted since the check. It is not 0, because a
+ * lying peer could then cause a check with each request: with this time, it causes at most one
+ * check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -76,7 +78,9 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
         note_rotten(h, held);
     pthread_mutex_lock(&h->checking);
     struct checked *last = &h->checked[monarch_mix(held->word ^ monarch_mix(block)) % CHECKS];
-    if (sum) /* a block that was good before may have rotted */
+    /* Record the new result even if an earlier check found the block good: the block may have
+     * rotted since. */
+    if (sum)
         *last = (struct checked){agreed ? held->word : 0, block, now};
     is_good = last->word == held->word && last->block == block &&
               now - last->at_ns < (held->is_doubted ? DOUBTED_NS : CHECKED_NS);

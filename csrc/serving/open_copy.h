@@ -25,7 +25,8 @@ struct monarch_holdings {
     int copies[MONARCH_MAX_TIERS];
     pthread_rwlock_t lock; /* guards `catalog`, which is replaced when the catalog grows */
     const struct monarch_catalog *catalog;
-    uint16_t *home;    /* atomic, by entry: see monarch_holdings_keep */
+    /* atomic, by entry: the node that keeps the file, as an enum monarch_home_here */
+    uint16_t *home;
     int patience;      /* atomic: enum monarch_patience */
     uint32_t next_tag; /* atomic: tag of the next demand */
     struct monarch_sums *sums;
@@ -38,7 +39,7 @@ struct monarch_holdings {
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* held while the server is woken, so that it is not stopped meanwhile */
+    /* held while another thread wakes the server, so that the server cannot be freed meanwhile */
     pthread_mutex_t waking;
     struct monarch_peer_server *server;
 };
@@ -48,7 +49,8 @@ struct open_copy {
     /* sum: the catalog's sum of the whole file */
     uint64_t id, word, size, blocks, block_bytes, sum;
     int fd, slot; /* slot: the fill's slot; -1 if the copy was complete when it was opened */
-    int is_hasty; /* 1: a demand is made for bytes that are missing, see is_hasty in open_copy.c */
+    /* 1: if requested bytes are missing, a demand is made for them (is_hasty in open_copy.c) */
+    int is_hasty;
     int is_doubted; /* 1: the peer says that the bytes arrived wrong before */
     /* 1: the copy was found complete. From then on all its bytes can be sent, even if the copy is
      * dropped meanwhile. */

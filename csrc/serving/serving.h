@@ -14,8 +14,8 @@ struct monarch_holdings;
  * copies and files are not remembered, but they will be found again. */
 enum { MONARCH_ROTTEN = 64, MONARCH_MOVED = 1024 };
 
-/* Which node keeps a file, as seen from this node. This decides how a request is answered if this
- * node has no copy of the file. */
+/* Which node keeps a file, as seen from this node. If this node has no copy of a requested file,
+ * this value decides how the request is answered. */
 enum monarch_home_here {
     MONARCH_KEPT_ELSEWHERE,
     MONARCH_KEPT_HERE,

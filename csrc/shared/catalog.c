@@ -29,7 +29,8 @@ uint64_t monarch_prepare_find(const struct monarch_catalog *c, unsigned source, 
     uint64_t hash = monarch_path_hash(source, path, len);
     const struct monarch_slot *first = &index_of(c)[monarch_first_path_slot(hash, c->slots)];
     __builtin_prefetch(first);
-    __builtin_prefetch(first + 4); /* one search in eleven reaches the next cache line */
+    /* One search in eleven also reads the next cache line. */
+    __builtin_prefetch(first + 4);
     return hash;
 }
 

@@ -25,7 +25,9 @@
 #define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
 #define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
 #define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
-#define MONARCH_COPY_NAME 13     /* digits of a copy's name, its zero-padded hexadecimal number */
+/* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
+ * zeros */
+#define MONARCH_COPY_NAME 13
 
 /* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
  * is numbered 16 Mi or higher is always read from the source. */
@@ -92,7 +94,7 @@ enum monarch_state {
 enum monarch_reason {
     MONARCH_NO_REASON,
     MONARCH_NO_ROOM,     /* the file fits into no tier */
-    MONARCH_EXCLUDED,    /* by a pattern or by its size */
+    MONARCH_EXCLUDED,    /* a pattern or a size limit of the configuration excludes the file */
     MONARCH_CHANGED,     /* the file was written, renamed or removed during the session */
     MONARCH_FAILED,      /* the source or every tier returned an error */
     MONARCH_UNSUPPORTED, /* the file has attributes that the catalog cannot hold */
@@ -133,7 +135,7 @@ struct monarch_source {
 };
 
 struct monarch_tier {
-    uint64_t dev, ino; /* of the directory that holds the tier's copies */
+    uint64_t dev, ino; /* device and inode of the directory that holds the tier's copies */
     uint32_t path_len, usable;
     char path[MONARCH_TIER_PATH]; /* ends with a slash */
 };
@@ -179,7 +181,7 @@ struct monarch_control {
      * the page cache. After a program has read such a file, the daemon would have to read it from
      * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
-    uint32_t shares; /* 1: nodes share the files, see MONARCH_OWN and MONARCH_OF_OTHERS */
+    uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
     /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
      * no client has reported that a program opened them. */
     uint32_t scan_meets_all;
@@ -188,7 +190,8 @@ struct monarch_control {
     /* How long the catalog may answer calls for attributes [ns]. The time counts from the beginning
      * of the last comparison of the directories with the source. */
     uint64_t revalidate_ns;
-    /* atomic: when the last such comparison began [ns of CLOCK_MONOTONIC]; 0: none yet */
+    /* atomic: when the daemon last began to compare the directories with the source [ns of
+     * CLOCK_MONOTONIC]; 0: it has not done so yet */
     uint64_t compared_ns;
     struct monarch_source source[MONARCH_MAX_SOURCES];
     struct monarch_tier tier[MONARCH_MAX_TIERS];
@@ -289,17 +292,21 @@ struct monarch_fills {
 };
 
 struct monarch_stats {
-    uint64_t hits, misses; /* opens of files that had a copy, and of files that had none */
-    uint64_t bytes_from_tier, bytes_from_source; /* sums of the sizes of these files */
-    uint64_t waits, wait_ns; /* reads that waited for a fill; the total time of these waits */
-    uint64_t fallbacks;      /* waits after which the reader gave up, and read from the source */
-    uint64_t promotions;     /* descriptors and mappings that were switched to the copy */
+    uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
+    /* sum of the sizes of the files counted in `hits`; in `misses` */
+    uint64_t bytes_from_tier, bytes_from_source;
+    uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
+    /* number of reads that gave up waiting for a fill, and read from the source */
+    uint64_t fallbacks;
+    uint64_t promotions; /* number of descriptors and mappings that were switched to the copy */
     uint64_t bytes_while_filling; /* bytes read from incomplete copies */
-    uint64_t metadata_hits;       /* calls for names and attributes that the catalog answered */
+    /* number of calls for names and attributes that the catalog answered */
+    uint64_t metadata_hits;
     /* Bytes that programs read at the sources (monarch_count_source). */
     uint64_t source_bytes_read_by_programs;
-    uint64_t source_opens, source_open_ns; /* opens at the sources; their total time */
-    uint64_t unused[3];                    /* pads to two cache lines */
+    /* number of opens at the sources; total time of these opens */
+    uint64_t source_opens, source_open_ns;
+    uint64_t unused[3]; /* pads to two cache lines */
 };
 
 /* The two origins of a fill's bytes. Each origin has threads of its own, so that a wait for a peer
@@ -380,7 +387,7 @@ struct monarch_clients {
      * have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
-     * file at the source, and the daemon does not fill the file ahead. */
+     * file at the source, and the daemon does not prefetch the file. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
@@ -428,9 +435,10 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 }
 
 /* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. So the daemon either takes a bit that is set
- * meanwhile, or later finds the summary bit set again. If a client is killed after it has set only
- * the file's bit, the summary bit stays unset until the next call for a file of the same word. */
+ * the summary bit before it takes the files' bits. If a file's bit is set at this moment, the
+ * daemon either takes it now, or later finds the summary bit set again. If a client is killed after
+ * it has set only the file's bit, the summary bit stays unset until another call for one of the 64
+ * files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);

@@ -1,6 +1,6 @@
 /* Makes, checks and ends claims. A claim says that a program is reading a file at the source, and
  * will hand over the file's descriptor for the fill. While the claim lasts, the daemon does not
- * fill the file ahead, and delays a fill that policy has ordered. */
+ * prefetch the file, and a fill that was already ordered waits. */
 #pragma once
 
 #include "shared/catalog.h"

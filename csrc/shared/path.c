@@ -92,7 +92,8 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED); /* the daemon may change it */
+    /* The load is atomic, because the daemon may replace the number at any time. */
+    uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED);
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
@@ -126,7 +127,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* `name` may lie later in the same buffer */
+    memmove(w->text + w->len, name, n); /* memmove, because `name` may be part of the same buffer */
     w->len += n;
     w->text[w->len] = 0;
     return 1;

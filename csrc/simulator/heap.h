@@ -1,6 +1,6 @@
-/* A heap of events, sorted by time. Events of the same time are sorted by the number of their
- * asker, so that the results of two runs are identical to the bit. An asker is a thread, or
- * anything else that waits for events. */
+/* A heap of events, sorted by time. An event belongs to an asker: a thread, or anything else that
+ * waits for events. Events with the same time are sorted by the numbers of their askers, so that
+ * two runs give bitwise identical results. */
 #pragma once
 
 #include <stdint.h>
@@ -50,5 +50,7 @@ static inline void heap_drop(struct heap *h, uint32_t who) {
         i++;
     for (; i; i = (i - 1) / 2)
         h->event[i] = h->event[(i - 1) / 2];
-    heap_pop(h); /* removes the first event, which is in the heap twice now */
+    /* The loop has moved each event above that of `who` one place down. So the first event is in
+     * the heap twice now, and one of the two is removed. */
+    heap_pop(h);
 }

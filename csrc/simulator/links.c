@@ -38,8 +38,8 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes all rates. Repeatedly chooses the link that can give its transfers the lowest rate,
- * gives this rate to these transfers, and subtracts it from their other links. */
+/* Computes all rates. In each step, chooses the link whose transfers can get only the lowest rate,
+ * gives this rate to these transfers, and subtracts it from the other links that they use. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {
@@ -61,7 +61,8 @@ static void share_out(struct links *l) {
             }
         if (full == links)
             return;
-        give(l, full, least > 0 ? least : 0); /* rounding may leave slightly less than 0 */
+        /* because of rounding, `least` may be slightly below 0 */
+        give(l, full, least > 0 ? least : 0);
     }
 }
 
@@ -77,8 +78,8 @@ static void find_next(struct links *l) {
     }
 }
 
-/* Subtracts from each transfer the bytes that it has moved since the last call. Call this before
- * any rate changes. */
+/* Subtracts, from the bytes that each transfer has left, the bytes that it has moved since the last
+ * call. Call this before any rate changes. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

@@ -1,7 +1,7 @@
-/* Links that transfers share like TCP connections in a fluid model. The rates are max-min fair
- * (Bertsekas and Gallager, Data Networks, 6.5.2). When a transfer begins or ends, computing the new
- * rates takes time proportional to the number of transfers. So this model suits some tens of
- * nodes. */
+/* Links whose rate is shared by all transfers that use them, as TCP connections do in a fluid
+ * model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). When a transfer
+ * begins or ends, computing the new rates takes time proportional to the number of transfers. So
+ * this model suits some tens of nodes. */
 #pragma once
 
 #include "simulator/simulator.h"
@@ -11,15 +11,18 @@ struct transfer {
     uint32_t who, from, to;
     double left;     /* bytes left at time `since` */
     double rate;     /* [bytes/s] */
-    double earliest; /* the transfer ends no earlier than this, however fast the links are [s] */
+    double earliest; /* even over fast links, the transfer cannot end before this time [s] */
 };
 
 struct links {
     const struct monarch_sim_job *job;
     struct transfer *transfer; /* the current transfers */
-    double *room;              /* 2 x nodes (out, then in): the rate that is left on each link */
-    uint32_t *users;           /* 2 x nodes: transfers on each link that have no rate yet */
-    uint32_t n, next;          /* next: the transfer that ends first */
+    /* by link: the part of its rate that no transfer has got yet. The first `nodes` links lead out
+     * of the nodes, the next `nodes` links lead into the nodes. */
+    double *room;
+    /* by link: number of its transfers that have no rate yet */
+    uint32_t *users;
+    uint32_t n, next; /* next: the transfer that ends first */
     int has_rates;
     double since, end; /* end: when the transfer `next` ends */
 };

@@ -1,16 +1,18 @@
-/* Storage classes and links. Requests are served in the order in which they come. Only fair links
- * serve all transfers concurrently. No class and no link exceeds its rate. */
+/* Storage classes and links. A class, or a link that is not fair, serves one request after the
+ * other, in the order in which they come. A fair link serves all its transfers at the same time. No
+ * class and no link exceeds its rate. */
 #pragma once
 
 #include "simulator/links.h"
 
 struct machine {
     const struct monarch_sim_job *job;
-    /* nodes x classes: the time at which all requests so far will have been served [s] */
+    /* by node and class: the time at which the class will have served all requests so far [s] */
     double *class_free;
-    /* nodes: the time at which each link will have carried all bytes requested so far [s] */
+    /* by node: the time at which the link into the node, or out of it, will have carried all bytes
+     * requested so far [s] */
     double *in_free, *out_free;
-    struct links links; /* used if fair_links is set */
+    struct links links; /* used only if the job's `fair_links` is 1 */
 };
 
 /* Returns 1, or 0 if no memory can be allocated. askers: the number of askers, each of which may
@@ -18,16 +20,16 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is set, the
- * bytes are really requested, and occupy the class and all links that they cross. Otherwise the
- * call only computes the time, and changes nothing. */
+/* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is 1, the bytes
+ * are requested, and occupy the class and all links that they cross. If `take` is 0, the call only
+ * computes the time, and changes nothing. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,
                       double bytes, int take);
-/* Returns the time at which `bytes` will have come over the links. Over fair links, the result is
- * only an estimate, and `take` has no effect. */
+/* Returns the time at which `bytes` from node `from` will have arrived at node `to` over the links.
+ * Over fair links, the result is only an estimate, and `take` has no effect. */
 double machine_forward(struct machine *m, double now, uint32_t from, uint32_t to, double bytes,
                        int take);
-/* Writes to a class. A write occupies the class as a read does. */
+/* Writes to a class. A write occupies the class in the same manner as a read. */
 void machine_write(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes);

@@ -34,8 +34,8 @@ void pfs_close(struct pfs *p) {
 
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
-/* Returns the kind of requests that is served now (struct share), or NULL if there is no
- * request. */
+/* The file system serves only one kind of requests at a time. Returns the element of `share` for
+ * this kind, or NULL if there is no request. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)
@@ -150,7 +150,7 @@ double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     int is_client = s->first[node] != PFS_NONE;
     uint32_t clients = s->ends.n + !is_client;
     double ahead = 0;
-    if (is_client) { /* a part of the first request has been served already */
+    if (is_client) { /* the file system has already sent a part of the first request */
         double clock = s->clock + (now - p->since) * each(p, s->ends.n);
         ahead = s->end[node] - clock + s->waiting[node];
     }

@@ -1,8 +1,8 @@
 /* The parallel file system. The nodes that wait for the file system are its clients. n clients
- * together get the rate t(n), and each client gets an equal part of this rate (NoPFS, section 4). A
- * node's requests are served in the order in which the node uses the files. Requests for which a
- * rank waits come first: all other requests are served, by the same rules, only while no rank waits
- * for any request. */
+ * together get the rate t(n), and each of them gets an equal part of this rate (NoPFS, section 4).
+ * Requests for which a rank waits come first. While there is none of these, the other requests are
+ * served by the same rules. The requests of one node are served in the order in which the node uses
+ * the files. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -14,8 +14,9 @@
 
 /* A request; each asker has at most one at a time. */
 struct request {
-    /* The request with the smallest priority is served first; among equals, the one with the
-     * smallest number. */
+    /* Among the requests of a node and kind, the request with the smallest priority is served
+     * first. Among those with equal priority, the request with the smallest number is served
+     * first. */
     uint64_t priority, number;
     double bytes, left, asked;
     /* next: the next request of the same node and kind; PFS_NONE after the last one */
@@ -23,26 +24,26 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive equally many bytes. So `clock` is a virtual time: the number of bytes that
- * a client would have received by now if it had always been served. `ends`: for each client, the
- * value of `clock` at which its current request ends. */
+ * the same time receive equally many bytes. So `clock` measures time in bytes: it is the number of
+ * bytes that a client would have received by now if it had been served from the beginning. `ends`
+ * has, for each client, the value of `clock` at which the client's current request ends. */
 struct share {
     double clock;
     struct heap ends;
-    /* nodes: the node's request that is served now. The field `next` of this request leads to the
-     * request that is served after it. */
+    /* by node: the request of this node that is served now. Its field `next` names the request of
+     * the node that is served after it. */
     uint32_t *first;
-    double *waiting; /* nodes: the bytes of the requests after the first one */
-    double *end;     /* nodes: the clock's value when the first request ends */
+    double *waiting; /* by node: sum of the bytes of all its requests except the first */
+    double *end;     /* by node: the value of `clock` at which its first request ends */
 };
 
 struct pfs {
     const struct monarch_sim_job *job;
-    struct share share[2];   /* [0] requests for which a rank waits, [1] all others */
+    struct share share[2];   /* element 0: requests for which a rank waits; element 1: all others */
     struct request *request; /* by asker */
     uint64_t numbers;
     double since, busy;
-    /* nodes: time at which all bytes sent so far will have crossed the node's own link [s] */
+    /* by node: time at which the node's own link will have carried all bytes sent so far [s] */
     double *link_free;
 };
 
@@ -52,8 +53,9 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Call this if another asker needs the bytes that `who` has requested. priority: that asker's
- * priority. It replaces the request's own priority if it is smaller. */
+/* Call this if another asker needs the bytes that `who` has requested. priority: the priority of
+ * the other asker. If it is smaller than the priority of the request, the request gets this
+ * priority. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the earliest time at which a request ends; infinity if there is none. */
 double pfs_next(const struct pfs *p);

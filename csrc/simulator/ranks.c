@@ -56,7 +56,7 @@ static void release(struct monarch_sim *s, double now) {
         s->on_room(s, i, now);
 }
 
-/* Ends a step. Returns whether training continues at once. */
+/* Ends a step. Returns whether training continues at once, without a checkpoint. */
 static int close_step(struct monarch_sim *s) {
     double first = s->rank[0].clock, last = first;
     for (uint32_t i = next_rank(s, 0); i < end_of_ranks(s); i = next_rank(s, i)) {

@@ -16,8 +16,8 @@ struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, in
     for (int32_t i = s->first_copy[file]; i >= 0; i = s->copy[i].next) {
         const struct copy *c = &s->copy[i];
         int is_here = (uint32_t)c->node == node;
-        /* The copy of a file's owner counts even if it is not complete yet. Waiting for this copy
-         * is right, because other nodes get the file only from its owner, not from the file
+        /* An incomplete copy can be used only if it belongs to the file's owner. Other nodes wait
+         * for this copy, because they may get the file only from its owner, not from the file
          * system. */
         int is_owners = s->job.owner && s->job.owner[file] == c->node;
         if (c->at < 0 || (c->at > now && !is_owners) || (!is_here && !s->job.reads_remote))
@@ -65,8 +65,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The write occupies the class from s->now on, although the file arrives later. If the
-         * write began later, requests made before its beginning would have to wait for its end. */
+        /* The class is occupied from s->now on, although the file arrives later. If it were
+         * occupied only from the arrival on, requests that come before the arrival would have to
+         * wait until the write has ended. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

@@ -8,13 +8,13 @@
 #include <stdint.h>
 #endif
 
-/* Number of epochs that are known at a time: prefetching can run ahead to the end of the next
- * epoch. */
+/* Number of epochs whose accesses the simulation has at a time. With two epochs, prefetching can
+ * run ahead to the end of the next epoch. */
 enum { MONARCH_SIM_EPOCHS = 2 };
 
 enum monarch_sim_from {
-    /* reading the sample takes no time, because the job's is_free is set, or a read for another
-     * sample has brought this sample too */
+    /* Reading the sample takes no time: the job's `is_free` is 1, or the node is already reading
+     * the file for another sample. */
     MONARCH_SIM_STAGING,
     MONARCH_SIM_LOCAL,
     MONARCH_SIM_REMOTE,
@@ -23,65 +23,73 @@ enum monarch_sim_from {
 };
 
 /* The job, which does not change. The caller owns the arrays, which must outlive the simulation.
- * Comments on arrays begin with the shape. Units are bytes, seconds and bytes/s. */
+ * Comments on arrays begin with the index. For example, "by node and class" means an array of nodes
+ * x classes elements. Units are bytes, seconds and bytes/s. */
 struct monarch_sim_job {
-    uint32_t nodes, most_ranks, classes, files; /* most_ranks: the most ranks of one node */
-    const uint32_t *ranks;                      /* nodes */
-    uint32_t epochs, steps, batch;              /* steps of an epoch; samples of a rank in a step */
-    const int64_t *sizes;                       /* files */
-    const double *read_rate;  /* nodes x classes: rate of all threads of a class together */
-    const double *write_rate; /* nodes x classes */
-    const uint32_t *threads;  /* classes */
-    const double *staging;    /* nodes: capacity of the staging buffer */
-    const double *network;    /* nodes: rate of each link, in each direction */
-    /* nodes: the highest rate at which each node can read from the file system */
+    /* most_ranks: the largest number of ranks of a node */
+    uint32_t nodes, most_ranks, classes, files;
+    const uint32_t *ranks; /* by node: number of its ranks */
+    /* steps: number of steps of an epoch; batch: number of samples that a rank uses in a step */
+    uint32_t epochs, steps, batch;
+    const int64_t *sizes;     /* by file */
+    const double *read_rate;  /* by node and class: rate of the class, which its threads share */
+    const double *write_rate; /* by node and class, like read_rate */
+    const uint32_t *threads;  /* by class: number of its threads */
+    const double *staging;    /* by node: capacity of its staging buffer */
+    const double *network;    /* by node: rate of its link, in each direction */
+    /* by node: the highest rate at which the node can read from the file system */
     const double *pfs_link;
-    const double *pfs; /* nodes + 1: the file system's total rate, by number of clients */
-    /* nodes. compute: rate of one rank; preprocess: rate of one preprocessing thread */
+    const double *pfs; /* by number of clients, from 0 to nodes: the file system's total rate */
+    /* Both by node. compute: rate of one rank; preprocess: rate of one preprocessing thread. */
     const double *compute, *preprocess;
     /* The planned copies. The copies of one node and class are in the order in which they are
      * made. */
     uint64_t copies;
     const int32_t *copy_node, *copy_file;
     const int8_t *copy_class;
-    /* For each copy: a position in the access sequence of the node that has the copy. The copy
-     * should exist when this node has reached the position. Another node asks for the copy only
-     * once that other node has passed the same position in its own sequence. NULL: every node knows
-     * at each time which copies exist. */
+    /* For each copy: a position in the access sequence of the node that makes the copy. The copy
+     * should exist when this node has reached the position. Other nodes do not see which copies
+     * exist: another node asks for the copy only after it has passed the same position in its own
+     * access sequence. NULL: every node sees at any time which copies exist. */
     const int64_t *copy_due;
-    /* files: the only node that reads the file from the file system and sends it to the nodes that
-     * want it; -1: each node that wants the file reads it. NULL: -1 for all files. */
+    /* by file: the file's owner. Only the owner reads the file from the file system, and it sends
+     * the file to the nodes that want it. -1: the file has no owner, and each node that wants the
+     * file reads it. NULL: no file has an owner. */
     const int32_t *owner;
     uint8_t stages;       /* 1: samples are prefetched into the staging buffer */
-    uint8_t fills;        /* 1: the classes' own threads make the copies */
+    uint8_t fills;        /* 1: each storage class has threads that make its copies */
     uint8_t fills_first;  /* 1: the copies are made before the first step */
-    uint8_t reads_remote; /* 1: copies of other nodes are read */
-    /* 1: even a file with a copy is read from the file system if that is faster */
+    uint8_t reads_remote; /* 1: nodes read the copies of other nodes */
+    /* 1: a file with a copy is nevertheless read from the file system if that is faster */
     uint8_t weighs_pfs;
     uint8_t is_free; /* 1: reading takes no time */
-    /* 1: transfers share links; 0: a link carries one transfer after the other */
+    /* 1: all transfers of a link share its rate; 0: a link carries one transfer after the other */
     uint8_t fair_links;
     uint32_t checkpoint_steps; /* 0: no checkpoints are written */
-    double checkpoint_bytes;   /* bytes that each rank writes */
+    double checkpoint_bytes;   /* number of bytes that each rank writes at a checkpoint */
 };
 
-/* The results. The caller owns the arrays, which are all zero at first. Comments on arrays begin
- * with the shape. */
+/* The results. The caller owns the arrays, and sets all elements to 0 before the simulation.
+ * Comments on arrays begin with the index, like those of struct monarch_sim_job. */
 struct monarch_sim_result {
-    double first_step;    /* when the first step began [s] */
-    double *epoch_end;    /* epochs [s] */
-    double *bytes;        /* epochs x MONARCH_SIM_FROMS: bytes of samples, by origin */
-    double *node_bytes;   /* nodes x MONARCH_SIM_FROMS */
-    double *reused;       /* epochs: bytes read from copies that an earlier epoch made */
-    double *stall;        /* nodes x most_ranks: time that a rank waited for samples [s] */
-    double *rank_compute; /* nodes x most_ranks [s] */
-    /* nodes: bytes read from the file system to make copies, and for other nodes */
+    double first_step; /* when the first step began [s] */
+    double *epoch_end; /* by epoch: when the epoch ended [s] */
+    /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
+    double *bytes;
+    double *node_bytes; /* by node and origin, like `bytes` */
+    /* by epoch: number of bytes read from copies that an earlier epoch made */
+    double *reused;
+    /* by node and rank (nodes x most_ranks): time that the rank waited for samples [s] */
+    double *stall;
+    double *rank_compute; /* by node and rank: time that the rank has computed [s] */
+    /* by node: number of bytes that the node has read from the file system for copies and for other
+     * nodes */
     double *filled;
-    double *pfs_bytes; /* epochs: all bytes read from the file system */
-    uint64_t *ready;   /* epochs: number of samples that were ready when their rank needed them */
-    uint64_t *imbalanced; /* epochs: number of imbalanced steps, see `imbalance` */
-    /* set by the caller: a step counts as balanced if the slowest rank's time is at most this
-     * multiple of the fastest rank's time */
+    double *pfs_bytes; /* by epoch: number of all bytes read from the file system */
+    uint64_t *ready;   /* by epoch: number of samples that were ready when their rank needed them */
+    uint64_t *imbalanced; /* by epoch: number of imbalanced steps (see `imbalance`) */
+    /* Set by the caller. A step is imbalanced if the time of its slowest rank is more than this
+     * multiple of the time of its fastest rank. */
     double imbalance;
     double pfs_busy; /* [s] */
 };
@@ -91,21 +99,23 @@ struct monarch_sim *monarch_sim_new(const struct monarch_sim_job *job,
                                     struct monarch_sim_result *result);
 void monarch_sim_free(struct monarch_sim *sim);
 
-/* The accesses of an epoch. Arrays are nodes x steps x most_ranks x batch; if a node has no such
- * rank, the element is -1. */
+/* The accesses of an epoch. The arrays, except `threads`, have the shape nodes x steps x most_ranks
+ * x batch. A node with fewer ranks than most_ranks has the value -1 in the remaining elements. */
 struct monarch_sim_epoch {
-    const int32_t *order; /* files; -1 for no sample */
+    const int32_t *order; /* the file of each access; -1: no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,
-     * `holder` and `cls` are the node and the class from which this access reads the file (-1: it
-     * reads from the file system). After the read, the file's keeper writes the file to the classes
-     * from `into` to `down` (0: to none). The keeper is the file's owner if it has one, else the
-     * node that makes the access. */
+     * an access reads its file from the class `cls` of the node `holder`. If `holder` is -1, it
+     * reads from the file system. After the read, the file's owner writes the file to its own
+     * classes from `into` to `down`. If the file has no owner, the node that makes the access does
+     * so. If `into` is 0, no node writes the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
-    /* nodes x steps x most_ranks: number of staging threads that fetch a rank's samples of a step.
-     * NULL if the ranks of a node do not share these threads. */
+    /* by node, step and rank (nodes x steps x most_ranks): number of staging threads that should
+     * fetch the samples of the rank in the step. NULL if the ranks of a node do not share staging
+     * threads. */
     const int32_t *threads;
-    /* bytes that the access reads from the file system besides the sample; NULL: none */
+    /* number of bytes that the access reads from the file system in addition to the sample; NULL: 0
+     * for all accesses */
     const int64_t *redundant;
 };
 
@@ -113,6 +123,7 @@ struct monarch_sim_epoch {
  * them until it has handed over MONARCH_SIM_EPOCHS more epochs. Returns 1, or 0 if memory is
  * exhausted. */
 int monarch_sim_give(struct monarch_sim *sim, const struct monarch_sim_epoch *epoch);
-/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again, 0 at
- * the end, and -1 on a deadlock, which would be a bug of the simulator. */
+/* Runs the simulation. Returns 1 if the caller must hand over the next epoch and call again.
+ * Returns 0 at the end of the simulation, and -1 on a deadlock, which would be a bug of the
+ * simulator. */
 int monarch_sim_run(struct monarch_sim *sim);

@@ -21,8 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* If a policy has set from where each access reads its file, returns the epoch of the thread's
- * access, which contains these settings. Otherwise returns NULL. */
+/* If a policy decides for each access from where it reads its file, returns the epoch of the
+ * thread's access. The arrays of the epoch contain the decisions. Otherwise returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -30,15 +30,17 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
     return told->holder ? told : NULL;
 }
 
-/* Returns the address of the element that records the current read of the file. Later askers find
- * the read there and join it. Returns NULL if askers cannot join. */
+/* Returns the address of the file's element in `reading`, which records the current read of the
+ * file. Askers that come later find this read there, and join it. Returns NULL if no asker can join
+ * reads of the file. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* Returns whether the read that `first` has begun brings a sample that `reader`, the reading node,
- * needs itself. */
+/* The asker `first` has begun a read, and other askers may have joined it. Returns whether one of
+ * these askers is a staging thread of `reader`, the node that reads, so that this node needs the
+ * sample itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)
@@ -52,8 +54,8 @@ enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t prior
     uint32_t node = node_of(s, who), reader = sim_reader(s, node, file);
     const struct monarch_sim_epoch *told = told_to(s, who);
     uint32_t *note = note_of(s, who, file);
-    /* If no copy of the file will be made, the node that needs the file reads it itself, instead of
-     * the file's owner. */
+    /* Usually the file's owner reads the file. But if no copy of the file will be made, the node
+     * that needs the file reads it. */
     if (told && !told->into[place_of(s, s->staging[who].rank, s->staging[who].access)])
         reader = node;
     s->joined[who] = PFS_NONE;

@@ -10,8 +10,9 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Returns NEEDS_EPOCH if the next epoch can be handed over, otherwise what the thread waits for.
- * The next epoch replaces the oldest known epoch, which must have ended. */
+/* Call this if the thread needs an epoch that was not given yet. The next epoch replaces the oldest
+ * known epoch, which must have ended. If it has ended, returns NEEDS_EPOCH; otherwise returns what
+ * the thread waits for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -53,8 +54,9 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns a quotient: the rank's threads plus one, divided by the threads planned for the rank's
- * next sample. The rank with the smallest quotient gets the next thread (rank_for). */
+/* Returns a quotient: the number of the rank's threads plus one, divided by the number of threads
+ * planned for the rank's next sample. rank_for gives the next thread to the rank with the smallest
+ * quotient. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -63,9 +65,9 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
            threads[(node * s->job.steps + step) * s->job.most_ranks + rank % s->job.most_ranks];
 }
 
-/* Returns the rank for which a thread fetches next. If the ranks of a node share threads, chooses,
- * among the ranks with room in the buffer, the rank that has the smallest part of its planned
- * threads. */
+/* Returns the rank for which the thread fetches next. If the ranks of a node share threads,
+ * compares the ranks that have room in the buffer, and chooses the rank that has the smallest part
+ * of its planned threads. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
@@ -129,8 +131,7 @@ static void count(struct monarch_sim *s, uint32_t node, uint64_t access, const s
 }
 
 /* Preprocesses a sample that has arrived at the node, and at the same time writes the sample into
- * the buffer. The rate of the write is the thread's part of the buffer's rate (NoPFS, section
- * 4). */
+ * the buffer. The thread gets an equal part of the buffer's write rate (NoPFS, section 4). */
 static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     struct staging_thread *t = &s->staging[thread];
     uint32_t node = thread / s->threads;
@@ -144,7 +145,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
     if (s->job.stages) {
         heap_push(&s->heap, end, thread);
     } else {
-        t->is = WAITS; /* until the rank has used the sample */
+        t->is = WAITS; /* the thread waits until the rank has used the sample */
         t->since = end;
         s->rank[t->rank].threads--;
     }
@@ -152,7 +153,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* Makes a copy of a sample that has arrived at the node, if a copy is planned. */
+/* If a copy of the sample is planned, makes it. The sample has arrived at the node. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
@@ -243,9 +244,9 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* This thread is shared by several ranks, and checks again now, because a rank has
-             * room. A thread of a single rank need not check again: it has computed in advance when
-             * its rank will have room. */
+            /* Several ranks share this thread, which checks again now, because one of them has
+             * room. A thread of only one rank need not check again, because it has already computed
+             * when its rank will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

@@ -23,22 +23,24 @@ struct copy {
 struct rank {
     /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
-    double staged;    /* [bytes] */
-    double clock;     /* when the rank's computation so far ends [s] */
+    double staged; /* [bytes] */
+    /* time at which the rank has finished its computation for the samples that it has used so far
+     * [s] */
+    double clock;
     uint32_t threads; /* number of staging threads that fetch for the rank now */
     int is_at_barrier;
 };
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: the time at which the sample is ready; once the rank has used the sample, the time
-     * of that use; negative: unknown [s] */
+    /* by access: the time at which the sample is ready [s]; after the rank has used the sample, the
+     * time at which it did so. Negative: unknown. */
     double *at;
 };
 
 struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
-    uint64_t access; /* the access whose sample it fetches */
+    uint64_t access; /* the access whose sample the thread fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
     /* In the state WAITS: the time since which the thread has waited for a rank to use a sample. In
      * the state SLEEPS: the time at which the thread wakes, if sim_wake does not wake it earlier */
@@ -46,16 +48,17 @@ struct staging_thread {
 };
 
 struct class_thread {
-    /* copy: the copy that the thread is making; the next copies are at `cursor` of struct
-     * monarch_sim */
+    /* copy: the copy that the thread is making. `cursor` of struct monarch_sim leads to the next
+     * copies. */
     uint32_t copy, node;
     uint8_t cls;
 };
 
-/* The simulation. Askers are numbered: first the staging threads, `threads` numbers for each node;
- * then the classes' own threads; then the checkpoint. In requests to the file system, the
- * checkpoint has one asker for each node. These askers are numbered from the checkpoint's number
- * on. Comments on arrays begin with the shape. */
+/* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
+ * Askers are numbered in this order: the staging threads, with `threads` numbers for each node; the
+ * classes' own threads; the checkpoint. In requests to the file system, each node is a separate
+ * asker for its part of the checkpoint. These askers are numbered from the checkpoint's number
+ * on. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -63,11 +66,11 @@ struct monarch_sim {
     struct pfs pfs;
     struct heap heap;
     struct known known[EPOCHS_KNOWN];
-    uint32_t given; /* number of epochs given so far */
+    uint32_t given; /* number of epochs that the caller has given so far */
     int is_started;
     double now; /* time of the current event [s] */
-    /* Callbacks that run.c sets. on_arrival is called when a file has arrived for its asker,
-     * on_room when a rank's staging threads may have work again. */
+    /* Callbacks that run.c sets. on_arrival is called when a file has arrived for its asker.
+     * on_room is called when a rank's staging threads may have work again. */
     void (*on_arrival)(struct monarch_sim *s, uint32_t who, double at);
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
@@ -80,22 +83,23 @@ struct monarch_sim {
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
     double written;   /* latest time at which a node has finished writing the checkpoint [s] */
     /* threads */
-    uint32_t threads; /* most staging threads of any node */
+    uint32_t threads; /* the largest number of staging threads of a node */
     uint32_t class_threads, checkpoint;
     struct staging_thread *staging;
     struct class_thread *class_thread;
     /* copies */
     struct copy *copy;
-    int32_t *first_copy; /* files: index of the file's first copy */
-    /* files x EPOCHS_KNOWN: element (f, r) is e + 1, where e is the last epoch that used file f
-     * among the epochs with e % EPOCHS_KNOWN = r; 0: none */
+    int32_t *first_copy; /* by file: index of the file's first copy */
+    /* by file and remainder (files x EPOCHS_KNOWN). The remainder of an epoch is epoch %
+     * EPOCHS_KNOWN. The element is 1 + the last epoch with this remainder that has used the file;
+     * 0: no epoch with this remainder has used it. */
     uint32_t *reused;
-    /* files, if any file has an owner: the first asker of the current read of the file, or
-     * PFS_NONE */
+    /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
+     * an owner. */
     uint32_t *reading;
-    uint32_t *joined; /* askers: next asker of the same read, or PFS_NONE */
-    /* nodes x classes: of the copies of this node and class, those with an index in [cursor,
-     * list_end) are still to be made */
+    uint32_t *joined; /* by asker: the next asker that has joined the same read, or PFS_NONE */
+    /* by node and class: indexes of copies. Of the copies of this node and class, no thread has
+     * begun those in [cursor, list_end). */
     uint64_t *cursor, *list_end;
 };
 
@@ -136,15 +140,15 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Returns the number of an access in the sequence of its node. In that sequence the node's ranks
- * alternate step by step. */
+/* Returns the number of an access in the access sequence of its node. For each step, this sequence
+ * has the accesses of the node's ranks one after the other. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);
 }
 
-/* Returns the size of a file. A negative `file` stands for no sample: in this step, the rank takes
- * fewer samples than other ranks. */
+/* Returns the size of a file. A negative `file` means that there is no sample, because the rank
+ * uses fewer samples than other ranks in this step. */
 static inline double size_of(const struct monarch_sim *s, int32_t file) {
     return file < 0 ? 0 : (double)s->job.sizes[file];
 }
@@ -166,8 +170,8 @@ static inline uint32_t sim_reader(const struct monarch_sim *s, uint32_t node, in
 
 /* --- ranks.c --- */
 
-/* Continues the training after a sample has arrived for the rank: the ranks use samples and pass
- * barriers until each must wait for a sample. */
+/* Continues the training after a sample has arrived for the rank. The ranks use samples and pass
+ * barriers until each rank must wait for a sample. */
 void sim_advance(struct monarch_sim *s, uint32_t rank);
 void sim_start_ranks(struct monarch_sim *s, double now);
 /* Drops the rank's oldest sample from the staging buffer. */
@@ -189,7 +193,8 @@ struct route {
 
 /* Returns the route by which the file arrives earliest: from a copy, or from the file system. The
  * routes are compared as in NoPFS, section 4, except that the time of a route includes the wait for
- * earlier requests. reached: the number of the node's current access; compared with copy_due. */
+ * earlier requests. reached: the number of the node's current access, which is compared with
+ * `copy_due`. */
 struct route sim_best_route(struct monarch_sim *s, double now, uint32_t node, int32_t file,
                             int64_t reached);
 /* Requests the bytes by this route, and returns the time at which they will have arrived. If this
@@ -212,8 +217,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call this for a request that ends at the time `end`. From then on, the request's node has the
- * bytes. */
+/* Call this when the file system has served the request. end: the time from which the request's
+ * node has the bytes. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */

@@ -1,5 +1,5 @@
-/* The table of files that a peer server serves without a catalog. It has the files' open
- * descriptors and, for incomplete files, which blocks are there. */
+/* The table of files that a peer server serves without a catalog. It has an open descriptor of each
+ * file. For an incomplete file, it also records which blocks have arrived. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 /* Number of hash chains; enough for some hundred files. */
 #define SLOTS 1024
-/* The largest block [bytes]; with it, no offset of a block's end overflows 64 bits. */
+/* The largest block [bytes]. With this limit, the offset of a block's end fits into 64 bits. */
 #define LARGEST_BLOCK (1ULL << 40)
 
 struct shared {
@@ -21,18 +21,19 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    /* reference count: the table, and each connection that sends the file; under the lock */
+    /* number of users: the table, and each connection that sends the file; guarded by the lock */
     unsigned users;
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;
-    uint64_t *sums; /* by block; valid once the block is there */
+    uint64_t *sums; /* by block; valid only for blocks that have arrived */
     struct monarch_digest *digests;
     unsigned char *there; /* atomic, by block */
 };
 
 struct monarch_peer_table {
     pthread_mutex_t lock;
-    struct monarch_peer_server *server; /* the server whose waiting requests are woken */
+    /* the server whose requests wait for blocks of the table's files */
+    struct monarch_peer_server *server;
     uint64_t length;
     struct shared *slot[SLOTS];
 };
@@ -56,8 +57,8 @@ static void leave(table *t, struct shared *f) {
     free(f);
 }
 
-/* Wakes the requests that wait for this file. Holds the table's lock, so that the server is not
- * stopped meanwhile. */
+/* Wakes the requests that wait for this file. This function holds the table's lock, so that no
+ * other thread stops the server meanwhile. */
 static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)
@@ -93,7 +94,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* Returns 0, because the table does not know whether a file's source returns data. */
+/* The server asks whether the source of a file returns data. The table has no information about
+ * this, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;
@@ -130,8 +132,8 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* Files with more blocks are refused: each block takes 25 bytes here, and no real file has so
-     * many. */
+    /* Files with more blocks are refused. Each block takes 25 bytes of this table, and no real file
+     * has so many blocks. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));

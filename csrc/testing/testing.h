@@ -5,17 +5,18 @@
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* Notes how long each of `n` files of one source took to open and read, file by file: ns[i] for
- * file i. is_fast[i] gets whether the source counts as fast after file i. */
+/* For each of `n` files of one source, notes that the open and the read of the file took ns[i].
+ * is_fast[i] gets 1 if the source counts as fast after file i, otherwise 0. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
-/* Sets a file's want bit as a client does. Returns whether the bit, or its summary bit, was unset
- * before. */
+/* Sets a file's want bit as a client does. Returns 0 if the bit and its summary bit were already
+ * set, otherwise 1. */
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
-/* Rings the engine's bells as a waiting client does. */
+/* Rings the engine's bells, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
-/* Serves one reader in each of `rounds` rounds. Each of the `n` readers has a rank, a slot of its
- * own (`places`), and a round from which it waits (`since`); it goes on waiting after it was
- * served. served[r] gets the number + 1 of the reader that round r serves; 0 for none. */
+/* Serves one reader in each of `rounds` rounds. Reader i, for all i below `n`, has the rank
+ * ranks[i] and its own slot places[i]. It waits from round since[i] on, and goes on waiting after
+ * it was served. served[r] gets 1 + the number of the reader that round r serves, or 0 if round r
+ * serves none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
 /* Iterates over `n` waiting readers without serving any. The parameters are those of
@@ -28,20 +29,22 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 
 /* --- a server without a catalog: peer_table.c ------------------------------------------------- */
 
-/* A table of a few hundred open files, found by their source and the hash of their path. Some of
- * them may still be incomplete. */
+/* A table of a few hundred open files. A file is found by the number of its source and the hash of
+ * its path. Some files may still be incomplete. */
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
-/* Adds a file with a duplicate of `fd`, and replaces any file with the same source and hash. sums:
- * the sums of its blocks; digests: their digests, of MONARCH_MAC_BYTES each. If either is NULL, the
- * sums and digests are computed for each answer. is_whole: all blocks are there; otherwise only the
- * blocks that monarch_peer_table_block reports. Returns 0 or -errno. */
+/* Adds a file, of which the table keeps a duplicate of `fd`. Replaces any file with the same source
+ * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
+ * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
+ * blocks have arrived; 0 if none has arrived, and monarch_peer_table_block will report each.
+ * Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Marks one more block of a file as there; blocks may come in any order. Peers that wait for the
- * block then get it. Returns 0, or -ENOENT if there is no such file. */
+/* Reports that a block of an incomplete file has arrived; blocks may come in any order. Peers that
+ * wait for the block then get it. sum: the sum of the block. Returns 0, or -ENOENT if there is no
+ * such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
 /* Removes a file. From then on, no peer gets it, and peers that wait for it get an answer that says
@@ -52,9 +55,9 @@ uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
-/* Starts a server that serves the table's files. content_key: the session's key of digests,
- * MONARCH_KEY_BYTES long, which all nodes have. Returns NULL if memory, descriptors, threads or
- * libcrypto are lacking. */
+/* Starts a server that serves the table's files. content_key: the session's key for digests
+ * (MONARCH_KEY_BYTES), which is the same on all nodes. Returns NULL if there is no memory, no free
+ * descriptor, no further thread, or no libcrypto. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);

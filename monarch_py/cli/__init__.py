@@ -1,4 +1,4 @@
-"""The `monarch` command. Each module of this package holds the commands of one concern.
+"""The `monarch` command. Each module of this package contains a group of related commands.
 
 This module turns an error that a user can correct into one sentence and an exit status.
 """
@@ -45,7 +45,8 @@ MODULES = {
     "warm": ("warm",),
 }
 COMMANDS = {command: module for module, commands in MODULES.items() for command in commands}
-INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+# The exit status after Ctrl-C. Shells report 128 + SIGINT for a program that SIGINT has ended.
+INTERRUPTED = 130
 # Matches the end of the message with which click refuses a value that is not a number.
 NO_NUMBER = re.compile(r"is not a valid (?:(integer)|float)(?: range)?")
 DID_YOU_MEAN = r"\.? \(?Did you mean(.*?)\)?$"
@@ -67,7 +68,8 @@ class _Commands(click.Group):
         if name not in COMMANDS:
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
-        # __main__ has set SIG_DFL, so that an interrupt during the imports prints no traceback.
+        # `__main__` has set SIGINT to SIG_DFL, so that an interrupt during the imports prints no
+        # traceback. The imports are done, so an interrupt raises KeyboardInterrupt from now on.
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
@@ -149,7 +151,8 @@ def _failed(error: OSError) -> int:
     exit with. Three causes are possible: the current directory was removed, this process has
     reached a limit, or the output cannot be written. Any other error is raised again, because it is
     a bug."""
-    # os.path.abspath raises a FileNotFoundError without a name.
+    # If the current directory was removed, os.path.abspath raises FileNotFoundError, and the error
+    # names no file.
     if error.errno == errno.ENOENT and error.filename is None and _tell_lost_directory():
         return ConfigError.exit_status
     if error.errno == errno.EMFILE:

@@ -63,9 +63,9 @@ def workers(
     """Name the fewest worker processes that bring batches fast enough.
 
     MODULE:DATASET names a dataset, or a function that makes one. The command reads samples with 1,
-    2, 3 and more workers, until more workers do not help. It then models how long a worker takes
-    for a sample, depending on the number of workers and on the sample's size. Waiting and computing
-    are modelled separately.
+    2, 3 and more workers, until more workers do not help. It then models the time that a worker
+    needs for a sample. The time depends on the number of workers and on the sample's size, and
+    consists of a time to wait for data and a time to compute.
     """
     from monarch_py.commands.advise import load_dataset, load_object, to_document
     from monarch_py.loaders.staged.measuring import advise as measure

@@ -53,7 +53,8 @@ def doctor(config_file: Path | None, as_json: bool) -> None:
     findings = []
     for finding in examine(config_file):
         findings.append(finding)
-        if not as_json:  # print it at once, since the next finding may take a while
+        # Print each finding immediately, because the next finding may take a while.
+        if not as_json:
             _print_finding(finding)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))

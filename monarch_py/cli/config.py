@@ -58,7 +58,8 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
 
         try:
             serving_address(found)
-        except ConfigError as error:  # no reason to fail: only a cluster needs the interface
+        except ConfigError as error:
+            # Only a cluster needs the interface. A daemon that runs alone works without it.
             warn(str(error))
     from monarch_py.commands.doctor import occupied_by_others
 
@@ -84,8 +85,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
     """Show each value of the configuration, and where it comes from.
 
     A value can come from the defaults, the site's file, the user's file, the environment
-    (MONARCH_SOURCE) or the command line. If several of these set the same key, the last one in this
-    order is used. The command does not check whether the values work on this node.
+    (MONARCH_SOURCE) or the command line. If several of these set the same key, the value from the
+    last of them is used. The command does not check whether the values work on this node.
     """
     from monarch_py.config.shown import values
 
@@ -100,8 +101,8 @@ def show(config_file: Path, sources: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _with_room(value: "Value", tiers: int) -> "Value":
-    """Returns the value. If it is the default of `staging`, the returned text says how large the
-    staging area would be now.
+    """Returns a value of the configuration as `show` prints it. For the default of the key
+    `staging`, the text says how large the staging area would be now.
 
     tiers : the number of tiers
     """
@@ -151,5 +152,5 @@ def convert(output: Path, old: Path) -> None:
     epilog=examples("monarch config schema > monarch.schema.json"),
 )
 def schema() -> None:
-    """Print the JSON schema of a configuration, by which editors complete and check its keys."""
+    """Print the JSON schema of a configuration. With it, editors complete and check the keys."""
     click.echo(json.dumps(json_schema(Config), indent=2))

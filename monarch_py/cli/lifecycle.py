@@ -108,7 +108,7 @@ def run(
 
 def _writable(json_file: Path) -> Path | None:
     """Returns `json_file` if a report can be written there. Otherwise tells the user, and returns
-    None. The command may run for days, so call this before it runs."""
+    None. Call this function before the command starts, because the command may run for days."""
     try:
         if not json_file.is_fifo():  # opening a FIFO would wait for its reader
             json_file.open("a").close()
@@ -133,7 +133,7 @@ def _tell_summary(outcome: Outcome) -> None:
             tell(f"cannot tell what this run gained: {outcome.lost}")
         return
     if is_disabled():
-        return  # `_tell_switches` told the user before the command ran that Monarch is off
+        return  # `_tell_switches` has already told the user that Monarch is switched off
     lines = summary(outcome.report, since(outcome.before, outcome.report))
     # Remove "monarch: " from the first line, because `tell` adds it again.
     tell("\n".join(lines).removeprefix("monarch: "))
@@ -181,7 +181,7 @@ def _tell(node: "Node", config_file: Path) -> None:
     short_help="Start a daemon that stays until `monarch stop`.",
     epilog=examples(
         "monarch start -c tiers.yaml",
-        "mpiexec -ppn 1 monarch start -c tiers.yaml     # one on each node, joined",
+        "mpiexec -ppn 1 monarch start -c tiers.yaml     # a cluster: one daemon per node",
     ),
 )
 @config_option
@@ -229,7 +229,7 @@ def _tell_serving(connection: DaemonConnection, config_file: Path, config: Confi
     short_help="Run the daemon in the foreground (Slurm, containers).",
     epilog=examples(
         "monarch serve -c tiers.yaml &",
-        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &     # one on each node",
+        "srun --overlap --ntasks-per-node=1 monarch serve -c tiers.yaml &    # one daemon per node",
     ),
 )
 @config_option
@@ -239,7 +239,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     """Run the daemon in the foreground (a Slurm step, a container)."""
     ignore_the_jobs()
     if (launch := _with_others(alone)) is None:
-        refuse_few_addresses()  # call it before the import, which needs much address space
+        refuse_few_addresses()  # check before the import, because the import needs address space
         from monarch_py.daemon import lifecycle
 
         to_serve(config_file, sources)
@@ -252,7 +252,8 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
     _tell(node, config_file)
     if not node.started:
         raise SessionError("all daemons run already; stop them with `monarch stop` first")
-    # If `process` is None, another command has started this node's daemon, and waits for its end.
+    # If `process` is None, another command has started this node's daemon. That command waits for
+    # the daemon's end.
     if node.process is not None:
         wait_for(node.process, SessionDir.of(config_file))
 

@@ -18,8 +18,8 @@ LINES_BEFORE = 20
 # Pause [s] between two checks of `--follow` for new lines.
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
-# `--follow` reads this many bytes at the beginning of the log again and again. If these bytes have
-# changed, a new log was begun: the first line of a log contains the time at which the log begins.
+# At each check, `--follow` reads this many bytes at the beginning of the log. If they have changed,
+# the log is a new one, because the first line of a log contains the time at which the log begins.
 FIRST_BYTES = 64
 INTERRUPTED = 130
 
@@ -79,9 +79,9 @@ def _last(path: Path, lines: int | None) -> tuple[bytes, int] | None:
 
 
 def _new(path: Path, begin: int) -> Iterator[bytes]:
-    """Yields the bytes of a log after the offset `begin`, and then, without end, the bytes that are
-    added to the log. The next daemon empties the log and begins a new one. If the first bytes of
-    the log have changed, the new log is yielded from its beginning."""
+    """Yields the bytes of a log after the offset `begin`. Then waits for bytes that are added to
+    the log, and yields them too; never returns. If the first bytes of the log change, the next
+    daemon has begun a new log, and all bytes of the new log are yielded."""
     first = b""
     with suppress(OSError), path.open("rb") as file:
         first = file.read(FIRST_BYTES)

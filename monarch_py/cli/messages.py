@@ -1,6 +1,7 @@
 """Writes the commands' messages, and handles output that cannot be written.
 
-Commands that print no tables do not load the module `screen`, which is slow to load.
+The module `screen` prints tables. It is slow to load, so commands without tables use only this
+module.
 """
 
 import codecs
@@ -9,7 +10,7 @@ import os
 import signal
 import sys
 
-# The values of errno with which a write to a disk, a pipe or a terminal can fail.
+# The errors (errno) of a write to a disk, a pipe or a terminal.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
@@ -73,7 +74,7 @@ def output_failed(error: OSError) -> int:
 
 
 def _discard(fd: int) -> None:
-    """Makes the descriptor `fd` of a failed stream lead to /dev/null. The stream's buffer still has
-    unwritten text. When Python exits, it tries to write this text again; without /dev/null, this
-    write would fail too."""
+    """Redirects the descriptor `fd` of a failed stream to /dev/null. The stream's buffer still has
+    unwritten text. When Python exits, it tries to write this text again. Without the redirection,
+    this write would fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), fd)

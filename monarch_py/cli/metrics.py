@@ -167,7 +167,7 @@ def metrics(
         except SessionError:
             return None
 
-    # The signals raise SystemExit, so that the command removes its socket before it ends.
+    # SIGTERM and SIGHUP raise SystemExit, so that the command removes its socket before it ends.
     with handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)):
         registry = registry_of(ask)
         if textfile is not None:

@@ -29,9 +29,9 @@ def _required(_context: Any, _parameter: Any, value: Path | None) -> Path:
     if value is None and (value := default_file()) is None:
         raise no_configuration()
     file = with_rank(value)
-    # Report a missing file now, with two exceptions. First, under a launcher every rank would
-    # report it, so `bring_up` reports it once for all ranks. Second, if the configuration's session
-    # still exists, the user can stop its daemon and read its log without the file.
+    # A missing file is an error, with two exceptions. First, under a launcher every rank would
+    # report the error, so `bring_up` reports it once for all ranks. Second, if the configuration's
+    # session still exists, the user can stop the daemon and read the log without the file.
     if launched() is None and not file.exists() and not SessionDir.of(file).path.exists():
         load_config(file)  # raises ConfigError, which says why the file cannot be read
     return file
@@ -83,13 +83,13 @@ def _config(
 config_option = _config(_required)
 # The option of commands that need a running daemon.
 served_config_option = _config(
-    _served, "$MONARCH_CONFIG, else the site's or that of your only daemon here"
+    _served, "$MONARCH_CONFIG, else the file of your only daemon on this node, else the site's"
 )
 optional_config_option = _config(_optional)
 
 
 def examples(*lines: str) -> str:
-    """Returns the end of a command's help: lines that a user can copy. Tests run each of them."""
+    """Returns the end of a command's help: lines that a user can copy. Tests run each line."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])
 
 
@@ -102,7 +102,7 @@ def as_size(_context: Any, _parameter: Any, value: str | None) -> int | None:
 
 
 force_option = click.option(
-    "--force", is_flag=True, help="Do it even if other jobs of yours use the daemon."
+    "--force", is_flag=True, help="Go ahead even if other jobs of yours use the daemon."
 )
 as_json: Callable[[Any], Any] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -126,18 +126,18 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that the command line names into the environment, for the processes that
-    this process starts."""
+    """Puts the datasets that the command line names into the environment. The processes that this
+    process starts find them there."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
 
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
-    """Loads the configuration as `checked` does, and prepares its session.
+    """Loads the configuration, shows its warnings (`checked`), and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. The session of the
-    configuration is then a link to the session of that file (`link_session`). If a killed daemon
-    has left a session in the link's place, that session is swept first.
+    A configuration may use the tiers of another file, such as the site's. Its session is then a
+    link to the other file's session (`link_session`). If a killed daemon has left a session in the
+    place of the link, that session is removed first.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)

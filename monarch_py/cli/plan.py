@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from monarch_py.commands.figures import Figures
     from monarch_py.plan.plan import Plan
 
-# The names of `figures.PLACES` in tables and pictures.
+# The names that tables and pictures show for the elements of `figures.PLACES`.
 PLACES = ("own copies", "other nodes", "source")
 KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 
@@ -75,7 +75,7 @@ def index(
 
     if pattern and kind == "image_folder":
         raise click.UsageError(
-            "image_folder takes every image, as ImageFolder does; leave out --pattern"
+            "the kind image_folder indexes every image below ROOT; leave out --pattern"
         )
     patterns = pattern or builders.PATTERNS.get(kind, ())
     root = root.absolute()
@@ -149,7 +149,8 @@ def _summary(plan: Plan) -> str:
 def show(
     *, plan_file: Path, node: int, quota: int | None, picture: Path | None, as_json: bool
 ) -> None:
-    """Show how often a node reads its files, how many each node owns, and where bytes come from."""
+    """Show how often a node reads each file, how many files each node owns, and where bytes come
+    from."""
     from monarch_py.commands.figures import figures_of
     from monarch_py.plan.plan import Plan
 
@@ -176,11 +177,11 @@ def _print(figures: Figures, grain: str) -> None:
     click.echo()
     title = f"How often node {figures.node} accesses the {grain}"
     print_table(title, ["accesses", grain, "expected"], counts, left=0)
-    click.echo(f"The spread of these frequencies is {figures.spread:.3f} of their mean.")
+    click.echo(f"Standard deviation of the number of accesses: {figures.spread:.3f} of the mean.")
     owned, sizes = figures.owned_units, figures.owned_bytes
     click.echo(
         f"A node owns {owned.min()} to {owned.max()} {grain},"
-        f" {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
+        f" with a total size of {format_size(int(sizes.min()))} to {format_size(int(sizes.max()))}."
     )
     click.echo()
     rows = [[k, *map(format_size, read)] for k, read in enumerate(figures.epochs.tolist())]

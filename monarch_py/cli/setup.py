@@ -35,8 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # Raises ConfigError for the missing file. If the file exists, its mistakes only cause
-            # a warning, because the file may be right on the job's nodes.
+            # The file does not exist, so this call raises ConfigError. Mistakes in a file that
+            # exists only cause a warning (below), because the file may be right on the job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)
@@ -47,9 +47,9 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
 
 
 def _warn_of_mistakes(config_file: Path) -> None:
-    """Warns if no daemon could start here with the configuration. This is no error, because the
-    file may be right on the job's nodes. For example, it may use a variable that only the batch
-    system sets."""
+    """Warns if no daemon could start on this node with the configuration. It is only a warning,
+    because the file may be right on the job's nodes. For example, the file may use a variable that
+    only the batch system sets."""
     try:
         read_layers(config_file)
     except ConfigError as error:
@@ -69,7 +69,7 @@ def demo(size: int, workdir: Path | None, keep: bool) -> None:
     """Train a small model on a slow source, first without Monarch and then with it."""
     from monarch_py.demo.run import run_demo
 
-    # The signals raise SystemExit, so that the demo removes what it has made.
+    # SIGTERM and SIGHUP raise SystemExit, so that the demo removes its files before it ends.
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         sys.exit(run_demo(console(), size_bytes=size, workdir=workdir, keep=keep))
 
@@ -99,8 +99,8 @@ def init(output: Path, datasets: tuple[Path, ...]) -> None:
     """Examine this node, and write a first configuration for the directories DATASET.
 
     The tiers are the node's memory and local disks. Their quotas depend on the space that is free
-    now. If the site's configuration has tiers, the new file has none. Run this command on a node
-    where the job will run, and read the file before you use it.
+    now. If the site's configuration has tiers, the job uses them, and the new file names none. Run
+    this command on a node where the job will run, and read the file before you use it.
     """
     from monarch_py.commands.first_config import first_configuration
 

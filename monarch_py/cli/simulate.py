@@ -144,8 +144,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a list with one line of text: which of these policies the daemon uses on this number
-    of nodes. The list is empty if the daemon uses none of them."""
+    """Returns a list with one line of text, which says which of `policies` the daemon uses on this
+    number of nodes. If the daemon uses none of them, the list is empty."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]

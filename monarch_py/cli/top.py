@@ -116,7 +116,7 @@ def _ends(keys: bytes) -> bool:
 
 @click.command(
     short_help="Watch tiers, rates and programs.",
-    epilog=examples("monarch top --count 1     # one look, for a log"),
+    epilog=examples("monarch top --count 1     # print the view once, for a log"),
 )
 @served_config_option
 @click.option(
@@ -138,7 +138,7 @@ def top(config_file: Path, delay: float, count: int | None) -> None:
     opened = _OpenFiles(session, view)
     opened.start()
     try:
-        # The signals raise SystemExit, so that `_keys` restores the terminal before the end.
+        # SIGTERM and SIGHUP raise SystemExit, so that `_keys` restores the terminal.
         with (
             handling((signal.SIGTERM, signal.SIGHUP), lambda number, _: sys.exit(128 + number)),
             _keys() as has_keys,

@@ -149,7 +149,7 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
 
 
 @click.command(
-    short_help="Show tiers, sources and what was gained so far.",
+    short_help="Show tiers, sources and how many reads Monarch has saved.",
     epilog=examples("monarch status", "monarch status --json"),
 )
 @served_config_option
@@ -169,7 +169,7 @@ def _print_open(rows: list[dict[str, Any]]) -> None:
 def status(
     config_file: Path, *, as_json: bool, show_open: bool, show_history: bool, show_all: bool
 ) -> None:
-    """Show tiers, sources and what was gained so far.
+    """Show tiers, sources and how many reads Monarch has saved.
 
     With --all, exits with 1 if a node does not answer.
     """

@@ -67,7 +67,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the progress as text for the time in which no file to copy is known yet."""
+    """Returns the progress as text, for the time before the first file to copy is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"
@@ -89,7 +89,7 @@ class _Display:
         (self._task,) = bar.tasks
 
     def show(self, progress: Progress) -> None:
-        # Set the total only once it is final, because rich forgets a task's rate when the total
+        # Set the total only when it is final, because rich forgets a task's rate when the total
         # changes.
         total = _to_fill(progress) if progress.complete else None
         self._bar.update(self._task.id, total=total, completed=progress.filled_bytes)
@@ -124,11 +124,12 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
-    """Tells the user which copies were not recorded. Returns the exit status.
+    """Tells the user which copies were not recorded. If the command copies all files, also tells
+    the user in which sources names could not be read. Returns the exit status. It is 1 if there are
+    such names, and 0 if there are none or if only the permission to read them is missing, as for
+    `lost+found`.
 
-    is_everything : whether the command copies all files. If so, also tells the user in which
-        sources names could not be read, and returns 1 for them. Names that this user has no
-        permission to read, such as `lost+found`, do not change the exit status
+    is_everything : whether the command copies all files
     """
     for text in filter(None, (tier.get("unrecorded") for tier in report.get("tiers", ()))):
         tell(text)
@@ -137,7 +138,8 @@ def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
         if source["scan_errors"]:
             tell(
                 f"{source['path']}: {counted(source['scan_errors'], 'name')} could not be read"
-                f" ({source['scan_error']}), so files there have no copies; see `monarch logs`"
+                f" ({source['scan_error']}), so these files and directories have no copies; see"
+                " `monarch logs`"
             )
             status |= source["scan_error"] != os.strerror(errno.EACCES)
     return status
@@ -239,7 +241,7 @@ def warm(
     hint, has_tiers = "", True
     report: dict[str, Any] = {}
     if not ended:
-        with suppress(SessionError):  # the daemon has just been stopped
+        with suppress(SessionError):  # raised if another command has just stopped the daemon
             report = DaemonConnection(session).ask("status")
         status = _tell_failures(report, is_everything=texts is None)
     if "no_room" in run.progress.at_source and report:

@@ -15,11 +15,12 @@ def is_loopback(address: str) -> bool:
 
 
 def serving_address(config: Config) -> str:
-    """Returns the address at which the other nodes reach this node. If the key `peers` of the
-    configuration names the address, returns that address. If the key names an interface, returns
-    the interface's first address. Otherwise returns the first address that is not a loopback
-    address, first among those to which the host's name resolves, and then among those of this
-    node's interfaces. If there is no such address, returns 127.0.0.1.
+    """Returns the address at which the other nodes reach this node.
+
+    The key `peers` of the configuration can name the address, or an interface, whose first address
+    is then returned. If the key names neither, the function tries the addresses to which the host's
+    name resolves, and then the addresses of all interfaces. It returns the first address that is
+    not a loopback address, or 127.0.0.1 if there is none.
 
     Raises ConfigError if the configuration names an interface that has no address.
     """
@@ -60,6 +61,6 @@ def _addresses() -> dict[str, list[str]]:
 def _of_host_name() -> list[str]:
     try:
         found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-    except OSError:  # the name cannot be resolved
+    except OSError:  # the host's name cannot be resolved
         return []
     return [str(address[0]) for *_, address in found]

@@ -1,6 +1,6 @@
-"""Collective steps: after each step, every rank knows how the step has ended on all ranks.
+"""Runs steps on all ranks together. If a step fails on any rank, all ranks end with one message.
 
-So either all ranks go on, or all ranks end with the same message.
+At the end of each step, every rank receives the outcomes of all ranks.
 """
 
 import traceback
@@ -18,8 +18,8 @@ MOST_NAMES = 4
 
 
 class EndError(MonarchError):
-    """At least one rank cannot go on, so all ranks end: each rank raises this error with the same
-    words."""
+    """A step has failed on at least one rank, so all ranks end. Each rank raises this error with
+    the same words."""
 
     def __init__(self, words: list[str], exit_status: int) -> None:
         super().__init__("\nmonarch: ".join(words))
@@ -42,8 +42,8 @@ def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
         outcome.value = work()
     except MonarchError as error:
         outcome.problem, outcome.exit_status = str(error), error.exit_status
-    # `gather` tells the other ranks about an unexpected error too. If the error ended this rank
-    # here, the other ranks would wait for this rank forever.
+    # An unexpected error must not end this rank here, because the other ranks would wait for this
+    # rank forever. So `gather` sends the error to the other ranks.
     except Exception as error:
         traceback.print_exc()
         outcome.problem, outcome.exit_status = f"{type(error).__name__}: {error}", 1

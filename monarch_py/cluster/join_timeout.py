@@ -22,8 +22,8 @@ APART_S, APART_RANKS = 1.0, 10
 def bounded_join(launch: Launch) -> Iterator[None]:
     """Kills this process if the block takes too long; the launcher then ends all other ranks.
 
-    MPI_Init holds Python's global lock, so no thread or signal handler of Python can run during the
-    call. So a child process watches the time. The child ends when the block or this process ends.
+    A child process watches the time: MPI_Init holds Python's global lock, so no thread or signal
+    handler of Python could run during the call. The child ends when the block or this process ends.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()

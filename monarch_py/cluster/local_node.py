@@ -35,11 +35,11 @@ LOOKS = 2
 class LocalNode:
     """This rank's node.
 
-    record : on rank 0, the list of the sources' files once `scan` has made it; empty on other ranks
-    began : on rank 0, the time at which `scan` began, on time.monotonic() [s]
-    process : the daemon's process; None until this rank has started it
-    lifeline : a descriptor; the daemon ends when it is closed. None until this rank has started the
-        daemon
+    record : on rank 0, the list of the sources' files, which `scan` makes; empty on other ranks
+    began : on rank 0, the time at which `scan` began, as a value of time.monotonic() [s]
+    process : the daemon's process; None until this rank has started the daemon
+    lifeline : the writing end of a pipe. The daemon ends when this end is closed. None until this
+        rank has started the daemon
     """
 
     def __init__(self, config_file: Path, name: str) -> None:
@@ -58,14 +58,14 @@ class LocalNode:
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` loads the configuration again, and reports the error
+            return  # `prepare` loads the configuration again, and raises the same error
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():
             if time.monotonic() > limit:
                 raise SessionError(
                     f"another `monarch start` or `monarch run` has been starting the daemon of"
-                    f" {self._config_file} for {TURN_LIMIT_S:.0f} s; try again once it has ended"
+                    f" {self._config_file} for {TURN_LIMIT_S:.0f} s; try again when it has ended"
                 )
             time.sleep(TURN_PAUSE_S)
 
@@ -151,9 +151,10 @@ class LocalNode:
 
     def unreached(self) -> list[dict[str, Any]]:
         """Returns the other nodes whose daemons this node's daemon cannot reach. Each element is
-        what the daemon's command `all` reports of a node."""
+        what the daemon's command `all` reports of a node. Returns [] if the daemon does not answer
+        in time, which may happen if thousands of nodes are off."""
         silent: list[dict[str, Any]] = []
-        with suppress(SessionError):  # the answer may take too long if thousands of nodes are off
+        with suppress(SessionError):
             for _ in range(LOOKS):
                 silent = [node for node in self._daemon.ask("all")["nodes"] if not node["answers"]]
                 if not silent:
@@ -173,7 +174,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
         return listen(host, port)
     except SessionError as error:
         silent = holder_of(session.lock)
-        silent_hint = f"the daemon there ({silent}) does not answer; end its process"
+        silent_hint = f"its earlier daemon ({silent}) does not answer; end that process"
         hint = silent_hint if silent else "free the port"
         raise SessionError(
             f"the running daemons expect this node at {host}, port {port}, but its daemon cannot"
@@ -182,8 +183,8 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
-    """Checks by inode numbers that each source here is the same directory as on the node `name`,
-    which has listed the sources in `record`. Raises SessionError if a source differs."""
+    """Checks by inode numbers that each source is the same directory on this node as on the node
+    `name`. The list `record` was made on that node. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino

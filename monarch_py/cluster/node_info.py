@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for the user, by the first part of a setting's key. These settings may differ between nodes
-# even if the configuration files are equal.
+# The first part of a setting's key -> a hint for the user. Settings with these keys may differ
+# between nodes even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
@@ -204,6 +204,6 @@ def _check_addresses(infos: Sequence[NodeInfo]) -> None:
         other = seen.setdefault(info.address[0], info)
         if other.place[:2] != info.place[:2]:
             raise SessionError(
-                f"{other.name} and {info.name} have the same address, {info.address[0]}, as"
-                f" container bridges have on every node; set peers.interface in {info.file}"
+                f"{other.name} and {info.name} have the same address, {info.address[0]}, as is"
+                f" usual for container bridges; set peers.interface in {info.file}"
             )

@@ -28,10 +28,11 @@ from monarch_py.util.launcher import Launch
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """This rank's daemon, once all daemons are up.
+    """This rank's daemon. The object is made when all daemons are up.
 
     process : the daemon's process; None if the daemon ran already
-    lifeline : a descriptor. The daemon ends when it is closed, unless `detach` was called
+    lifeline : the writing end of a pipe. The daemon ends when this end is closed, unless `detach`
+        was called before. None if the daemon ran already
     rank : this node's rank
     names : the names of all nodes, in the order of their ranks
     started : the names of the nodes whose daemons this call has started
@@ -46,12 +47,12 @@ class Node:
     warnings: list[str]
 
     def detach(self) -> None:
-        """Lets the daemon run on after this process has ended."""
+        """Makes the daemon run on after this process has ended."""
         if self.lifeline is not None:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
         if self.process is not None:
-            self.process.returncode = 0  # this process does not wait for the daemon any more
+            self.process.returncode = 0  # so Popen does not warn that the daemon still runs
 
 
 def bring_up(config_file: Path, launch: Launch) -> Node:
@@ -119,8 +120,11 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """Returns a sentence for each reason why the asker's daemon cannot reach some of the nodes. The
-    sentence names all nodes that cannot be reached for that reason."""
+    """Returns one sentence for each reason why nodes cannot be reached. The sentence names all
+    nodes with this reason.
+
+    silent : the nodes that the daemon on the node `asker` cannot reach, as `unreached` returns them
+    """
     found = []
     for why in dict.fromkeys(node["why"] for node in silent):
         nodes = [node for node in silent if node["why"] == why]
@@ -148,9 +152,9 @@ def _start(ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo]) -> list[lis
 def _come_back(
     ranks: Ranks, here: LocalNode, infos: Sequence[NodeInfo], running: Sequence[int]
 ) -> list[list[str]]:
-    """Starts the missing daemons as members of the running daemons' cluster. The members and their
-    secret come from the running daemon with the lowest rank. Returns the problems that each node's
-    daemon reports."""
+    """Starts the missing daemons as members of the running daemons' cluster. The list of the
+    members and the cluster's secret come from the running daemon with the lowest rank. Returns the
+    problems that each node's daemon reports."""
     first = running[0]
     told = together(ranks, lambda: (here.cluster(), here.roots()) if ranks.rank == first else None)[
         first

@@ -22,7 +22,7 @@ class Ranks:
     """All ranks that the launcher has started. Every rank must make the same calls in the same
     order.
 
-    The constructor returns once all ranks have called it. It raises SessionError if mpi4py cannot
+    The constructor returns when all ranks have called it. It raises SessionError if mpi4py cannot
     be loaded, or if MPI does not see all ranks that the launcher has started.
 
     names : the nodes' names, for messages, in the order of the ranks

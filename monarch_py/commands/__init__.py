@@ -1,1 +1,1 @@
-"""The work behind each command. The package cli parses arguments and prints results."""
+"""The implementation of the commands. The package cli parses arguments and prints results."""

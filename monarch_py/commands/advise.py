@@ -43,7 +43,7 @@ def load_object(named: str, option: str) -> Any:
 def load_dataset(named: str) -> Any:
     """Returns the dataset that `named` (MODULE:NAME) stands for. The object NAME is the dataset
     itself, or a function or class that is called without arguments to make the dataset. Raises
-    ConfigError if this gives no dataset."""
+    ConfigError if the result is not a dataset."""
     found = load_object(named, "dataset")
     is_dataset = hasattr(found, "__getitem__") and not isinstance(found, type)
     dataset = found if is_dataset or not callable(found) else found()

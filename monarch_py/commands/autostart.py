@@ -36,8 +36,8 @@ def main() -> None:
     new one."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
-    # If `start` raises an error, this stays True. The next start would probably fail too, so it
-    # is delayed.
+    # If `start` raises an error, `is_started` stays True. Then the next start is delayed, because
+    # it would probably fail too.
     is_started = True
     try:
         is_started = start(config_file, opened)
@@ -86,18 +86,18 @@ def _is_open_below(roots: tuple[str, ...]) -> bool:
 
 
 def _close_inherited() -> None:
-    """Closes the program's descriptors that this process has inherited. The library closes them,
-    but cannot do so before Linux 5.9."""
+    """Closes the program's descriptors that this process has inherited. From Linux 5.9 on, the
+    library has already closed them; on an older Linux, it cannot."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
-            with suppress(OSError):  # os.listdir has closed its own descriptor, which it listed too
+            with suppress(OSError):  # the list includes the descriptor of os.listdir, closed by now
                 os.close(int(name))
 
 
 def _take_back() -> None:
-    """Marks this start as not needed, so that it delays later starts less. To mark a start, its
-    time in the claim's file is made odd (csrc/preload/autostart/claim.c). The time of this start
-    is the latest one in the file."""
+    """Marks this start as not needed, so that it delays later starts less. The mark is an odd time
+    in the claim's file (csrc/preload/autostart/claim.c). The latest time in the file is the time of
+    this start."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -1,8 +1,8 @@
 """`monarch calibrate`: measures tiers and source, and writes a scenario for the simulator.
 
-Each rate is measured with several numbers of threads. A measured rate is that of all threads
-together, as in the performance model (NoPFS, section 4). The scenario marks values that cannot be
-measured on one node with a question mark.
+Each rate is measured with several numbers of threads. A measured rate is the rate of all threads
+together, as in the performance model (NoPFS, section 4). Some values cannot be measured on one
+node. The scenario marks them with a question mark.
 """
 
 import json
@@ -120,8 +120,9 @@ def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
     """Measures the source with each number of threads. Returns the rates, and how many bytes were
     read to measure the last rate.
 
-    A file that was read before may be in a cache. So each measurement reads files that no earlier
-    one has read, if there are enough files. No measurement has more threads than there are files.
+    A file that was read before may be in a cache. So if there are enough files, each measurement
+    reads files that no earlier measurement has read. No measurement has more threads than there are
+    files.
     """
     order = np.random.default_rng(0).permutation(len(files))
     numbers = [threads for threads in THREADS if threads <= len(files)]
@@ -222,8 +223,8 @@ def scenario_text(config: Config, measured: Calibration) -> str:
     """Returns the scenario (YAML) with the measured values. Values that only the user knows are
     marked.
 
-    The scenario's staging buffer stands for the memory of the readers. Its rates are those of the
-    first tier.
+    The scenario has a staging buffer, which stands for the memory of the readers. The rates of the
+    first tier are also the rates of the staging buffer.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
     # The scenario has no more threads than were measured, because rates for more are not known.

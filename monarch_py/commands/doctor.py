@@ -44,9 +44,10 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 CATALOG_BYTES_PER_FILE = 288
 # Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
 MPI_S = 30
-# A Python program. It runs in its own process, so that a broken MPI does not end doctor, which can
-# report the problem. Its argument is the directory that contains the package monarch_py. mpi4py may
-# be in the same directory, because `pip install --prefix` puts it there.
+# A Python program that loads MPI. It runs in its own process: if MPI is broken, only this process
+# ends, and doctor reports the problem. The program's argument is the directory that contains the
+# package monarch_py. mpi4py may be in the same directory, because `pip install --prefix` puts it
+# there.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -87,8 +88,10 @@ def _library() -> Finding:
     done = subprocess.run([program], env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0 and not done.stderr:
         return Finding("ok", what, str(LIBRARY))
-    problem = done.stderr.strip() or f"a program that loads it ended with status {done.returncode}"
-    hint = "make it readable for all users on all nodes, or install Monarch there again"
+    problem = done.stderr.strip() or (
+        f"a program that loads the library ended with status {done.returncode}"
+    )
+    hint = "make the library readable for all users on all nodes, or install Monarch there again"
     return Finding("problem", what, problem, hint)
 
 
@@ -153,8 +156,8 @@ def _tiers(config: Config) -> Iterator[Finding]:
         hint = occupied_by_others(tier)
         if not hint and room < tier.quota_bytes:
             hint = (
-                f"copies get at most {format_size(room)} now, whatever the quota: the memory"
-                " (cgroup) leaves no more room"
+                f"copies get at most {format_size(room)} now, even if the quota is larger: the"
+                " memory limit (cgroup) leaves no more room"
             )
         if hint:
             yield Finding("warning", f"tier ({tier.kind})", text, hint)
@@ -254,7 +257,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """For the case that no daemon answers: findings on whether `monarch run` could start one."""
+    """If no daemon answers: yields findings on whether `monarch run` could start a daemon."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"
@@ -274,8 +277,9 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """A finding on containers. If the job runs in a container and the daemon on the host, certain
-    paths must be the same in both. The finding lists these paths."""
+    """A finding on containers. If the job runs in a container and the daemon runs on the host,
+    certain paths must be the same inside and outside the container. The finding lists these
+    paths."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

@@ -31,7 +31,7 @@ class Figures:
         n is the largest number of accesses to a unit
     expected : (epochs + 1,) float64, what the binomial distribution predicts for `frequency`
         (NoPFS, 3.1). None if a unit is not a file of one sample
-    spread : the spread of the node's frequencies (access.spread)
+    spread : the coefficient of variation of the node's access counts (access.spread)
     owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns
     epochs : (epochs, 3) int64, how many bytes all nodes together read from each of PLACES in each
         epoch
@@ -58,10 +58,10 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """Returns the node that owns each unit, (units,); PFS if no node owns it.
 
-    The owners are chosen as the daemons choose them, by how often each node accesses a unit. If the
-    table of these access counts would be too large, a hash of the unit chooses its owner instead. A
-    part of the plan may give samples to the nodes that hold them. Each unit of such a part belongs
-    to the first of its holders.
+    The owners are the owners that the daemons would choose. They depend on how often each node
+    accesses a unit. If the table of these access counts would be too large, a hash of the unit
+    decides instead. The loader of a part may have `holders`: the nodes that hold each sample. Then
+    the first holder of a unit is its owner.
 
     sizes : (units,) the sizes of the units [bytes]
     quota : how many bytes of copies each node has room for; None for no limit

@@ -13,7 +13,7 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 
-# The most catalog entries in one request, which may have at most 1 MiB.
+# The most catalog entries in one request. The daemon accepts requests of at most 1 MiB.
 PORTION = 65536
 STAGING = "staging area"
 SOURCE = "source"

@@ -110,8 +110,9 @@ def _place(path: Path, kind: str) -> LocalPlace | None:
 
 
 def local_disks(taken: Collection[int], sources: Sequence[Path] = ()) -> list[LocalPlace]:
-    """Returns one directory on each local disk. The disk with the most free space comes first. A
-    directory that the batch system names is preferred to the usual ones.
+    """Returns one directory on each local disk. The disk with the most free space comes first. If a
+    disk has several directories, a directory that the batch system names is preferred, then a mount
+    point, then a directory of USUAL.
 
     taken : the device numbers of the sources' file systems. The disks of these file systems are
         left out
@@ -141,8 +142,9 @@ def _overlaps(path: Path, sources: Sequence[Path]) -> bool:
 
 
 def _answers(path: Path, hung: Sequence[Path]) -> bool:
-    """Whether the path is a directory that this user can examine, and is not in `hung`. Unlike
-    Path.is_dir, os.path.isdir raises no error if this user may not search a parent directory."""
+    """Whether the path is a directory that this user can examine. Returns False if the path is in
+    `hung`, the paths whose file systems hang. Unlike Path.is_dir, os.path.isdir raises no error if
+    this user may not search a parent directory."""
     return path not in hung and os.path.isdir(path)
 
 
@@ -184,7 +186,7 @@ def first_configuration(sources: Sequence[Path]) -> str:
 
 def _check(text: str) -> None:
     """Raises ConfigError if a configuration with this text would be refused on this node."""
-    # A file in memory, because there may be no usable directory for temporary files.
+    # Use a file in memory, because there may be no usable directory for temporary files.
     with open(os.memfd_create("configuration"), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -11,8 +11,8 @@ from monarch_py.packs.index import PackIndex
 
 def named_files(config: Config) -> Iterator[Finding]:
     """Yields a finding for each pack and each plan. A plan that cannot be read is a problem,
-    because no daemon starts with it. A daemon that cannot use a pack, or a plan of other files,
-    logs a warning and works without it."""
+    because no daemon starts with it. A pack that cannot be used, or a plan that does not fit the
+    sources, is only a warning, because a daemon works without it."""
     for source in config.sources:
         if source.pack is not None:
             yield _pack(source.pack)

@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-This process counts the files itself, in the catalog in shared memory. So the counting does not
-load the daemon.
+The command counts the files itself, in the catalog in shared memory. So the daemon does not spend
+time on the counting.
 """
 
 import os
@@ -49,7 +49,7 @@ def _room(tier: dict[str, Any]) -> int:
     free space of its file system. If the free space is not known, returns the quota."""
     try:
         system = os.statvfs(tier["mount_point"])
-    except OSError:  # the tier's directory is not visible here
+    except OSError:  # for example, this process runs in a container without the tier's directory
         return int(tier["quota_bytes"])
     return int(tier["used_bytes"] + system.f_bavail * system.f_frsize)
 

@@ -241,8 +241,7 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
     Raises SessionError if the new daemon does not come up.
 
     kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
-        itself. With "", a new daemon does not end by itself. A daemon that serves already then does
-        not end by itself any more
+        itself. "" means never. With "", a daemon that serves already is told not to end by itself
     """
     session = SessionDir.of(config_file)
     with turn(session) as shares:
@@ -250,7 +249,7 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
         if not connection.runs():
             child = spawn(config_file, detach=True, kind=kind)
         elif not kind:
-            with contextlib.suppress(SessionError):  # an older daemon lacks the command
+            with contextlib.suppress(SessionError):  # daemons of older versions lack this command
                 connection.ask("stay")
         shares.note_daemon(None)
         Jobs(session).note()
@@ -281,9 +280,9 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
 
 
 def leave_to_others(session: SessionDir) -> None:
-    """Lets the daemon end by itself once no run and no job needs it. The caller must hold the lock
-    `ipc.shares.turn`."""
-    with contextlib.suppress(SessionError):  # an older daemon lacks the command
+    """Makes the daemon end by itself after the last run and the last job that need it. The caller
+    must hold the lock `ipc.shares.turn`."""
+    with contextlib.suppress(SessionError):  # daemons of older versions lack this command
         DaemonConnection(session).ask("let_go")
 
 
@@ -322,7 +321,7 @@ def _run_job(
 ) -> Outcome:
     try:
         share = _Share(config_file, config)
-    except (MonarchError, OSError) as error:  # the session's directory cannot be made
+    except (MonarchError, OSError) as error:  # e.g. the session's directory cannot be made
         problem = _tell_problem(error)
         return Outcome(_run(command, os.environ, lambda _: None), None, problem)
     problem, report, lost = "", None, ""

@@ -114,7 +114,7 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Asks the file system about a path that the catalog does not know."""
+        """Asks the file system about a path that is not in the catalog."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)
@@ -150,7 +150,8 @@ class PathSelection:
         that the user means. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
-        # The catalog may grow at any time, so read its length once, after the last look-up.
+        # The catalog may grow at any time. Its length is read here, after the last look-up above,
+        # so that it includes the entries that were found.
         last = len(catalog)
         self._is_chosen = np.pad(self._is_chosen, (0, last - len(self._is_chosen)))
         found = [self._new(np.array(self._named, dtype=np.uint64))]

@@ -34,7 +34,7 @@ def _is_added(connection: DaemonConnection, source: SourceConfig) -> bool:
 def settings_differ(connection: DaemonConnection, config: Config) -> bool:
     """Whether the running daemon has other settings than the configuration, or serves one of the
     configuration's sources with other settings. If the daemon's configuration files have changed
-    since it started, returns False, because the user gets another warning about that."""
+    since it started, returns False, because the user gets a different warning about this change."""
     found = connection.ask("where")
     served = [SourceConfig.from_words(words) for words in found.get("described", [])]
     return bool(found["is_current"]) and (

@@ -121,8 +121,8 @@ def _remove_if_empty(directory: Path) -> None:
 
 
 def _is_left(session: SessionDir) -> bool:
-    """Whether the session's daemon runs or was killed. A daemon that ends normally removes the
-    control segment and the lock file."""
+    """Whether the session's daemon runs or was killed. Then the control segment or the lock file
+    exists. A daemon that ends normally removes both files."""
     is_session = SESSION.fullmatch(session.path.name) is not None
     return is_session and (session.control.exists() or session.lock.exists())
 
@@ -194,9 +194,9 @@ def _is_free(lock: Path) -> bool:
 
 
 def _tiers_of(session: SessionDir) -> list[Path]:
-    """Returns Monarch's directories in the tiers and the staging area, whose names are in the
-    control segment. Returns none if the daemon was killed before it had written the names. Raises
-    SessionError if the segment cannot be read."""
+    """Returns Monarch's directories in the tiers and the staging area, as the control segment names
+    them. Returns [] if the daemon was killed before it had written the names. Raises SessionError
+    if the segment cannot be read."""
     hint = "start and stop a daemon of that configuration, or remove its copies by hand"
     try:
         segment = Segment.open(session.control, writable=False)
@@ -213,7 +213,7 @@ def _tiers_of(session: SessionDir) -> list[Path]:
 
 def _tiers_in(config_file: str, session: SessionDir) -> list[Path]:
     """Returns Monarch's directories in the tiers and the staging area of a configuration. Returns
-    none if the configuration is not known (""), or cannot be used any more."""
+    [] if the configuration is not known (""), or cannot be used any more."""
     try:
         config = load_config(config_file, with_sources=False)
     except MonarchError:

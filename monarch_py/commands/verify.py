@@ -92,8 +92,7 @@ def verify_copies(config: Config, *, against_source: bool) -> Verdict:
 
     If a daemon serves, the daemon's copies are checked, and the daemon removes those that differ.
     Otherwise the copies on persistent tiers are checked. Raises TierError if a process holds a
-    persistent tier. This may be the daemon of another configuration, or a daemon that does not
-    answer.
+    persistent tier: the daemon of another configuration, or a daemon that does not answer.
     """
     session = SessionDir.of(config.file)
     connection = DaemonConnection(session)
@@ -131,7 +130,8 @@ def _verify_catalog(
     sources: list[str],
     verdict: Verdict,
 ) -> None:
-    """Checks the copies that a daemon serves, and has the daemon drop the bad ones.
+    """Checks the copies that a daemon serves, and has the daemon drop the damaged and outdated
+    copies.
 
     sources : the paths of all sources of the daemon. Other jobs may have added sources that
         `config` lacks

@@ -31,9 +31,9 @@ DIRECTORIES = 32
 # other commands wait during the request.
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
-# pause is nine times as long, so that the command keeps a processor busy for at most a tenth of the
-# time. Only processor time lengthens the pause. The time that a step waits for the daemon's answers
-# does not, because all copies may be complete when a slow answer arrives.
+# pause is nine times this processor time, so that the command keeps a processor busy for at most a
+# tenth of the time. Waiting for a slow answer of the daemon does not lengthen the pause, because
+# all copies may be complete when the answer arrives.
 LOOK_S = 0.1
 
 
@@ -45,7 +45,7 @@ class Progress:
     there_files : files that had a copy before the command began
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
-    replaced_files : filled files that had a copy before, which was of an earlier version
+    replaced_files : filled files that before had a copy of an earlier version of the file
     at_source : how many files get no copy, by reason. The source serves these files. docs/status.md
         lists the reasons, for `bypass`
     complete : whether all chosen files are known
@@ -72,8 +72,8 @@ class Progress:
 
 
 def _is_left(words: Uints) -> Bools:
-    """Returns which files get no copy from this command. Some of them get a copy later, when a
-    program reads them.
+    """Returns which files get no copy from this command, (n,) bool. Some of these files get a copy
+    later, when a program reads them.
 
     words : (n,) the catalog words of the files
     """
@@ -83,7 +83,10 @@ def _is_left(words: Uints) -> Bools:
 
 
 def _has_changed(words: Uints) -> Bools:
-    """Returns which files are served by the source because they have changed there."""
+    """Returns which files are served by the source because they have changed there, (n,) bool.
+
+    words : (n,) the catalog words of the files
+    """
     is_left = (word.state(words) == State.BYPASS) & (word.reason(words) == Reason.CHANGED)
     return np.asarray(is_left)
 
@@ -158,7 +161,7 @@ class Warm:
             with suppress(SessionError):
                 self._connection.ask("take_back", ticket=self._ticket)
                 # An exception may interrupt `_step` before `_was_there` has a value for each of
-                # the chosen files. Then they cannot be counted.
+                # the chosen files. Then the files cannot be counted.
                 if len(self._was_there) == len(self.chosen.ids):
                     self._count(complete=self.progress.complete)
             raise

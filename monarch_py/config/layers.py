@@ -32,11 +32,11 @@ OPTION = "--source"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one layer says.
+    """The values that one layer sets.
 
     name : "site", "user", "environment" or "command line"
-    given : the values of the keys that the layer has, by the names of the fields in Config
-    top : the spot (position) of the root of the layer's document
+    given : the values, by the names of the fields in Config
+    top : the position of the root of the layer's document, for error messages
     """
 
     name: str
@@ -49,8 +49,9 @@ class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
     given : the merged values, by the names of the fields in Config
-    top : the spot of the root of a merged document, for error messages. The merged document has a
-        spot for each key and each item. The spot is in the layer whose value is used
+    top : the position of the root of a merged document, for error messages. The merged document
+        stores a position for each key and each item: the place where the value in `given` is
+        written
     file : the file that says where the tiers are. The daemon's session belongs to this file
     """
 
@@ -76,7 +77,7 @@ class Layers:
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:
-        """The name of the layer that a spot belongs to."""
+        """The name of the layer that contains the position `spot`."""
         return next(each.name for each in self.layers if each.top.document is spot.document)
 
 
@@ -134,7 +135,8 @@ def read_layers(path: Path, sources: Sequence[Path] = ()) -> Layers:
 
 
 def read_user_file(path: Path) -> Layer:
-    """Reads a user's file by itself. Raises ConfigError as `read_layers` does."""
+    """Reads only a user's file, without the other layers. Raises ConfigError if the file cannot be
+    read, or if a key or a value does not fit."""
     return _file_layer("user", path, "configuration")
 
 
@@ -216,10 +218,11 @@ def _together(layers: Sequence[Layer]) -> Layers:
 def _lay_over(
     given: dict[str, Any], spots: dict[KeyPath, Spot], layer: Layer, name: str, attribute: str
 ) -> None:
-    """Sets the key `name` in `given` to the value from `layer`, which replaces a value from lower
-    layers. If the value is an inner mapping, only the keys that `layer` has are replaced.
+    """Sets the key `name` in `given` to the value from `layer`. This value replaces a value from
+    lower layers. If the value is an inner mapping, only the keys that `layer` has are replaced.
 
-    attribute : the name of the key's field
+    spots : the position of each value in `given`; updated too
+    attribute : the name of the field of Config that holds the key
     """
     value, below = layer.given[attribute], given.get(attribute)
     ours = {
@@ -245,12 +248,12 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer has only the path of a dataset, and a
-    lower layer has the same path, the other keys come from the lower layer. The spots of these keys
-    are added to `ours`.
+    """Returns the datasets that a layer names. If the layer gives only the path of a dataset, and a
+    lower layer describes the dataset at this path, the description of the lower layer is used. The
+    positions of its keys are then added to `ours`.
 
-    named, ours : the layer's datasets, and its spots
-    below, spots : the datasets and the spots of the lower layers
+    named, ours : the layer's datasets, and the positions of its keys
+    below, spots : the datasets of the lower layers, and the positions of their keys
     """
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []

@@ -16,7 +16,7 @@ from monarch_py.yaml_files.nodes import Spot
 
 
 def within_limits(config: Config, top: Spot) -> Config:
-    """Does the same as `lowered`, but first checks the quotas. Raises ConfigError if a sum of
+    """Checks the quotas, and then returns `lowered(config, top)`. Raises ConfigError if a sum of
     quotas, or a value that a layer sets, exceeds its limit."""
     _check_quotas(config, top)
     return lowered(config, top)
@@ -44,9 +44,10 @@ def lowered(config: Config, top: Spot) -> Config:
 def _least(
     at: Spot, key: str, value: int | None, most: int | None, tell: Callable[[int], str] = str
 ) -> int | None:
-    """Returns the value of a key if it is within the site's limit. Otherwise returns the limit if
-    the value is a default, and raises ConfigError if the mapping at `at` sets the key.
+    """Returns the value of a key if it is within the site's limit. If a default exceeds the limit,
+    returns the limit. If a value that a layer sets exceeds the limit, raises ConfigError.
 
+    at : the position of the mapping to which the key belongs
     value : the key's value; None means that the user limits nothing
     most : the site's limit; None if the site has no limit for this key
     tell : returns a value as text, for the error

@@ -37,7 +37,7 @@ from monarch_py.yaml_files.nodes import Spot
 SOURCE_HINT = "correct the path; is the file system mounted here?"
 TIER_HINT = "create the directory or correct the path"
 
-# A directory of the configuration, and the spot where it is written.
+# A directory that the configuration names, and the position of this name in the file.
 _Place = tuple[Path, Spot]
 
 
@@ -96,7 +96,7 @@ def load_config(
 
 
 def _check_complete(config: Config, top: Spot, *, with_sources: bool) -> list[_Place]:
-    """Checks that there are sources and tiers. Returns the sources with their spots."""
+    """Checks that there are sources and tiers. Returns the sources' paths with their positions."""
     at = top.of("sources")
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
@@ -128,7 +128,7 @@ def _check_packs(packs: Sequence[_Place]) -> None:
             problem = f"{str(pack)!r} is not a file"
             raise spot.error(problem, "make it with `monarch pack DIR -o TAR`, or remove the key")
         if not os.path.isfile(f"{pack}{PACK_INDEX}"):
-            problem = f"{str(pack)!r} has no index beside it, {pack.name + PACK_INDEX!r}"
+            problem = f"{str(pack)!r} has no index: {pack.name + PACK_INDEX!r} is not beside it"
             raise spot.error(problem, "make it with `monarch pack DIR -o TAR --index-only`")
 
 
@@ -204,8 +204,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
-    """Checks and returns the staging area; None if the configuration has none. The staging area
-    takes the number after the last tier, so it counts as a tier."""
+    """Checks and returns the staging area; None if the configuration has none. The staging area has
+    a tier number, the number after the last tier. So it counts for the limit MAX_TIERS."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -356,8 +356,8 @@ def _refuse_inside(inner: _Place, outer: _Place, what: str, hint: str) -> None:
 
 
 def _where(spot: Spot, seen_from: Spot) -> str:
-    """Returns the position of `spot` as text, for a message about the spot `seen_from`. If both
-    spots are in the same file, the text names only the line. Otherwise it also names the
+    """Returns the position `spot` as text, for a message about the position `seen_from`. If both
+    positions are in the same file, the text names only the line. Otherwise it also names the
     document."""
     is_same = spot.line and spot.document is seen_from.document
     return f"line {spot.line}" if is_same else str(replace(spot, key=""))

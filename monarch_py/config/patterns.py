@@ -1,18 +1,19 @@
 """Selects files of a source by globs on their paths, which are compiled once and matched often.
 
 The globs of one list become one regular expression. A plain translation would backtrack: matching
-`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star except the last
-ends where the text after it first matches. Later matches are not tried: if the rest of the glob
-does not match after the first match, it cannot match after a later one, which leaves less of the
-name. `fnmatch.translate` does the same for names without directories.
+`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
+covers as little of the name as possible: it ends before the first match of the text that follows
+the star. Later matches need not be tried. They leave less of the name for the rest of the glob, so
+the rest cannot match there if it does not match after the first match. `fnmatch.translate` does
+the same for names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# One step of a glob. The step `**/` includes the slash. So if it stands for no directory, there is
-# no slash either.
+# Matches one step of a glob. The step `**/` includes its slash, because `**/` may stand for no
+# directory, and then there must be no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -75,7 +76,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
     parts : the glob's steps, as `_parts` yields them
     """
-    # Each star that may match slashes begins a block: [(star, text after it), ...]
+    # The glob is divided into blocks: the first begins with the glob, each other block with `**` or
+    # `**/`. A block is a list of pairs: a star, and the text between this star and the next star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):
@@ -91,8 +93,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The text after the last star must match at the end of the path. So the last star may try
-    # several lengths.
+    # The last star may cover more of the path than necessary, because the text after the last star
+    # must match at the end of the path.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:
@@ -101,8 +103,9 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """Returns an atomic group of `text`: once it has matched, no other match of it is tried. Python
-    before 3.11 lacks atomic groups. A look-ahead has the same effect."""
+    """Returns a group of `text` for which the regular expression tries no other match after the
+    first match (an atomic group). The group is written as a look-ahead, because Python before 3.11
+    lacks atomic groups."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 
@@ -157,7 +160,7 @@ def _set(step: re.Match[str], glob: str) -> str:
 
 
 def _refuse_hopeless(glob: str) -> None:
-    """Refuses globs that are well formed but cannot match the relative path of any file."""
+    """Raises ValueError if a glob is well formed but cannot match the relative path of any file."""
     if not glob:
         raise ValueError("a pattern is empty")
     if glob.startswith("/"):

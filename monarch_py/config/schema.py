@@ -66,7 +66,9 @@ def _block_size(text: str) -> int:
         raise ValueError(f"{text!r} is out of range", "choose from 64KiB to 1GiB, or 'max'")
     if n_bytes % PAGE_BYTES:
         problem = f"{text!r} is not a multiple of {PAGE_BYTES} bytes"
-        raise ValueError(problem, f"{n_bytes // PAGE_BYTES * PAGE_BYTES} is the next smaller one")
+        raise ValueError(
+            problem, f"write {n_bytes // PAGE_BYTES * PAGE_BYTES}, the next smaller one"
+        )
     return n_bytes
 
 
@@ -156,9 +158,9 @@ class PeersConfig(Keys):
     interface : the network interface whose first address is used
     address : the address itself, instead of `interface`
     port : the port to listen on; 0 means any free port
-    fetch : where to read a file if another node has a copy: with `fastest`, from that node or from
-        the source, whichever is faster; with `holders`, from that node, and from the source only if
-        the node fails, see [Between nodes](peers.md#the-fastest-place)
+    fetch : where to read a file if another node has a copy: with `fastest`, from the faster of that
+        node and the source; with `holders`, from that node, or from the source if the node fails,
+        see [Between nodes](peers.md#the-fastest-place)
     """
 
     interface: Annotated[Interface | None, Key(default="the address of the host's name")] = None
@@ -240,12 +242,12 @@ class Tuning(Keys):
     scan_threads : how many files and directories the scan examines in parallel
     placement : the rule that chooses the tier of a file
     fill_after : the share of a file that programs must have read before it is filled
-    handover_size : up to this size, a file without a copy is read from the source by the program
-        that opens it, and the daemon makes the copy through the program's descriptor; with `0` the
+    handover_size : the largest file that a program reads from the source itself if the file has no
+        copy yet; the daemon then makes the copy through the program's descriptor; with `0`, the
         daemon reads all files itself
-    direct_io : use `O_DIRECT` to read small files that are filled ahead, which saves room in the
-        page cache and processor time; without effect if the source does not support `O_DIRECT`, or
-        does not make readers wait
+    direct_io : read small files that are filled ahead with `O_DIRECT`, to save processor time and
+        room in the page cache; without effect if the source does not support `O_DIRECT`, or answers
+        without a wait
     promote_mappings : when a copy becomes complete, replace the programs' mappings of the source
         file by mappings of the copy
     balance_ranks : if some ranks miss more often than others, give them more of the threads that
@@ -282,9 +284,10 @@ class Config(Tuning):
     plan : access plans to follow, see [Access plans](plan.md#following-a-plan)
     metadata : where names and attributes come from: with `cached`, from the scan's results; with
         `source`, from the source each time
-    revalidate : how old a file's attributes may be; directories are compared with the source at the
-        same interval, to find files that were removed or replaced by processes without the library;
-        with `0` the source is asked for attributes each time, and directories are not compared
+    revalidate : how old the attributes may be that a program gets for a file; at this interval,
+        directories are compared with the source, to find files that processes without the library
+        have removed or replaced; with `0`, attributes always come from the source, and directories
+        are not compared
     source_limits : limits on the load at the sources, see below
     peers : the address for the other nodes' daemons, see below
     limits : in a site's configuration: limits for its users, see [`limits`](#limits-of-a-site)

@@ -68,8 +68,9 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """Returns where the site's limit is written, for a key that no layer sets and whose default was
-    lowered to that limit. Returns None if the value is the plain default."""
+    """Returns where the site's limit for a key is written, if the key's default was lowered to this
+    limit. Returns None if the value is the plain default. Call this function only for keys that no
+    layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 

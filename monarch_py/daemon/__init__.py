@@ -1,17 +1,20 @@
 """The daemon of one node and one session, with a module or package for each duty.
 
-starting    starting the daemon's process from outside, and waiting for its end
-lifecycle   the daemon's process, from its start to its end
-control     the socket for commands, and their execution
-server      the parts of the daemon, and the loop that runs each of them in turn
-status      the answer to the command `status`
-switches    whether a switch file exists
-openfiles   which process has which file of a source open, and what serves the file
-orphan      the end of an unused daemon that no command will end
-plans       access plans: the programs' progress, where files are kept, what is fetched ahead
-fill        what is filled, and in which order
-nodes       which node keeps each file, how peers get copies, which nodes a fill asks
-copies      the Python side of the copy engine; how copies are published and dropped
-scan        listing the sources into the catalog
-segments    the shared-memory segments that clients attach to
+starting    starts the daemon's process from outside, and waits for its end
+lifecycle   runs the daemon's process, from its start to its end
+control     receives commands at a socket, and executes them
+server      holds the parts of the daemon, and runs each of them in turn, in a loop
+status      answers the command `status`
+switches    looks for the switch file, with which a user or administrator turns Monarch off
+openfiles   lists the open files of the sources: which process has each of them open, and whether
+            the source or a copy serves it
+orphan      ends a daemon that no process uses and that no command will stop
+plans       follows access plans: notes the programs' progress, decides where files are kept, and
+            fetches files ahead
+fill        chooses which files are filled, and in which order
+nodes       decides which node keeps each file and which nodes are asked for it, and serves copies
+            to other nodes
+copies      gives orders to the copy engine; publishes and drops copies
+scan        adds the files of the sources to the catalog
+segments    creates the shared-memory segments that clients attach to
 """

@@ -63,7 +63,8 @@ class Control:
         # accepted.
         daemon.at_end.callback(self._socket.close)
         daemon.at_end.callback(self._socket.shutdown, socket.SHUT_RDWR)
-        # The commands that run as a whole between two iterations of the loop, in `deciding`.
+        # Each of these commands runs from start to end inside `daemon.deciding()`, which holds
+        # the loop between two iterations.
         self._between_turns: dict[str, Action] = {
             "stop": self._stop,
             "stay": self._stay,
@@ -77,8 +78,8 @@ class Control:
             "scan": self._scan,
             "take_back": self._take_back,
         }
-        # The commands that run beside the loop. They enter `deciding` themselves, and only for the
-        # parts that need it: their other parts may wait for a file system or another node.
+        # These commands run while the loop goes on, because they may wait for a file system or for
+        # another node. Where the loop must pause, they enter `daemon.deciding()` themselves.
         self._beside_turns: dict[str, Action] = {
             "status": lambda _: daemon.status(),
             "history": lambda _: daemon.history(),
@@ -109,14 +110,15 @@ class Control:
             try:
                 self._take_in(self._socket.accept()[0])
                 is_said = False
-            except OSError as error:  # no descriptor is left, or the daemon is ending
+            # The daemon has no free descriptor, or it is ending and has shut the socket down.
+            except OSError as error:
                 if not (is_said or self._daemon.is_closed):
                     log.warning(
                         "commands must wait: the daemon cannot accept connections now: %s", error
                     )
                 is_said = True
                 time.sleep(ACCEPT_PAUSE_S)
-            except Exception as error:  # the next command may succeed
+            except Exception as error:  # the thread goes on, because the next command may succeed
                 note_failure(error)
                 time.sleep(ACCEPT_PAUSE_S)
 
@@ -166,7 +168,10 @@ class Control:
         if name in self._beside_turns:
             return self._beside_turns[name](request)
         if name not in self._between_turns:
-            raise SessionError(f"the daemon does not know the command {name!r}")
+            raise SessionError(
+                f"the daemon has no command {name!r}; if its version of Monarch differs, run"
+                " `monarch stop` and `monarch start`"
+            )
         with self._daemon.deciding():
             return self._between_turns[name](request)
 
@@ -186,8 +191,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end once no process uses it. A daemon that `monarch run` has started
-        ends in this way without this command."""
+        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
+        started does so even without this command."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 
@@ -264,8 +269,8 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The files are examined outside `deciding`, so
-        the loop goes on even if their file system hangs."""
+        """Returns the files that programs have open. The loop goes on meanwhile, because the file
+        system of these files may hang."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}

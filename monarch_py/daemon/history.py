@@ -25,7 +25,7 @@ COUNTED = (
 # successive points are merged in pairs, and the interval between points doubles. So a daemon that
 # runs for months needs no more memory than one that runs for minutes.
 MOST_POINTS = 600
-# The interval between points at the start [s].
+# The interval between points when the daemon starts [s].
 FIRST_INTERVAL_S = 0.1
 # A thread counts as a reader between two successive opens if the second follows the first within
 # this time [s].
@@ -55,11 +55,11 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. A thread counts as reading if it has opened
-    a file since the previous point. A thread also counts if it opened a file earlier and opens its
-    next file only after this point; it is then added to this point later, once that next open is
-    seen. `memory` is the least amount of memory that was available to a RAM tier since the previous
-    point [bytes].
+    is the number of program threads that were reading. A thread that has opened a file since the
+    previous point counts. So does a thread that was reading all the time: it opened a file before
+    the previous point, and opens its next file after this point. `_fill_gaps` adds such a thread
+    when it opens its next file. `memory` is the least amount of memory that was available to a RAM
+    tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:

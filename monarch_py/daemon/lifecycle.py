@@ -60,12 +60,14 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         fd = hold(session.lock, config_file)
     except SessionError as error:
         raise SessionError(f"a daemon serves this configuration already ({error})") from error
-    _begin_log(session)  # needs the lock: without it, the log may belong to a running daemon
+    _begin_log(session)  # With the lock held, no running daemon uses the log.
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if id_of(session.lock) == id_of(fd):  # otherwise the files belong to another daemon
+            # If the lock's path names another file by now, that lock and the socket belong to
+            # another daemon.
+            if id_of(session.lock) == id_of(fd):
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -73,8 +75,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
 
 
 def _begin_log(session: SessionDir) -> None:
-    """Starts an empty log. The end of the previous daemon's log is kept, because it may tell why
-    that daemon died."""
+    """Starts an empty log. The end of the previous daemon's log is kept, because it may show why
+    the daemon died."""
     if not session.log.exists():
         return
     with contextlib.suppress(OSError):
@@ -106,14 +108,15 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : tells when the daemon ends by itself. SHARED: when the last of the runs that share the
-        daemon ends. AUTOSTARTED: when no process has used the daemon for `idle_exit` (see
-        `orphan`). "": never
+    kind : the event at which the daemon ends by itself. SHARED: the last of the runs that share
+        the daemon ends. AUTOSTARTED: no process has used the daemon for `idle_exit` (see
+        `orphan`). "": none
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
     """
-    os.umask(0o077)  # under the shell's umask the daemon might be unable to open its own files
+    # The umask of the shell might keep the daemon from opening the files that it makes.
+    os.umask(0o077)
     lib.monarch_limit_malloc()
     lib.monarch_shorten_slice()
     _raise_limits()
@@ -247,7 +250,7 @@ def main() -> None:
         kind = words[0] if words in ([SHARED], [AUTOSTARTED]) else ""
         with _told_in_a_sentence():
             startup = None
-            if words and not kind:  # the descriptor from which the StartupInfo is read
+            if words and not kind:  # words[0] is the descriptor from which the StartupInfo is read
                 with open(int(words[0]), "rb") as file:
                     startup = msgspec.json.decode(file.read(), type=StartupInfo)
         serve(Path(sys.argv[1]), startup, kind=kind)

@@ -1,8 +1,8 @@
 """Ends an unused daemon that no command will end.
 
-An `OrphanWatch` ends a daemon in two cases: the `monarch run` that was to end the daemon was
-killed; or the last run has ended while other processes still used the daemon. An `IdleWatch` ends a
-daemon that was started for the first program of a job (commands/autostart.py).
+The last `monarch run` that uses a daemon normally ends it. An `OrphanWatch` ends the daemon in two
+other cases: this run was killed, or it has ended while other processes still used the daemon. An
+`IdleWatch` ends a daemon that was started for the first program of a job (commands/autostart.py).
 
 The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
 that is killed. The commands of a killed run go on, and may have started processes that use the
@@ -75,7 +75,7 @@ class _Watch(ABC):
                 if self._ends_now():
                     stop()
                     return
-            # Without the watch, the daemon would never end. The next check may succeed.
+            # The watch goes on after an error, because the daemon would never end without it.
             except Exception as error:
                 note_failure(error)
             time.sleep(self._look_s)
@@ -92,17 +92,16 @@ class _Watch(ABC):
     def _has_run(self) -> bool:
         """Whether a `monarch run` still exists, or a command that a `monarch run` has started."""
         if not self._shares.try_turn():
-            return True  # a run is just beginning or ending
+            return True  # a run holds this lock, because it is just beginning or ending
         is_unused = self._shares.is_unused()
         self._shares.leave()
         self._shares.leave_turn()
         return not is_unused or self._shares.has_command()
 
     def _take_over(self) -> bool:
-        """Records that this watch ends the daemon, and that the last run need not end the daemon.
-        Returns False, and records nothing, if a new run has begun. If the result is True, this
-        process keeps the lock `turn` until the process ends. So the next run can start another
-        daemon only after this process has ended."""
+        """Records that this watch ends the daemon, so that no run need end it. If a new run has
+        begun, returns False and records nothing. If the result is True, this process holds the lock
+        `turn` until the process ends. So no run can start the next daemon before that."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -161,7 +160,7 @@ class IdleWatch(_Watch):
         self._daemon, self._done = daemon, (0, 0)
 
     def _is_ours(self) -> bool:
-        # If the daemon stays, `monarch start` has taken it over.
+        # `monarch start` sets `stays` when it takes this daemon over.
         return not self._daemon.stays
 
     def _is_used(self) -> bool:

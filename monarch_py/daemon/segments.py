@@ -92,8 +92,8 @@ class Shared:
         self._clients.publish()
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
-        # All copies in the staging area are stamped (monarch_stamp). The field holds the area's
-        # tier number + 1.
+        # All copies in the staging area are stamped (monarch_stamp). `stamped` is the tier number
+        # of the area, plus 1.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
@@ -107,7 +107,7 @@ class Shared:
         control.owner = os.geteuid()
         control.mounts = os.stat("/proc/self/ns/mnt").st_ino
         control.reads_everything = _reads_everything()
-        with contextlib.suppress(OSError):  # fails on a kernel without user namespaces
+        with contextlib.suppress(OSError):  # a kernel without user namespaces lacks this file
             control.users = os.stat("/proc/self/ns/user").st_ino
         with contextlib.suppress(OSError):
             control.pids = os.stat("/proc/self/ns/pid").st_ino
@@ -192,9 +192,12 @@ class Shared:
             socket.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.close(self._changes_fd)
-        with contextlib.suppress(OSError):  # without this file, clients warn that no daemon runs
+        # The file `stopped` shows clients that the daemon ended in good order. Without the file,
+        # they warn that no daemon runs. If the file says "asked", attached clients do not start a
+        # new daemon.
+        with contextlib.suppress(OSError):
             stopped = open_private(self.session.stopped, os.O_WRONLY)
-            if self.was_asked_to_stop:  # attached clients then start no new daemon
+            if self.was_asked_to_stop:
                 os.write(stopped, b"asked\n")
             os.close(stopped)
 
@@ -217,8 +220,8 @@ class Shared:
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns, for each of the files `ids`, whether a client has changed it, (n,). Clients mark
-        changed files in a Bloom filter, so a few unchanged files count as changed too."""
+        """Returns (n,) whether a client has changed each of the files `ids`. Clients mark changed
+        files in a Bloom filter, so a few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)

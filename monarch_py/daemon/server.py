@@ -48,8 +48,8 @@ log = logging.getLogger("monarch.daemon")
 TURN_MS = 250
 # How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long,
 # because an iteration after a sleep is expensive: the processor caches are cold. On a node that
-# sent files to other nodes, four such iterations a second cost a fifth as much processor time as
-# the sending itself.
+# only sent files to other nodes, four iterations a second took a fifth of the processor time that
+# the sending took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -57,9 +57,9 @@ QUIET_TURNS = 8
 # files that readers wait for, because a waiting reader wakes only the engine; to count and record
 # the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps while programs open files of a plan, or while fills ahead wait until the
-# scan finds more files [ms]. The time is short, so that the loop soon sees what programs open, and
-# what the scan has found.
+# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
+# find more files to be filled ahead. The time is short, so that the loop soon sees what programs
+# open, and what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
@@ -68,11 +68,11 @@ FIRST_OPEN_MS = 5
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
 # MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s]. If fills ahead wait
-#     until the scan finds more files, the maximum is the time for which the files found so far will
-#     last, but at least SHORT_REST_S and at most MOST_REST_S.
-# NAMES_REST : if fills ahead wait until the scan finds more files, the minimum is this share of the
-#     time for which the files found so far will last, but at most LONG_REST_S. Without it, each
-#     batch of files from the scan would start an iteration, even while many files are left.
+#     until the scan finds more files, the maximum is the time after which the files found so far
+#     are filled, but at least SHORT_REST_S and at most MOST_REST_S.
+# NAMES_REST : in that case, the rest lasts for at least this share of that time, but for no longer
+#     than LONG_REST_S. Otherwise each batch of files from the scan would start an iteration, even
+#     while many files are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
 #     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
 #     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
@@ -82,14 +82,14 @@ FIRST_OPEN_MS = 5
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
-# do fills ahead shorten the loop's rest. With a source that answers sooner, such as a local disk,
-# programs need the processors more than fills ahead.
+# is the loop's rest shortened to fill files ahead. With a source that answers sooner, such as a
+# local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# If the engine has not been allowed to order fills for this long [s], the running iteration allows
-# it for a moment. To allow it more often would not pay, because the free room of all tiers must be
-# computed each time.
+# During an iteration, the engine may not order fills by itself. An iteration that takes longer than
+# this time [s] allows it for a moment between two parts of the iteration. A shorter time would cost
+# too much, because the free room of all tiers must be computed each time.
 LET_S = 0.001
 
 
@@ -145,7 +145,7 @@ class Daemon:
         self.lost: Path | None = None
         self._history = History()
         self._next_look = 0.0
-        self._begun_s = 0.0  # when the engine was last told to order nothing [s]
+        self._begun_s = 0.0  # when the engine's permission to order fills was last withdrawn [s]
         self.at_end = ExitStack()
         self._open_tiers = OpenTiers(config)
         self.tiers = self._open_tiers.tiers
@@ -157,10 +157,11 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # If fills ahead wait until the scan finds more files: the time for which the files found so
-        # far will last [s]. Otherwise infinite.
+        # If the scan must soon find more files to be filled ahead: the time that it takes to fill
+        # the files found so far [s]. Otherwise infinite.
         self._names_last_s = math.inf
-        self._pace_scan()  # The first iteration starts the scan, so the limit is set before.
+        # Set the limit of the scan now, because the first iteration starts the scan.
+        self._pace_scan()
 
     def _make_ready(
         self,
@@ -211,7 +212,8 @@ class Daemon:
                     why = f"the daemon serves {MAX_SOURCES} sources and takes no more"
                     raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
-        # Some files may have been opened for writing since the first call.
+        # Between the first call and `_take_in`, programs may have opened more files of the source
+        # for writing.
         self._mark_open_for_writing()
         log.info("source added: %s", source.path)
         return True
@@ -322,8 +324,8 @@ class Daemon:
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Waits until the doorbell's count differs from `rung`, but for at most wait_ms [ms]. While
-        the scan waits for a program's first open, this wait also ends once programs wait for the
-        sources. Returns the current count."""
+        the scan is held back until a program's first open, the wait also ends when programs wait
+        for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):

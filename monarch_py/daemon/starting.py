@@ -134,7 +134,8 @@ def spawn(
         end(process, GIVE_UP_LIMIT_S)
         raise
     if detach:
-        process.returncode = 0  # so that Popen does not warn that the daemon still runs
+        # Popen's destructor warns of a process that still runs, unless `returncode` is set.
+        process.returncode = 0
     return process
 
 
@@ -208,7 +209,7 @@ def _last_words(session: SessionDir, status: int) -> str:
         lines = session.log.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    # Lines of the logger, which begin with a timestamp, do not tell why the daemon ended.
+    # Lines of the logger, which begin with a timestamp, do not say why the daemon ended.
     said = [line for line in lines if not LOGGED.match(line)]
     if not said:
         # The log lies in shared memory. If shared memory is full, or if the process may write no

@@ -25,8 +25,8 @@ from monarch_py.util.units import MIB, format_size
 
 Bytes = NDArray[np.uint8]
 
-# The size of the smallest dataset [bytes]. In a smaller dataset, a layout would have fewer than
-# four images.
+# The size of the smallest dataset [bytes]. In a smaller dataset, one of the three directories would
+# have fewer than four images.
 MIN_SIZE_BYTES = 2 * MIB
 
 N_CLASSES = 10
@@ -35,7 +35,7 @@ CELLS_SHAPE = (11, 12, 3)
 IMAGE_SHAPE = (CELL * CELLS_SHAPE[0], CELL * CELLS_SHAPE[1], CELLS_SHAPE[2])
 IMAGE_BYTES = IMAGE_SHAPE[0] * IMAGE_SHAPE[1] * IMAGE_SHAPE[2]
 
-# The share that each layout has of the requested size.
+# For each directory of the dataset: its share of the requested size.
 SHARES = {"shards": 0.40, "tree": 0.40, "npy": 0.20}
 IMAGES_PER_SHARD = 80
 IMAGES_PER_NPY = 40

@@ -68,11 +68,11 @@ class Epoch:
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
     """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
-    All files except those of a tier in memory are written below `workdir`, by default the directory
-    for temporary files. `workdir` must have two and a half times `size_bytes` free. The files are
-    removed afterwards, unless `keep` is set. Returns 0 if both trainings gave the same numbers, and
-    otherwise 1; different numbers would be a bug in Monarch. Raises MonarchError if a training
-    fails, or if the size is too small or too large.
+    All files are written below `workdir`, except the copies in memory. By default, `workdir` is the
+    directory for temporary files. It must have two and a half times `size_bytes` free. The files
+    are removed afterwards, unless `keep` is set. Returns 0 if both trainings gave the same numbers,
+    and otherwise 1, because different numbers would be a bug in Monarch. Raises MonarchError if a
+    training fails, or if the size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:

@@ -170,8 +170,8 @@ class SlowSource:
             if not directory.is_dir():
                 raise SlowSourceError(f"{directory} is not a directory; create it first")
         with tempfile.TemporaryDirectory(prefix="monarch-slowsource-") as scratch:
-            # The names of these two files are needed only until the program runs, and has opened or
-            # mapped them. Then the files are removed together with their directory.
+            # As soon as the program runs and has opened both files, their names are not needed any
+            # more. At the end of the `with` block, the files are removed with their directory.
             control, log = Path(scratch, "control"), Path(scratch, "log")
             with log.open("w+b") as output:
                 try:
@@ -247,7 +247,7 @@ class SlowSource:
         try:
             if up:
                 _unmount(self.mountpoint)
-            end(process, UNMOUNT_LIMIT_S)  # even if a file is still open
+            end(process, UNMOUNT_LIMIT_S)  # ends the program even if a file is still open
         finally:
             assert process.stdin is not None
             process.stdin.close()
@@ -255,7 +255,10 @@ class SlowSource:
 
 class _Control:
     """The control file, mapped into memory. Through it, this process sets rate and latencies, and
-    reads the counts. Its 8-byte words are accessed by the names that the program reports."""
+    reads the counts. `control[name]` is the 8-byte word with this name.
+
+    offsets : the offset of each word [bytes], by the word's name, as `_layout` returns them
+    """
 
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:

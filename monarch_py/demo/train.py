@@ -1,10 +1,10 @@
-"""Trains softmax regression on the demo's dataset, in a script that knows nothing of Monarch.
+"""Trains softmax regression on the demo's dataset. The script has no code for Monarch.
 
     python train.py DATASET --json FILE [--epochs 3] [--seed 0] [--lockstep]
 
-In each epoch the script reads every image of every layout. The seed and the epoch determine the
-order of the files; each file is read from front to back. The results of the training depend only on
-the dataset and the seed, not on the storage.
+In each epoch the script reads every image in the three directories of the dataset. The seed and the
+epoch determine the order of the files. Each file is read from its beginning to its end. The results
+of the training depend only on the dataset and the seed, not on the storage.
 
 The script writes ``{"epochs": [...]}`` to FILE. Each epoch has its number, `seconds`, the mean
 `loss` [nat], the `accuracy`, `samples`, and `crc32` of all pixels and labels in the order in which
@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 Sample = tuple[int, Bytes]
 # The results of an epoch, as the module's docstring lists them.
 Record = dict[str, float]
-# Reads one file from front to back.
+# Reads one file from its beginning to its end.
 Reader = Callable[[], Iterator[Sample]]
 
 
@@ -69,7 +69,7 @@ def read_npy(path: Path) -> Iterator[Sample]:
 
 
 def find_files(dataset: Path) -> list[Reader]:
-    """Returns a reader for each file of the dataset, sorted by layout and name."""
+    """Returns a reader for each file of the dataset, sorted by the file's directory and name."""
     kinds: list[tuple[str, Callable[[Path], Iterator[Sample]]]] = [
         ("shards/*.bin", read_shard),
         ("tree/class-*/*.raw", read_raw),
@@ -82,9 +82,9 @@ def find_files(dataset: Path) -> list[Reader]:
 
 
 def features(image: Bytes) -> Floats:
-    """Returns the features of an image, (397,). There is a feature for each cell and colour: a mean
-    value, scaled to about -1 to 1. Each mean is taken over every fourth pixel of every fourth row.
-    The last feature is 1, for the bias.
+    """Returns the features of an image, (397,). There is a feature for each cell and colour: the
+    mean value of this colour in the cell, scaled to about -1 to 1. To save time, the mean is over
+    every fourth pixel of every fourth row of the cell. The last feature is 1, for the bias.
 
     image : uint8 of the shape SHAPE
     """

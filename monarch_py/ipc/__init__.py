@@ -1,1 +1,1 @@
-"""A session's segments and catalog, and the daemon's socket: what processes of a node share."""
+"""How the processes of a node communicate: the session's segments, its catalog, its socket."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The environment variables that contain a job's number. The elements of a job array may share one
-# number. In this case, the second variable of the line contains the number of the element. Users of
-# other batch systems can set MONARCH_JOB.
+# The environment variables that contain a job's number, with a line for each batch system. In some
+# systems, all elements of a job array have the same number. There, the second variable of the line
+# contains the number of the element. Users of other batch systems can set MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",

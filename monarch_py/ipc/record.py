@@ -1,10 +1,11 @@
 """The record from which the preload library learns whether and how to start a daemon by itself.
 
-The library cannot read YAML. So starters (commands/autostart.py) and daemons write a record into
-the session's file `autostart`. The record says whether the configuration requests a daemon, and
-what the sources are. It also names the files and environment variables on which this information
-depends. Jobs with different values of these variables have separate records in the file, so that no
-job replaces the record of another job. csrc/preload/autostart/record.c defines the format.
+The library cannot read YAML. So each daemon, and each process that starts one for the library
+(commands/autostart.py), writes a record into the session's file `autostart`. The record says
+whether the configuration requests a daemon, and what the sources are. It also names the files and
+environment variables on which this information depends. Jobs with different values of these
+variables have separate records in the file, so that no job replaces the record of another job.
+csrc/preload/autostart/record.c defines the format.
 """
 
 import os
@@ -24,7 +25,7 @@ HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# The lines of a record that begin with these words are the record's setting. A new record replaces
+# The setting of a record consists of the lines that begin with these words. A new record replaces
 # the old record that has the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)

@@ -195,7 +195,7 @@ def served_configurations() -> list[Path]:
     sessions = user_directory()
     try:
         if why_not_private(sessions):
-            return []  # another user could have written the lock files
+            return []  # the lock files may come from another user, so they are not trusted
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]
@@ -280,7 +280,8 @@ def _remove_session(path: Path, config_file: Path) -> None:
     SessionError if a daemon serves the session, or if a daemon was killed and has left copies in
     the session's tiers.
     """
-    from monarch_py.ipc.shares import turn  # imported here, because that module imports this one
+    # Imported here, because shares.py imports session.py.
+    from monarch_py.ipc.shares import turn
 
     session = SessionDir(path)
     with turn(session):
@@ -312,7 +313,7 @@ def link_session(config_file: Path, served: Path) -> None:
                 own.unlink()
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
-            if own.exists() and not is_link:  # `config_file` had tiers of its own before
+            if own.exists() and not is_link:  # a session of its own, for tiers that it had before
                 _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)
@@ -336,9 +337,9 @@ class SessionDir:
         # This file exists after a daemon has ended properly, until the next daemon starts. While
         # the file exists, processes with the library do not warn that no daemon serves the session.
         self.stopped = path / "stopped"
-        # `starts` contains the times at which the preload library has started a daemon. The starter
-        # (commands/autostart.py) locks this file. `autostart` contains the records of the
-        # configuration (ipc/record.py).
+        # `starts` contains the times at which the preload library has started a daemon. The process
+        # that starts the daemon (commands/autostart.py) locks this file. `autostart` contains the
+        # records of the configuration (ipc/record.py).
         self.starts = path / "starts"
         self.autostart = path / "autostart"
         self.socket = path / "socket"

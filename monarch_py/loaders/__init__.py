@@ -1,7 +1,7 @@
 """Loaders for training programs whose code may be changed; docs/loaders.md helps to choose one.
 
-Programs import the names below. Importing this package imports neither torch nor h5py: a loader
-imports torch or h5py when it first needs it.
+Programs import the names below. Importing this package imports neither torch nor h5py. The loaders
+import these two packages when they first need them.
 """
 
 from monarch_py.loaders.groups.loader import GroupLoader

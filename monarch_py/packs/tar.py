@@ -110,8 +110,8 @@ def _each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 class _Read:
     """A file that was read.
 
-    content : the file's content; None for a large file, which is read only while it is written to
-        the tar
+    content : the file's content; None for a large file, which is not read in advance, but in pieces
+        while it is written to the tar
     is_whole : whether the file was the same before and after the read
     """
 
@@ -126,11 +126,11 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns for how long from now a change of the file may leave the file's modification time
-    unchanged [s]. Returns 0 if every change from now on will alter the modification time."""
+    """Returns the time [s] after which every change of the file will alter the file's modification
+    time. An earlier change may leave it unchanged. Returns 0 if even a change now will alter it."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # If a modification time is slightly in the future, it comes from the clock of a file server. If
-    # it is far in the future, a program has set it. Every change of the file then alters it.
+    # If a modification time is slightly in the future, the clock of a file server is ahead. A time
+    # far in the future was set by a program, so every change of the file will alter it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -256,7 +256,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
-            written.members.clear()  # otherwise tarfile keeps all members in memory
+            written.members.clear()  # saves memory: tarfile keeps a list of all members
     os.fchmod(stream.fileno(), mode)
     return members, changed
 
@@ -305,7 +305,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # otherwise tarfile keeps all members in memory
+                met.members.clear()  # saves memory: tarfile keeps a list of all members
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)
@@ -330,7 +330,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     if os.path.isabs(name) or name.startswith("../"):
         return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # the tar does not hold the file's content in one piece at this member
+        return None  # this member is a link or has holes, so it does not contain the whole content
     try:
         found = _look(root / name)
     except OSError:

@@ -1,9 +1,9 @@
 """The cluster: the daemons of several nodes that know of each other, one per node.
 
-The starter of the daemons (MPI, a test) creates one `Cluster` object for each daemon. These objects
-differ only in `rank`. A `Cluster` is passed to its daemon in memory, because the secret must not
-appear on a command line or in a file. A daemon gives its `Cluster` only to root and to its own
-user, who needs the object to restart another daemon that has ended.
+The program that starts the daemons (with MPI, or in a test) creates one `Cluster` object for each
+daemon. These objects differ only in `rank`. A `Cluster` is passed to its daemon in memory, because
+the secret must not appear on a command line or in a file. A daemon gives its `Cluster` only to root
+and to its own user, who needs the object to restart another daemon that has ended.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Cluster:
     agreed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if len(self.secret) != SECRET_BYTES:  # written by a daemon of another version
+        if len(self.secret) != SECRET_BYTES:  # a daemon of another version has made this secret
             raise SessionError(
                 "another version of Monarch wrote the nodes' secret; stop all daemons first"
             )

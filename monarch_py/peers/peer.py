@@ -21,9 +21,9 @@ log = logging.getLogger("monarch.peers")
 FIRST_PAUSE_S = 0.5
 # The longest of these pauses [s]. It limits how long a peer stays unused after it works again.
 LONGEST_PAUSE_S = 30.0
-# After a pause, one thread tries to connect, and the other threads wait for its result for at most
-# this long [s]. This limit is far longer than the handshake with a live peer takes. It is far
-# shorter than the time that the first thread loses if the peer hangs.
+# After a pause, one thread tries to connect, and the other threads wait for the outcome for at most
+# this long [s]. The limit is far longer than a handshake with a live peer. If the peer hangs, the
+# other threads give up far earlier than the thread that tries to connect.
 HEARSAY_S = 0.1
 # Failures whose usual cause is a third party, not the peer. They are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)
@@ -63,8 +63,8 @@ class Peer:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the peer may be contacted. It may not during the pause after a failure: every
-        fetch from the peer then fails at once."""
+        """Whether the peer may be contacted. During the pause after a failure, the peer is not
+        contacted, and every fetch from it fails at once."""
         return self._clock() >= self._again_at
 
     def close(self) -> None:

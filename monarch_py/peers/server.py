@@ -28,8 +28,8 @@ CONNECTIONS = 1024
 # How long an idle link is kept [s]. During an epoch, requests come in bursts. This limit is longer
 # than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
-# A peer is disconnected if, for this time [s], it sends nothing in the middle of a request or does
-# not receive its answer.
+# If a peer stops in the middle of sending a request, or of receiving its answer, it is disconnected
+# after this time [s].
 STALL_LIMIT_S = 5.0
 # How long a request may wait for bytes that this node does not have yet [s]. The server checks
 # deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. So the

@@ -17,8 +17,8 @@ from monarch_py.native import lib
 from monarch_py.plan.samplers import Order
 from monarch_py.plan.timeline import Section, Timeline
 
-# Stands for the position of a use that never happens. It is larger than every real position, and
-# equals MONARCH_PLAN_NEVER in C.
+# Used as the position of a unit's first or next use if there is no such use. It is larger than
+# every real position, and equals MONARCH_PLAN_NEVER in C.
 NEVER = int(np.iinfo(np.int64).max)
 
 # `in_pieces` copies at most this many rows into contiguous memory at a time.
@@ -50,11 +50,12 @@ def add_uses(accesses: Order, frequency: npt.NDArray[np.uint32]) -> None:
 
 
 def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
-    """Writes the position of each unit's first access among these accesses into `first`, (units,).
-    Changes only elements that are still NEVER. Raises MonarchError if an access is neither a unit
-    nor NONE.
+    """Finds the first access to each unit in `accesses`, and writes its position into the unit's
+    element of `first`, (units,). Changes only elements that are still NEVER. Raises MonarchError if
+    an access is neither a unit nor NONE.
 
-    accesses : as in `add_uses`; element i has the position `start` + i
+    accesses : a contiguous array of units, NONE where there is no access. Element i has the
+        position `start` + i
     """
     taken = pointer(accesses.reshape(-1))
     check(lib.monarch_plan_first(taken, accesses.size, start, pointer(first), len(first)))
@@ -91,9 +92,10 @@ def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
 def next_uses(timeline: Timeline, node: int) -> Iterator[tuple[Section, Positions]]:
     """Finds, for every access of a node, the position of the node's next access to the same unit.
 
-    Yields pairs (section, positions), the last section first. `positions` is (accesses of this
-    node,) int64. An element is NEVER if the unit is not accessed again, or if the node has NONE
-    instead of an access. Raises ConfigError for a node that does not exist.
+    Yields a pair (section, positions) for each section of the timeline, the last section first.
+    `positions` is int64, with one element for each access of the node in the section. An element is
+    NEVER if the unit is not accessed again, or if the node has NONE instead of an access. Raises
+    ConfigError for a node that does not exist.
     """
     _check_node(timeline, node)
     later = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -117,8 +119,7 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
     mean; 0 without accesses.
 
     If the coefficient is near 0, a policy that exploits differences between units gains nothing.
-    This is so if the units are files of many samples, because all such files are accessed about
-    equally often.
+    For example, files of many samples are all accessed about equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0
@@ -156,5 +157,5 @@ def check(status: int) -> None:
 def _check_node(timeline: Timeline, node: int) -> None:
     if not 0 <= node < timeline.nodes:
         raise ConfigError(
-            f"node: there is no node {node}; the plan has {timeline.nodes}, counted from 0"
+            f"node: there is no node {node}; the plan has nodes 0 to {timeline.nodes - 1}"
         )

@@ -21,8 +21,8 @@ def distribution(epochs: int, nodes: int) -> Floats:
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # These are the logarithms of P(k + 1) / P(k). Sums of logarithms are accurate even if P(0) is
-    # too small for a float. Products with P(0) as a factor would then be 0.
+    # `ratios` has the logarithms of P(k + 1) / P(k). Adding logarithms is accurate even if P(0) is
+    # too small for a float. Multiplying probabilities would then give 0 for every k.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))
     found = np.exp(epochs * log1p(-1 / nodes) + np.concatenate([[0.0], ratios.cumsum()]))
     return np.asarray(found)

@@ -72,7 +72,7 @@ def index_image_folder(root: Path) -> Index:
     (directories directly below `root`) by name, the directories of a class by path, and the images
     of a directory by name.
 
-    Raises MonarchError for a class without images, which ImageFolder refuses too.
+    Raises MonarchError for a class without images. ImageFolder refuses such a class too.
     """
     names: list[str] = []
     try:
@@ -93,7 +93,9 @@ def index_image_folder(root: Path) -> Index:
                 " the directory, or add its images"
             )
     if not names:
-        raise ConfigError(f"{root}: no directories of classes; name the root of an ImageFolder")
+        raise ConfigError(
+            f"{root}: has no class directories; name the root directory of an ImageFolder"
+        )
     return Index.of("image_folder", root, names, _sizes(root, names))
 
 
@@ -155,8 +157,8 @@ def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"])
     """Returns the index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before
     the data, 4 after it).
 
-    Raises MonarchError for a file that does not consist of records, and for a compressed file, in
-    which samples have no fixed position.
+    Raises MonarchError for a file that does not consist of records, and for a compressed file.
+    Samples of a compressed file have no fixed position.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -241,7 +243,7 @@ def _contiguous_rows(path: Path, found: Any) -> Extents:
     if start is None and rows:
         raise MonarchError(
             f"{path}: {found.name!r} is compact, virtual or not written, so its rows have no fixed"
-            " place in the file"
+            " place in the file; store it as a contiguous or chunked dataset"
         )
     row = found.dtype.itemsize * int(np.prod(found.shape[1:], dtype=np.int64))
     offsets = (start or 0) + row * np.arange(rows, dtype=np.int64)
@@ -256,7 +258,8 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    low = np.minimum(low, high)  # chunks that were never written occupy no bytes
+    # Rows whose chunks were all never written get a length of 0 bytes.
+    low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]
 

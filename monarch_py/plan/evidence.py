@@ -1,4 +1,4 @@
-"""Weighs how well accesses fit a plan, against how well accesses in random order would fit."""
+"""Compares how well observed accesses fit a plan with how well random accesses would fit it."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ from monarch_py.plan.timeline import Run, Units
 WRONG, DEVIATIONS = 0.4, 4
 # If more than this share of random accesses would fit by chance, the accesses prove nothing.
 MOST_BY_CHANCE = 0.7
-# Some accesses are not seen. For each access that was seen, up to this many may have happened.
+# The daemon does not see every access. It assumes that up to UNSEEN accesses have happened for each
+# access that it has seen.
 UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
-# as close together with a probability of at most e ** -UNLIKELY. This bound is low because many
-# places in many runs are tried.
+# as close together with a probability of at most e ** -UNLIKELY. This bound is low because `locate`
+# tries many places, and is called for many runs (a run: the units that a node uses in one epoch).
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 
@@ -26,10 +27,10 @@ FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 class Verdict:
     """How well the units of one observation fit the plan.
 
-    units : (n,), the units that were opened since the previous observation, without those that
-        another plan explains
-    misfits : (m,), which of these units do not fit. `PositionEstimator.expect` later removes the
-        units that fit the next run
+    units : (n,), the units that were opened since the previous observation. Units that another
+        plan explains are left out
+    misfits : (m,), those of the `units` that do not fit. When the next run becomes known,
+        `PositionEstimator.expect` removes the units that fit the next run
     chance : the share that would fit if the units were random units of the plan
     own : how many of the units are in the node's previous, current or next run
     own_chance : the share that would fit if the units were random units of these runs
@@ -73,8 +74,8 @@ class Evidence:
 
     @property
     def explained(self) -> float:
-        """How far the fits exceed chance: 0 if only as many accesses fit as would by chance, 1 if
-        all accesses fit."""
+        """How far the number of fits exceeds chance: 0 if only as many accesses fit as would fit by
+        chance, 1 if all accesses fit."""
         return (self.fits - self.by_chance) / (self.accesses - self.by_chance)
 
     @property
@@ -84,11 +85,11 @@ class Evidence:
 
 
 def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
-    """Returns two shares of accesses. The first share would fit if the accessed units were random
-    units of the plan; the second would fit if the accessed units were random units of `runs`.
+    """Returns two shares: the share of accesses that would fit if they went to random units of the
+    plan, and the share that would fit if they went to random units of the node's runs.
 
-    runs : the node's runs, each with the share of random accesses to the run's units that would
-        fit
+    runs : for each run of the node, (run, the share of accesses that would fit if they went to
+        random units of this run)
     """
     not_fitting = not_own = 1.0
     for run, chance in runs:
@@ -100,12 +101,13 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is.
+    """Finds the part of the run in which a node probably is. Of all parts of a fixed length, a
+    little more than the run's window, it is the part that has most of the evidence.
 
     evidence : (n,) the units that the node opened last
 
-    Returns the share of the evidence that lies in this part of the run, and the place where the
-    part begins. The share is 0 if it is below FOUND, or if chance can explain it.
+    Returns the share of the evidence that is in this part, and the place at which the part begins.
+    The share is returned as 0 if it is below FOUND, or if chance can explain it.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]
@@ -115,9 +117,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # This is the probability that a random unit of the whole plan lies in such a part of the run.
-    # The unit is drawn from the whole plan, because a node with another seed or in another epoch
-    # also uses units outside this run.
+    # The probability that a random unit of the plan lies in a part of this width. The unit is drawn
+    # from the whole plan, because a node with another seed or in another epoch also uses units
+    # outside this run.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

@@ -21,8 +21,8 @@ from monarch_py.plan.timeline import Timeline
 # Pads a unit's row of Holders.nodes if fewer nodes access the unit than the row has elements.
 NOBODY = -1
 
-# Memory for the accesses of one pass, per unit of the dataset [bytes]. Together with two orders of
-# an epoch and the results, this stays below 64 bytes per unit.
+# Memory for the accesses of one pass, per unit of the dataset [bytes]. The accesses, two orders of
+# an epoch and the results together take less than 64 bytes per unit.
 SLOT_BYTES = 32
 
 
@@ -86,7 +86,7 @@ def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, in
         done = int(sums[low - 1]) if low else 0
         low = max(low + 1, int(np.searchsorted(sums, np.uint64(done + room), side="right")))
         edges.append(low)
-    del sums  # frees memory for the passes, 8 bytes per unit
+    del sums  # The passes need the memory of `sums`, 8 bytes per unit.
     yield from pairwise(edges)
 
 
@@ -105,4 +105,6 @@ def _collect(timeline: Timeline, low: int, cursors: Uints, slots: npt.NDArray[np
                 len(slots),
             )
             if status != 0:
-                raise MonarchError("a sampler gave two different orders for the same epoch")
+                raise MonarchError(
+                    "a sampler gave two different orders for the same epoch; correct the sampler"
+                )

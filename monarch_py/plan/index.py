@@ -99,7 +99,7 @@ class Index:
         if not 0 < found.samples <= MAX_SAMPLES:
             raise ConfigError(
                 f"{root}: {found.samples} samples of kind {kind}; name a dataset with 1 to"
-                f" {MAX_SAMPLES}"
+                f" {MAX_SAMPLES} samples"
             )
         return found
 
@@ -126,8 +126,8 @@ class Index:
         return self.files if self.sample_file is None else len(self.sample_file)
 
     def digest(self) -> str:
-        """Returns 32 hexadecimal digits that identify the names and sizes of all files, whatever
-        the order of the files."""
+        """Returns 32 hexadecimal digits that identify the names and sizes of all files. The order
+        of the files does not matter."""
         total = ffi.new("uint64_t[2]")
         lib.monarch_plan_digest(
             ffi.cast("char *", pointer(self.pool)),
@@ -196,8 +196,8 @@ class Index:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, Array]) -> "Index":
-        """Returns the index whose `arrays` method returned these arrays. Raises ValueError if the
-        arrays do not fit together."""
+        """Makes an index from the result of `Index.arrays`. Raises ValueError if the arrays do not
+        fit together."""
         if "plan" in arrays:
             raise ValueError("it is a plan")
         given: dict[str, Any] = dict(arrays)
@@ -206,7 +206,7 @@ class Index:
         found = cls(**given)
         ends = found.starts
         if len(ends) != found.files + 1 or int(ends[-1]) != len(found.pool) or found.samples == 0:
-            raise ValueError("its names and sizes do not belong together")
+            raise ValueError("its arrays have lengths that do not match")
         return found
 
     def save(self, path: Path) -> None:
@@ -215,8 +215,8 @@ class Index:
 
     @classmethod
     def load(cls, path: Path) -> "Index":
-        """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
-        file."""
+        """Reads a file that `save` wrote. Raises ConfigError for any other file; the message names
+        the file."""
         try:
             return cls.from_arrays(load_arrays(path))
         except (KeyError, TypeError, ValueError) as error:

@@ -14,7 +14,7 @@ from monarch_py.plan.schedule import Deal
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : like chunks, but for the order of a GroupShuffle, which has the ranks' parts one after
+# groups : like chunks, but for a GroupShuffle, whose order consists of the ranks' parts, one after
 #     the other
 # local_first : a global batch has the same samples as with `strided`, but as many of them as
 #     possible go to a node that holds them
@@ -47,7 +47,8 @@ class Loader:
     workers, prefetch_factor : the DataLoader's arguments; worker w makes the batches w, w +
         workers, ...
     nodes, quota : for HELD_SPLITS: the number of nodes, and how much each node holds [bytes]
-    cap, least : for `solar`, as in schedule.Deal
+    cap : for `solar`: the most samples of a rank in a step, as a multiple of `batch_size`
+    least : for `solar`: the fewest samples of a rank in a step
     holders : for HELD_SPLITS: (samples, n) int32, up to n nodes that hold each sample, padded with
         NONE. The holders follow from the dataset and the quota; the field is None until they are
         known
@@ -140,8 +141,8 @@ class Loader:
 
     @property
     def ahead(self) -> int:
-        """The number of batches that workers may prepare beyond the batch that the training waits
-        for."""
+        """How many batches a rank's workers may prepare in addition to the batch that the training
+        waits for."""
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
@@ -212,7 +213,8 @@ class Loader:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
 
     def _without_rests(self, rows: Order) -> Order:
-        """Removes the incomplete last batch of ranks that have fewer samples than others."""
+        """Ranks with fewer samples than others have an incomplete last batch. Replaces the samples
+        of these batches by NONE."""
         short = np.flatnonzero(rows[-1] == NONE)
         if len(short):
             rows = rows.copy()

@@ -18,8 +18,8 @@ from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import SAMPLERS, check_choice
 from monarch_py.plan.timeline import Part, Timeline, lookup_of
 
-# Every plan's file contains this text, which says that the file is a plan, and the version of the
-# format.
+# Every plan's file contains this text. It identifies the file as a plan, and gives the version of
+# the format.
 FORMAT = "monarch plan 1"
 
 # Fields of a Plan that its file stores as integers, under the fields' names.
@@ -65,7 +65,9 @@ class Plan:
     def __post_init__(self) -> None:
         check_choice("grain", self.grain, GRAINS)
         if self.range_bytes < 1:
-            raise ConfigError(f"range_size: {self.range_bytes} is out of range; write a size")
+            raise ConfigError(
+                f"range_size: {self.range_bytes} is out of range; write 1 byte or more"
+            )
         for part in self.parts:
             samples = self.datasets[part.dataset].samples
             if part.loader.sampler.length != samples:
@@ -129,8 +131,8 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> "Plan":
-        """Reads a file that `save` wrote. Raises ConfigError, which names the file, for any other
-        file."""
+        """Reads a file that `save` wrote. Raises ConfigError for any other file; the message names
+        the file."""
         try:
             return cls._from_arrays(load_arrays(path))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -161,7 +163,7 @@ class Plan:
             raise ValueError("a part has a dataset that is not there")
         numbers = {name: text[name] for name in NUMBERS}
         if not all(isinstance(number, int) for number in numbers.values()):
-            raise ValueError("its epochs, nodes or range are not whole numbers")
+            raise ValueError(f"{', '.join(NUMBERS)} must be whole numbers")
         return cls(datasets, parts, **numbers, grain=text["grain"])
 
 

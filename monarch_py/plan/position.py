@@ -2,13 +2,12 @@
 
 The daemon has little information. From time to time it reads which files were opened since the last
 time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace.
-With `in_order=False`, a worker may lag behind the others for any time. And another program may read
-a file of the dataset.
+With `in_order=False`, a worker may lag far behind the others. Besides, programs other than the
+training may read files of the dataset.
 
 The estimated position is called the front. The window is how far ahead of the front programs may
-read. An access fits the plan under two conditions: its place in the plan was not seen yet, and this
-place lies before the front or at most one window past the front. The front follows the majority of
-the last accesses, never the furthest access.
+read. An access fits the plan if its place in the plan was not seen yet and is at most one window
+past the front. The front follows the majority of the last accesses, never the furthest access.
 """
 
 from collections import deque
@@ -35,8 +34,8 @@ LOST, FOUND_AGAIN = 0.3, 0.5
 # The front is limited to about SEEN times the number of places seen, because accesses of other
 # programs can move the front too.
 SEEN = 4
-# Stands for the distance to the next use of a unit if no next use is known. It is larger than every
-# known distance.
+# Used as the distance to a unit's next use if no next use is known. It is larger than every real
+# distance.
 NOT_SOON = np.iinfo(np.int64).max
 
 NO_UNITS: Units = np.zeros(0, dtype=np.int32)
@@ -72,8 +71,11 @@ class _Progress:
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Returns (n,) which of these units, each given once, fit now. Units whose places lie more
-        than two windows before the front do not fit; `unseen` finds them."""
+        """Returns (n,) which of these units fit now. Units whose places lie more than two windows
+        before the front do not fit; `unseen(lags=True)` finds them.
+
+        units : (n,), all different
+        """
         places = self.run.place[units]
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
@@ -87,8 +89,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of units that would fit now if `accesses` units of the run were
-        accessed in random order. Units that `again` recognises are not counted."""
+        """Returns the share of accesses that would fit now if `accesses` units of the run were
+        accessed in random order. Accesses to units that `again` recognises are not counted."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -149,8 +151,8 @@ class PositionEstimator:
         self.enter(run, place)
 
     def enter(self, run: Run, place: int) -> None:
-        """Tracks the node from this place on, as after a restart of the training, and forgets the
-        evidence. Raises ConfigError if the place is not in the run."""
+        """Starts tracking at this place of this run, for example after a restart of the training.
+        Drops all evidence collected before. Raises ConfigError if the place is not in the run."""
         if not 0 <= place <= len(run):
             raise ConfigError(f"place: {place} is not in the run; use 0 to {len(run)}")
         self.following: Run | None = None
@@ -174,8 +176,8 @@ class PositionEstimator:
 
     @property
     def position(self) -> int:
-        """The front as a position in the plan's timeline. If the whole run is done, this is one
-        after the last of `Run.starts`; if the run is empty, it is 0."""
+        """The front as a position in the plan's timeline. If the whole run is done, the result is
+        the last element of `Run.starts` plus 1; if the run is empty, the result is 0."""
         starts = self.run.starts
         if not len(starts):
             return 0
@@ -197,8 +199,10 @@ class PositionEstimator:
     # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Advances the position by the units opened since the last call, (n,) int32, each given
-        once. Returns (n,) which of them fit the plan."""
+        """Advances the position. Returns (n,) which of the units fit the plan.
+
+        units : (n,) int32, all different, the units opened since the last call
+        """
         runs = [(self._now.run, self._now.chance(len(units)))]
         fits = self._now.fitting(units)
         self._now.take(units[fits])
@@ -231,12 +235,12 @@ class PositionEstimator:
         return following.count >= enough and sum(self._last) >= 0.75 * enough
 
     def judge(self, units: Units, fits: Bools, *, alone: bool = True) -> None:
-        """Adds the units of one observation to the evidence. Leaves out units that do not fit but
-        that `knows_again` recognises.
+        """Adds the units of one observation to the evidence. Leaves out a unit if it does not fit
+        and `knows_again` recognises it.
 
         units : (n,), observed units that no other plan explains
         fits : (n,), whether each of them fitted
-        alone : as in `knows_again`
+        alone : whether no job of another plan reads the same files
         """
         known = fits | ~self.knows_again(units, alone=alone)
         misfits, units = units[known & ~fits], units[known]
@@ -259,9 +263,10 @@ class PositionEstimator:
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
         """Returns (n,) which of these units were seen a short time ago.
 
-        alone : True if no job of another plan reads the same files. Then units of the previous run
-            are no longer recognised once this run is under way. In a short run, most units are near
-            the previous run's end; if they were recognised, hardly any evidence would remain
+        alone : True if no job of another plan reads the same files. If so, units of the previous
+            run are recognised only at the beginning of the current run. If runs are short, most
+            units are near the previous run's end. Recognising them later would leave hardly any
+            evidence
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -296,14 +301,14 @@ class PositionEstimator:
 
     @property
     def unexplained(self) -> int:
-        """The number of the last `weighed` accesses that did not fit."""
+        """How many of the last `weighed` accesses did not fit."""
         return sum(len(v.misfits) for v in self._verdicts)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last accesses fit hardly better than accesses in random order would. The node
-        is then elsewhere in its plan, or does something else. False if accesses in random order
-        would fit too."""
+        """Whether the last accesses fit hardly better than accesses in random order would fit. If
+        so, the node is elsewhere in its plan, or does not follow the plan. The result is False if
+        accesses in random order would fit too, because this proves nothing."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property
@@ -314,15 +319,17 @@ class PositionEstimator:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether, for a long time, no more accesses have fitted than chance can explain."""
+        """Whether the plan is wrong: over a long time, no more accesses fitted the plan than would
+        fit by chance. False while too few accesses are known."""
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[Evidence]:
         """Returns how well the last accesses fit. The evidence consists of as many of the last
         observations as are needed for `accesses` accesses.
 
-        Returns one item for all units, and one for the units in runs of the node. An item that
-        proves nothing is left out. The list is empty if fewer than `accesses` accesses are known.
+        Returns one item for all units, and one item for only those units that are in the node's
+        previous, current or next run. An item that proves nothing is left out. The list is empty if
+        fewer than `accesses` accesses are known.
         """
         if self.weighed < accesses:
             return []
@@ -357,8 +364,8 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that computes how soon each unit is used, from the state that the
-        estimator has now. Another thread may call the function later.
+        """Returns a function that computes how soon each unit is used. The function has a copy of
+        the estimator's present state, so another thread may call it later.
 
         The function returns two arrays (units,): the number of accesses until the next use of each
         unit, and until the use after that. An element is NOT_SOON if the use is neither in the
@@ -370,11 +377,12 @@ class PositionEstimator:
 
 
 def _mixed(now: int, begun: int) -> list[bool]:
-    """Returns whether each of the last RECENT accesses of one observation belonged to the next run.
-    The order within an observation is unknown, so the next run gets the same share of these
-    accesses as of the whole observation.
+    """Returns, for each of the last RECENT accesses of an observation, whether it belonged to the
+    next run. The order within an observation is unknown. So the function assumes that the next
+    run's share of these accesses equals its share of the whole observation.
 
-    now, begun : number of accesses in the observation that fitted the current run, and the next run
+    now : number of accesses in the observation that fitted the current run
+    begun : number of accesses in the observation that fitted the next run
     """
     last = min(now + begun, RECENT)
     share = round(last * begun / max(1, now + begun))

@@ -53,7 +53,7 @@ def _name(text: str) -> str:
 
 
 def _dataset(node: yaml.Node, spot: Spot) -> int | Path:
-    """Returns a number of samples, or the path of an index."""
+    """Parses the value of a part's key `dataset`: a number of samples, or the path of an index."""
     if isinstance(node, yaml.ScalarNode) and str(node.value).isdecimal():
         return int(integer(Samples).parse(node, spot))
     return path(node, spot)
@@ -83,24 +83,24 @@ class SamplerKeys(Keys):
     shuffle : DistributedSampler's argument
     drop_last : what happens to samples that do not divide evenly among the ranks: with `true`, the
         last ones are dropped; with `false`, the first ones are repeated
-    set_epoch : the training calls `set_epoch`
-    replacement : a sample may be drawn several times
+    set_epoch : whether the training calls `set_epoch`
+    replacement : whether a sample may be drawn several times
     num_samples : samples drawn in an epoch
     loader_draws : when a DataLoader draws from the sampler's own generator
-    loader : a DataLoader uses the sampler, and draws from the global generator first
+    loader : whether a DataLoader uses the sampler, and draws from the global generator first
     state : the bytes of `torch.get_rng_state()`
     indices : sample numbers: `.npy`, or text with one number a line
     weights : a weight for each sample: `.npy`, or text with one weight a line
     generator : NumPy's generator, with which the orders are drawn
-    method : a new permutation in each epoch, or the last order shuffled again
-    reseed : the generator is seeded in each epoch, with seed + epoch
+    method : whether each epoch draws a new permutation, or shuffles the last order again
+    reseed : whether the generator is seeded in each epoch, with seed + epoch
     buffer_size : argument of tf.data's shuffle
     global_seed : argument of `tf.random.set_seed`
-    reader : DALI's reader: of a list of files, or of records with an index
+    reader : DALI's reader: for a list of files, or for records with an index
     random_shuffle : DALI's argument
     stick_to_shard : DALI's argument
-    delivered : the order in which DALI delivers samples, instead of the order in which it reads
-        them
+    delivered : with `true`, the order in which DALI delivers samples; with `false`, the order in
+        which it reads them
     seed_step : difference between the seeds of consecutive ranks
     initial_fill : DALI's argument: the size of its buffer
     reshuffle : argument `reshuffle_each_iteration` of tf.data's shuffle
@@ -143,7 +143,7 @@ class PartKeys(Keys):
     file_size : the mean size of a file, if `dataset` is a number
     sampler : the order of an epoch
     batch_size : samples that a rank takes in one step
-    drop_last : a rank's last batch is left out if it is not full
+    drop_last : whether a rank's last batch is left out if it is not full
     split : how the order is distributed over the ranks
     workers : DataLoader workers of a rank
     prefetch_factor : batches that each worker prepares
@@ -191,15 +191,16 @@ class PlanKeys(Keys):
 
 
 def read_recipe(path: Path) -> tuple[PlanKeys, Spot]:
-    """Returns the keys of a plan.yaml, and the spot of its root. Reads no other file. Raises
-    ConfigError, which names file, line and key, if a key or a value does not fit."""
+    """Returns the keys of a plan.yaml, and its root as a Spot (a place in a YAML file). Reads no
+    other file. Raises ConfigError if a key or a value does not fit; the message names file, line
+    and key."""
     node, top = load_document(path, "plan's description", "'epochs' and 'parts'")
     return read_as(node, top, PlanKeys), top
 
 
 def plan_of(keys: PlanKeys, top: Spot) -> Plan:
-    """Returns the plan that the result of `read_recipe` describes. Raises ConfigError, which names
-    file, line and key, if this is no valid plan."""
+    """Makes the plan that the result of `read_recipe` describes. Raises ConfigError if the plan
+    would not be valid; the message names file, line and key."""
     at = top.of("parts")
     if not keys.parts:
         raise at.error("is empty", "describe at least the training")
@@ -296,13 +297,15 @@ def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; name the file of a state") from None
+        raise ConfigError(f"{path}: {error.strerror}; name a file with torch's state") from None
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """Returns the result of `make`. If `make` raises a ConfigError, raises one that also names file
-    and line. The line is that of `key` if `key` is given; otherwise that of the key with which the
-    error's text begins; otherwise that of `spot`."""
+    """Returns the result of `make`. If `make` raises a ConfigError, adds file and line to its text.
+
+    The line is the first of these that exists: the line of `key`, the line of the key with which
+    the error's text begins, and the line of `spot`.
+    """
     try:
         return make()
     except ConfigError as error:

@@ -15,7 +15,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest value of Deal.cap. No accelerator has memory for so many batches of the usual size.
+# The largest value of Deal.cap. A batch that is MOST_CAP times as large as the mean batch fits into
+# the memory of no accelerator.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
 MOST_SAMPLES = 2**31 - 1
@@ -42,7 +43,7 @@ class EpochSchedule:
         return (len(self.starts) - 1) // self.ranks
 
     def batch(self, step: int, rank: int) -> Int32s:
-        """Returns the samples that a rank takes in a step, in their order."""
+        """Returns the samples that a rank takes in a step, in the order of access."""
         at = step * self.ranks + rank
         return self.samples[self.starts[at] : self.starts[at + 1]]
 
@@ -92,7 +93,7 @@ class Deal:
         if self.ranks % self.nodes:
             raise ConfigError(
                 f"nodes: {self.ranks} ranks cannot be divided equally among {self.nodes} nodes;"
-                " start the same number on each"
+                " start the same number of ranks on each node"
             )
         if self.cap is not None and not 1 <= self.cap <= MOST_CAP:
             raise ConfigError(
@@ -129,7 +130,10 @@ class Deal:
         table = np.ascontiguousarray(holders.reshape(len(holders), -1), dtype=np.int32)
         order = np.ascontiguousarray(order, dtype=np.int32)
         if table.size and not NONE <= table.min() <= table.max() < self.nodes:
-            raise ConfigError(f"holders: they name nodes that are not among the {self.nodes}")
+            raise ConfigError(
+                f"holders: some are not among the {self.nodes} nodes; write nodes from 0 to"
+                f" {self.nodes - 1}, or {NONE} for none"
+            )
         if len(order) and not 0 <= order.min() <= order.max() < len(table):
             raise ConfigError(f"holders: only {len(table)} samples have holders; give them for all")
         steps = -(-len(order) // self.per_step)
@@ -142,7 +146,9 @@ class Deal:
         deal.cap, deal.most, deal.least = self.cap or 0.0, self.most, self.least
         results = pointer(out), pointer(starts), pointer(loads)
         if lib.monarch_plan_deal(deal, pointer(order), len(order), *results) != 0:
-            raise MemoryError(f"no memory to deal steps of {self.per_step} samples")
+            raise MemoryError(
+                f"not enough memory for a schedule with {self.per_step} samples a step"
+            )
         return EpochSchedule(out, starts, self.ranks, loads)
 
 

@@ -16,7 +16,7 @@ from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 
 # The largest number of nodes. Arrays of all nodes' accesses store the number of a node in 2 bytes.
 MAX_NODES = 1 << 16
-# The largest number of epochs. A layout takes some 140 bytes and a microsecond for each.
+# The largest number of epochs. `Timeline.layout` takes about 140 bytes and 1 microsecond per epoch.
 MAX_EPOCHS = 1_000_000
 # USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
 # names no workers (eight workers with four batches each).
@@ -53,8 +53,8 @@ class Part:
         if self.lookup is not None and len(self.lookup) != self.loader.sampler.length + 1:
             raise ConfigError(
                 f"dataset: the dataset of {self.name!r} has {len(self.lookup) - 1} samples, but the"
-                f" sampler of {self.name!r} has {self.loader.sampler.length}; correct 'length' or"
-                " name the dataset for which it is right"
+                f" sampler of {self.name!r} has {self.loader.sampler.length}; correct 'length', or"
+                " name another dataset"
             )
 
     def runs(self, epoch: int) -> bool:
@@ -62,9 +62,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Converts an epoch of the training to an epoch of the part's sampler. The two are equal if
-        the sampler counts all epochs (Sampler.by_epoch). Otherwise the sampler counts only the
-        epochs in which its part runs."""
+        """Converts the number of an epoch of the training to the number that the part's sampler
+        gives this epoch. Both numbers are equal if the sampler counts all epochs
+        (Sampler.by_epoch). Otherwise the sampler counts only the epochs in which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -114,7 +114,7 @@ class Run:
     units : (n,) int32, in the order of their first use
     place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : by how many places, at most, an access may come earlier than in the plan
+    window : the largest number of places by which an access may come earlier than in the plan
     """
 
     epoch: int
@@ -142,15 +142,17 @@ class Run:
         # batches in flight, and the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # Convert steps to accesses, and below to places. There are fewer places than accesses,
-        # because a unit that is used several times has only one place.
+        # `early` is a number of accesses. The code below converts it to a number of places. This
+        # may be smaller, because a unit that is used several times has only one place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
-            # A GroupLoader reads two groups ahead, each of them in ascending order.
+            # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
+            # ascending order, so any of these accesses may come early.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
-        # At least 2 * RECENT, because the front lags behind by almost RECENT accesses.
+        # The window is at least 2 * RECENT places if the run is long enough for that, because the
+        # front lags behind by almost RECENT accesses.
         ample = max(SLACK * least, 2 * RECENT)
         window = max(least, min(ample, len(order) // AMPLE_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)
@@ -198,8 +200,8 @@ class Timeline:
         object.__setattr__(self, "ranks_per_node", world_size // self.nodes)
         if all(part.every > self.epochs for part in self.parts):
             raise ConfigError(
-                f"epochs: {self.epochs} is less than every part's 'every', so that nothing runs; "
-                "write more epochs"
+                f"epochs: with {self.epochs}, no part would run, because each part's 'every' is"
+                " larger; write more epochs"
             )
         for part in self.parts:
             if part.every > self.epochs:
@@ -207,8 +209,8 @@ class Timeline:
             part.loader.sampler.check_epoch(part.number(self.epochs // part.every * part.every - 1))
 
     def holders(self) -> list[tuple[Int32s, Int32s]]:
-        """Returns two arrays for each part whose split depends on holders: the part's units, (n,),
-        and up to m nodes that hold each unit, (n, m), padded with NONE."""
+        """Returns a pair of arrays for each part whose split depends on holders: the units of the
+        part, (n,), and the nodes that hold each unit, (n, m), padded with NONE."""
         found = []
         for part in self.parts:
             if part.loader.holders is not None:
@@ -264,8 +266,8 @@ class Timeline:
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:
             raise ConfigError(
-                f"batch: there is no batch {batch}; {each.name!r} has {each.loader.steps} in an"
-                " epoch, counted from 0"
+                f"batch: there is no batch {batch}; an epoch of {each.name!r} has batches 0 to"
+                f" {each.loader.steps - 1}"
             )
         return start + batch * each.loader.rows_per_step * self.ranks_per_node
 
@@ -282,7 +284,7 @@ class Timeline:
     def _check_epoch(self, epoch: int) -> None:
         if not 0 <= epoch < self.epochs:
             raise ConfigError(
-                f"epoch: there is no epoch {epoch}; the plan has {self.epochs}, counted from 0"
+                f"epoch: there is no epoch {epoch}; the plan has epochs 0 to {self.epochs - 1}"
             )
 
     def _section(self, epoch: int, part: Part, start: int, order: Order) -> Section:

@@ -84,7 +84,7 @@ def need_memory(job: Job, name: str) -> None:
     """Checks that the cluster has a storage class for copies. Raises PolicyError if it has none."""
     if job.cluster.classes <= MEMORY:
         raise PolicyError(
-            f"{name}: classes has only the staging buffer; add a class that holds copies"
+            f"{name}: 'classes' has only the staging buffer; add a class that holds copies"
         )
 
 

@@ -27,9 +27,9 @@ from monarch_py.policies.view import (
     When,
 )
 
-# Runs some accesses of an epoch through one node's cache. Arguments: the node, the epoch, the files
-# of these accesses, and the accesses' positions in the sequence that `in_time` returns for the
-# epoch.
+# A function that processes some accesses of an epoch in one node's cache. Arguments: the node, the
+# epoch, the files of these accesses, and the accesses' positions in the sequence that `in_time`
+# returns for the epoch.
 Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 

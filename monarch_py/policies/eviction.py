@@ -2,11 +2,11 @@
 use.
 
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
-every access changes what the next one finds. With 200,000 files in the cache, an access takes 0.4
-to 0.7 us with LRU, plus 0.4 us for each further class, and 1.1 us with farthest next use.
-benchmarks/policies measures a whole simulation: ten million accesses to two million files, half of
-them cached. Including the computation of orders and next uses, an access took 1.1 us with LRU, and
-1.8 us with farthest next use.
+each access depends on the changes that earlier accesses made. If a cache has 200,000 files, an LRU
+access takes 0.4 to 0.7 us with one class, and 0.4 us more for each further class; an access with
+farthest next use takes 1.1 us. benchmarks/policies measures a whole simulation: ten million
+accesses to two million files, half of them cached. There an access takes 1.1 us with LRU and 1.8 us
+with farthest next use, including the computation of orders and next uses.
 """
 
 import heapq
@@ -19,19 +19,19 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import STAGING, Bools, Ints
 
-# Stands in the place of a storage class if no class holds the file. MISS is the number of the
-# staging buffer, which holds no copies.
+# Returned instead of a storage class if no class holds the file. MISS equals the number of the
+# staging buffer. That number is free for this use, because the staging buffer holds no copies.
 MISS = STAGING
 
 
 class Uses:
-    """The results of accesses to a cache, and the changes that they made. Each field has, for each
-    access, a class or MISS.
+    """The results of accesses to a cache. Each field has one element for each access: a class, or
+    MISS if there is no such class.
 
-    found : the class that had the file
+    found : the class that had the file before the access
     into : the class that took the file
     down : the slowest class that took any file (a file pushed out of a class goes to the next
-        slower one)
+        slower class)
     """
 
     def __init__(self, accesses: int) -> None:
@@ -64,7 +64,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """Runs accesses with a single class, where no file can be pushed to a slower class."""
+        """Runs accesses if there is only one class. An evicted file then leaves the cache."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -168,7 +168,7 @@ class FarthestUse:
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
         """Decides whether to admit a file that was loaded and is not held.
 
-        upcoming : the number of the access that uses the file next, as in `next_uses`, or NEVER
+        upcoming : the number of the access that uses the file next, or NEVER
         now : the number of the latest access; a heap entry is stale if its use is not after `now`
 
         Returns the files that were evicted for this file, or None if this file was not admitted.
@@ -236,8 +236,11 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Runs accesses to these files, in order.  upcoming, now : for each access, as in
-        `offer`"""
+        """Runs accesses to these files, in order.
+
+        upcoming : for each access, the number of the next access to the same file, or NEVER
+        now : the number of each access
+        """
         uses = Uses(len(files))
         found, into = uses.found, uses.into
         level, count, heap, push = self._level, self._files, self._heap, heapq.heappush
@@ -278,8 +281,7 @@ def exchange(
 
     held_use, held_bytes : (held,) the next use of each held file, 0 or more, and its size
     coming_use, coming_bytes : (coming,) the next use of each loaded file and its size, in the order
-        of loading. The use for which the file is loaded does not count; the next use is the one
-        after it
+        of loading. The use for which a file is loaded does not count as its next use
     free_bytes : the free room of the cache, in addition to the room that the held files take
 
     Returns (held,) which held files are evicted, and (coming,) which loaded files are kept.

@@ -11,8 +11,8 @@ from monarch_py.policies.view import PFS, STAGING, Cluster, Copies, Int32s, Ints
 
 
 def rooms_of(capacity: Ints, files: int) -> list[TierRoom]:
-    """Returns the room of a node's storage classes as a list of tiers, with inodes for `files`
-    files in each.
+    """Returns the room of a node's storage classes as a list of tiers. Each tier gets enough inodes
+    for `files` files.
 
     capacity : (classes,) [bytes], as in `Cluster`; the first class, the staging buffer, is no tier
     """
@@ -26,9 +26,12 @@ def copies_of(
     *,
     classes: int | None = None,
 ) -> Copies:
-    """Returns the copies that all nodes make if they follow their policies.
+    """Returns the copies of all nodes: each node keeps the files that its policy selects, in the
+    classes that the policy chooses.
 
-    policy_of : returns the policy of a node;  sizes, classes : as in `classes_of`
+    policy_of : returns the policy of a node
+    sizes : (files,) [bytes]
+    classes : how many classes to use, including the staging buffer (None = all)
     """
     return Copies.of(
         [
@@ -59,16 +62,16 @@ def classes_of(
 
 
 def first_fit_policy(node: int, files: Ints) -> NodePolicy:
-    """Returns the policy of a node that keeps files only for itself. The node uses these files in
-    this order."""
+    """Returns the policy of a node that keeps files only for itself. `files` are the files that the
+    node uses, in the order of use."""
     policy = NodePolicy(node)
     policy.foresee(files)
     return policy
 
 
 def owners_of(copies: Copies, wanted: Ints) -> Int32s:
-    """Returns (files,) int32, as `Decision.owner`: for each file a node that has a copy of it, or
-    PFS.
+    """Returns the value of `Decision.owner`, (files,) int32: for each file, a node that has a copy
+    of the file, or PFS if no node has one.
 
     wanted : (files,), the preferred node, which becomes the owner if it has a copy of the file
     """
@@ -83,7 +86,7 @@ def shards(job: Job, classes: int | None = None) -> Copies:
     """Returns copies of one contiguous part of the dataset on each node; the parts have nearly
     equal numbers of files.
 
-    classes : as in `classes_of`
+    classes : how many classes to use, including the staging buffer (None = all)
     """
     parts = np.array_split(np.arange(job.files, dtype=np.int32), job.cluster.nodes)
     return copies_of(

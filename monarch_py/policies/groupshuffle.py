@@ -30,7 +30,7 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     if group is None:
         group = _fitting(job)
     if group < 1:
-        raise PolicyError(f"group-shuffle: group is {group}; a group has one sample or more")
+        raise PolicyError(f"group-shuffle: group is {group}; write 1 sample or more")
     room = int(job.cluster.capacity[:, STAGING].min())
     needed = BUFFERS * largest_group(job.sizes, group)
     if needed > room:
@@ -43,7 +43,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     def orders(epoch: int) -> Ints:
         order = job.orders(epoch)
         rng = np.random.default_rng([job.seed, epoch])
-        # An epoch that is padded to whole batches repeats its beginning.
+        # An epoch may need more samples than there are files, to make its batches full. np.resize
+        # then repeats files from the beginning of the order.
         files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
         return same_shape(order, files)
 

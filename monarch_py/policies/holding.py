@@ -27,7 +27,8 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
     (policies/rendezvous.py): (files, up to MOST_HOLDERS) int32, the owner first, padded with
     NOBODY.
 
-    keys, sizes : (files,) as in `rendezvous.owners`;  quotas : (nodes,) [bytes]
+    keys : (files,) the files' hashes, all different
+    sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     extra : whether a node also holds files of other owners, in the room that the node's own files
         leave
     """
@@ -86,7 +87,9 @@ def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
     that follow the plan keep the files on these nodes, even where the hashes of the files' paths
     would choose other nodes.
 
-    quota : how much each node holds [bytes];  extra : as in `held_by_hash`
+    quota : how much each node holds [bytes]
+    extra : whether a node also holds files of other owners, in the room that the node's own files
+        leave
     """
     keys = file_keys(index.files) if index.kind == "unnamed" else index.path_hashes()
     rooms = np.full(nodes, quota - slack_of(quota), dtype=np.int64)

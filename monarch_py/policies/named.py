@@ -29,8 +29,12 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("lru-shared", partial(lru, shared=True), "LRU with one cache for all nodes."),
     ("belady", belady, "On each node, evicts the file with the farthest next use."),
     ("belady-shared", partial(belady, shared=True), "Belady with one cache for all nodes."),
-    ("deepio-ordered", deepio, "Preloads a share into each memory, and keeps the order."),
-    ("deepio-opportunistic", deepio_opportunistic, "Draws the order from the samples in memory."),
+    ("deepio-ordered", deepio, "Loads a share into each memory; other files stay on the source."),
+    (
+        "deepio-opportunistic",
+        deepio_opportunistic,
+        "Uses only samples in memory, in a new order.",
+    ),
     (
         "parallel-staging",
         parallel_staging,
@@ -39,24 +43,24 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     (
         "lbann-dynamic",
         lbann_dynamic,
-        "The node that reads a sample first keeps it in memory for all nodes.",
+        "The first node that reads a sample keeps it in memory for all nodes.",
     ),
     (
         "lbann-preloading",
         lbann_preloading,
-        "Loads a share into each memory before training, for all nodes.",
+        "Loads the whole dataset into the nodes' memories before training.",
     ),
-    ("locality-aware", locality_aware, "Exchanges samples of a step, so that most are local."),
+    ("locality-aware", locality_aware, "Nodes exchange samples of a step, so that most are local."),
     ("group-shuffle", group_shuffle, "Shuffles contiguous groups, and the samples in them."),
     ("nopfs", nopfs, "Holds a file where it is used most, and fetches from the fastest place."),
     ("nopfs-literal", nopfs_literal, "NoPFS to the letter of its paper."),
-    ("planned", planned, "NoPFS's placement; only a file's owner reads it from the source."),
-    ("lobster", lobster, "Evicts by reuse count and distance, and shares threads."),
+    ("planned", planned, "NoPFS's placement, but only a file's owner reads the source."),
+    ("lobster", lobster, "Evicts by reuse, and divides a node's threads among its GPUs."),
     ("solar", Solar(), "Gives samples to the nodes that hold them, and balances loads."),
     (
         "solar-reordered",
         Solar(reorder=True),
-        "SOLAR, with the epochs in the order in which nodes find most samples in memory.",
+        "SOLAR with reordered epochs, so that nodes find more samples in memory.",
     ),
 )
 POLICIES = {name: policy for name, policy, _ in _POLICIES}

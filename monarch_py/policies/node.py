@@ -3,6 +3,7 @@
 The daemon has one such object, for its own node. The simulator has one for each node of a job.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,17 +13,34 @@ from monarch_py.plan.access import NEVER
 from monarch_py.policies.placement import NOWHERE, TierRoom, first_fit
 from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
-# Stands in the place of a node's number if no node holds the file.
+# Used instead of a node's number if no node holds the file.
 NOBODY = PFS
 # A fill asks at most this many nodes. It equals MONARCH_ASKED in C.
 ASKED = 2
-# Stands in the place of a tier's number if no plan has chosen a tier for the file.
+# Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
 # (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no
 # further node.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
+
+
+def planned_tiers(
+    frequency: npt.NDArray[Any], first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
+) -> Int32s:
+    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
+    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
+    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
+
+    frequency, first_use : (n,) how often this node uses each file, and when first
+    sizes : (n,) [bytes]
+    rooms : the room of the tiers, fastest first
+    """
+    by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
+    tier = np.full(len(sizes), NOWHERE, np.int32)
+    tier[by_use] = first_fit(sizes[by_use], rooms)
+    return tier
 
 
 class NodePolicy:
@@ -108,10 +126,10 @@ class NodePolicy:
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
         """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
-        means that the source is read. This node goes to the source for its own files, and for files
-        that no node keeps. Of two holders, the one with the shorter queue is asked first. If the
-        first holder does not send the file, the second one is asked. A holder that has no copy yet
-        makes one on request only if it is the owner.
+        means that the source is read. This node reads its own files from the source, and also files
+        that no node keeps. Of two holders, the holder with the shorter queue is asked first. If it
+        does not send the file, the second holder is asked. If a holder has no copy yet, it makes a
+        copy on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# Stands in the place of a tier's number if no tier has room for the file.
+# Used instead of a tier's number if no tier has room for the file.
 NOWHERE = -1
 # Computations use this size for every file that is larger [bytes]. It exceeds every tier, and yet
 # the sum of 2048 such sizes fits into 64 bits.
@@ -42,9 +42,10 @@ class TierRoom:
         return blocks * block + self.entry_bytes
 
 
-# Rounds file sizes where all nodes must compute the same sums. A size is rounded up to whole blocks
-# of the usual size, and room for a name and a row of the manifest is added [bytes]. The block sizes
-# of a node's own tiers are not used here, because they may differ from node to node.
+# A tier with the usual block size. It rounds file sizes in computations that must give the same
+# result on all nodes: up to whole blocks, plus room for a name and a row of the manifest [bytes].
+# The block sizes of a node's own tiers are not used there, because they may differ from node to
+# node.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 
@@ -86,23 +87,6 @@ def first_fit(
     for tier in range(len(rooms)):
         fill(tier, np.flatnonzero(tier_of == NOWHERE))
     return tier_of
-
-
-def planned_tiers(
-    frequency: npt.NDArray[Any], first_use: Sizes, sizes: Sizes, rooms: Sequence[TierRoom]
-) -> npt.NDArray[np.int32]:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
-    most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
-    5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
-
-    frequency, first_use : (n,) how often this node uses each file, and when first
-    sizes : (n,) [bytes]
-    rooms : the room of the tiers, fastest first
-    """
-    by_use = np.lexsort((first_use, -frequency.astype(np.float64)))
-    tier = np.full(len(sizes), NOWHERE, np.int32)
-    tier[by_use] = first_fit(sizes[by_use], rooms)
-    return tier
 
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:

@@ -36,10 +36,10 @@ def file_keys(files: int) -> Keys:
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """Returns (files, nodes) the score of each node for each file. A file prefers nodes with lower
-    scores. Scores are exponential draws whose rates are the weights, so the node with the lowest
-    score is node n with probability weights[n] / sum of weights. A node with weight 0 has an
-    infinite score.
+    """Returns (files, nodes) the score of each node for each file. A file goes to the node with the
+    lowest score for it, if this node has room. Scores are exponential draws with the weights as
+    rates. So node n has the lowest score with probability weights[n] / sum of weights. A node with
+    weight 0 has an infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """
@@ -53,16 +53,17 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, whether or not the node
-    has room. If no node has classes for copies, all nodes have equal weights."""
+    """Returns (files,) int32, the node with the least score for each file, even if the node is
+    full. A node's weight is the room of its classes for copies. If no node has such classes, all
+    weights are equal."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)
     return first_nodes(file_keys(files), weights)
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, whether or not the node
-    has room; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
+    """Returns (files,) int32, the node with the least score for each file, even if the node is
+    full; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
@@ -112,7 +113,8 @@ def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -
     """Returns (files,) which files of other owners a node keeps as well, in the room that the
     node's own files leave. The node then need not fetch these files in every epoch.
 
-    keys, sizes, owner : (files,), as in `owners`;  quota : the node's quota [bytes]
+    keys : (files,) hashes, all different;  sizes : (files,) [bytes]
+    owner : (files,) the owner of each file;  quota : the node's quota [bytes]
     """
     left = quota - int(sizes[owner == node].sum())
     foreign = np.flatnonzero((owner != node) & (owner != PFS))

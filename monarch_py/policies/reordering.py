@@ -109,7 +109,8 @@ def locality_aware(job: Job) -> Decision:
 
 
 def exchange(order: Ints, holder: Ints) -> Ints:
-    """Redistributes the samples of every step, as many as possible to the nodes that hold them.
+    """Redistributes the samples of every step, so that as many as possible go to nodes that hold
+    them.
 
     order : (nodes, steps, batch), files
     holder : the same shape, the node that holds each file, or PFS.

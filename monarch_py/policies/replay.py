@@ -89,8 +89,8 @@ def _upcoming(
     """Returns, for each access, the next use of its file after this access; NEVER for NO_FILE. The
     accesses are in order of time.
 
-    upcoming : (files,) the first use of each file after these accesses. The array is changed in
-        place: afterwards it has the first use from the beginning of these accesses on
+    upcoming : (files,) the first use of each file after all of these accesses. The function changes
+        the array in place: if these accesses use a file, its element becomes the first such use
     """
     is_used = files != NO_FILE
     if not is_used.all():

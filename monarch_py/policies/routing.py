@@ -89,12 +89,12 @@ class Routing:
 
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
         """Whether to read a file from the source although a node has the file. False if the node
-        delivers in time, because all nodes share the source and should spare it. Adds the file to
-        the queue of the chosen place."""
+        delivers the file in time: all nodes share the source, so each node reads the source as
+        little as possible. Adds the file to the queue of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):
-            source_s = 0.0  # a source of unknown speed is tried from time to time
+            source_s = 0.0  # If the source's speed is unknown, the source is tried now and then.
         better = (
             node_s is not None
             and source_s is not None
@@ -116,9 +116,9 @@ class Routing:
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
         """Returns the time until a file arrives from a place [s], or None if the place's rate is
-        unknown. The time is that for moving the file, plus the same time for each file that the
-        thread must move first. The threads divide the queue evenly, and move the blocks of a file
-        in parallel."""
+        unknown. The time has two parts: the time to move this file, and the time to move the files
+        that wait before it, which are assumed to be equally large. The threads divide the waiting
+        files evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

@@ -25,7 +25,8 @@ Uints = npt.NDArray[np.uint64]
 
 # The holder of a file that only the parallel file system has.
 PFS = -1
-# Pads the end of a node's step in an order, if the node takes fewer samples than other nodes.
+# Pads the rows of an order: it follows a node's samples in a step if the node takes fewer samples
+# than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -113,8 +114,9 @@ class Job:
 def same_shape(order: Ints, files: Ints) -> Int32s:
     """Returns an order of the same shape as `order`, but with these files.
 
-    order : as in `Job.orders`;  files : as many as `order` has, in the same sequence: the files of
-        the first node, step by step, then those of the second node, and so on
+    order : (nodes, steps, batch), an order of an epoch
+    files : as many files as `order` has: first the files of node 0, step by step, then the files of
+        node 1, and so on
     """
     dealt: Int32s = np.array(order, np.int32)
     dealt[order != NO_FILE] = files
@@ -201,8 +203,8 @@ class Decision:
         exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
-        file has an owner. Requests that arrive while the owner reads a file share that read, so an
-        owner that keeps the file reads it once
+        file has an owner. If several nodes ask while the owner reads a file, one read serves them
+        all. So an owner that keeps the file reads it only once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
     orders : returns the order of an epoch, as in Job, if the policy changes it. The order may be

@@ -112,8 +112,8 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate at which the training read while copies gave nearly all bytes [bytes/s].
-    Only intervals of this kind are used. Returns 0 if they have too few bytes."""
+    """Returns the rate at which the training read in the intervals in which copies gave nearly all
+    bytes [bytes/s]. Returns 0 if only a small part of the run's bytes came in such intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -160,7 +160,7 @@ def _fewer_readers(
     seconds = model.seconds(replace(now, readers=half))
     if seconds <= (1 + WORTH) * simulated:
         what = f"use about {counted(half, 'worker')} in place of {now.readers}"
-        yield Change(f"{what}: the others would only wait for copies", seconds)
+        yield Change(f"{what}: the other workers would only wait for copies", seconds)
 
 
 def saved(advice: Advice) -> list[list[str]]:
@@ -329,7 +329,10 @@ class _Model:
             f" {format_size(round(run.bytes / max(1, run.files)))} each (the mean), in a new random"
             " order in each epoch"
         )
-        yield f"this node reads the source at {_rate(self._source)}, the rate of most of the bytes"
+        yield (
+            f"this node reads the source at {_rate(self._source)}, the rate at which most of the"
+            " run's bytes came"
+        )
         if self._compute:
             how = "as given" if is_given else "as it did while copies gave nearly all bytes"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
@@ -341,8 +344,8 @@ class _Model:
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield (
-            f"the tiers' rates, which were not measured: {', '.join(rates)}, or more if copies gave"
-            " more in this run"
+            f"the tiers' rates, which were not measured: {', '.join(rates)}; or the rate of copies"
+            " in this run, if that was higher"
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])

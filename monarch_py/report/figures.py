@@ -87,8 +87,8 @@ def _style() -> Any:
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:
-    """Returns the unit of time for the figures of a run of this length: its seconds, and its
-    name."""
+    """Returns the unit of time for the figures of a run of this length [s]: the length of the unit
+    in seconds, and the unit's name."""
     if seconds < 600:
         return 1.0, "s"
     return (60.0, "min") if seconds < 3 * 3600 else (3600.0, "h")

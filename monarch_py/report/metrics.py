@@ -128,14 +128,16 @@ def _sources(sources: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 class _DaemonCollector(Collector):
-    """Asks for a report each time Prometheus reads the metrics. Without a report, the only metric
-    is `monarch_up`, with the value 0."""
+    """Asks the daemon for a report each time Prometheus reads the metrics. If the daemon does not
+    answer, the only metric is `monarch_up`, with the value 0."""
 
     def __init__(self, ask: Callable[[], Report | None]) -> None:
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Yields nothing, so that registering the collector asks no daemon."""
+        """Yields nothing. A registry calls this method, if it exists, when the collector is
+        registered. Without this method, some registries would call `collect`, which asks the
+        daemon."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

@@ -69,7 +69,7 @@ def _facts(run: Recorded) -> list[str]:
         facts.append(f"{came} came from other nodes; there were {run.nodes} nodes in all.")
     if others := run.report.other_jobs:
         jobs = counted(others, "other job")
-        facts.append(f"The daemon served {jobs} too, whose reads are included here.")
+        facts.append(f"The daemon also served {jobs}; their reads are included here.")
     return facts
 
 

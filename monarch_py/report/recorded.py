@@ -162,8 +162,8 @@ class Recorded:
         }
 
     def _sum(self, name: str, is_after: Any) -> Floats:
-        """Returns by how much the counter `name` has increased since the beginning of the run, at
-        each of the times `_at`."""
+        """Returns how much the counter `name` has increased from the beginning of the run to each
+        of the times `self._at`."""
         report = self.report
         column, gained = np.array(getattr(report.history, name)), self.totals[name]
         first = report.totals[name] - gained
@@ -224,8 +224,8 @@ class Recorded:
 
 
 def load(file: Path) -> Recorded:
-    """Reads the report in a file; `-` is standard input. Raises MonarchError, which names the file,
-    if the file is not a report that can be used."""
+    """Reads the report in a file; `-` is standard input. Raises MonarchError if the file is not a
+    usable report; the message names the file."""
     try:
         if str(file) == "-":
             text = sys.stdin.buffer.read(MOST_BYTES + 1)

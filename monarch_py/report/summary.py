@@ -176,7 +176,7 @@ def _no_room(report: dict[str, Any]) -> list[str]:
 def room_hint(report: dict[str, Any], files: int, size: int) -> str:
     """Returns a hint that says how to make room for more files; "" if no tier can be used.
 
-    files, size : the number of these files, and their total size [bytes]
+    files, size : how many more files need room, and their total size [bytes]
     """
     usable = [tier for tier in report["tiers"] if tier["usable"]]
     if not usable:
@@ -215,4 +215,4 @@ def _plan(plan: dict[str, Any]) -> str:
     if plan["position"] is None:
         return f"{plan['file']} was not followed: {plan['state']}"
     place = f"epoch {plan['epoch']}, {plan['position']:,} accesses"
-    return f"{plan['file']} was followed up to {place}, {plan['fitting']:,} opens as planned"
+    return f"{plan['file']} was followed up to {place}; {plan['fitting']:,} opens fitted the plan"

@@ -73,7 +73,7 @@ class Measured:
         )
 
     def finish(self) -> None:
-        """Copies the results from the C struct. Call it once C has filled the struct."""
+        """Copies the results from the C struct. Call it after C has filled the struct."""
         self.stall, self.compute = self.stall[self._is_rank], self.compute[self._is_rank]
         self.first_step, self.pfs_busy = self.struct.c.first_step, self.struct.c.pfs_busy
 
@@ -137,7 +137,10 @@ def _decided(job: Job, decision: Decision) -> dict[str, Any]:
     """Returns the fields of struct monarch_sim_job that describe a policy's decision."""
     copies, owner = decision.copies, decision.owner
     if len(copies.node) > MOST_COPIES:
-        raise MemoryError("there are more copies than the simulation can number")
+        raise MemoryError(
+            f"the policy makes {len(copies.node)} copies, and the simulation can number only"
+            f" {MOST_COPIES}; use fewer files or nodes"
+        )
     # Sort by (node, class). The sort is stable, so the copies of one class keep the policy's order.
     rows = np.lexsort((copies.cls, copies.node))
     # C uses owners as indices without checking them.

@@ -57,7 +57,7 @@ def job_of(scenario: Scenario) -> Job:
         order = random.permutation(scenario.dataset.files).astype(np.int32)
         steps, per_step = scenario.batches_per_epoch, scenario.global_batch
         # Without drop_last, a short last step is padded with samples from the beginning of the
-        # epoch. With drop_last, its samples are cut off.
+        # epoch. With drop_last, its samples are left out.
         order = np.resize(order, steps * per_step)
         by_step = order.reshape(steps, per_step)
         dealt = np.full((scenario.nodes, steps, batch), NO_FILE, np.int32)

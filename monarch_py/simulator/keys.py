@@ -27,7 +27,7 @@ from monarch_py.yaml_files.nodes import Spot, load_document
 # smaller share, redrawing would take too long.
 LEAST_SHARE = 1e-3
 # Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
-# configuration, which was given by mistake.
+# configuration that the user has named by mistake.
 CONFIGURATION_KEYS = {"hierarchy", "sources", "data_plane"}
 
 

@@ -34,9 +34,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
     """Draws a JSON document of results (`result`) as a picture, in the format given by the
     extension of `path`.
 
-    Each bar is a policy's total time, divided in proportion to the bytes from each place. The line
-    is the time of the policy `perfect`, if this policy was simulated. Raises MonarchError if no
-    policy can run in the scenario, if matplotlib is missing, or if the file cannot be written.
+    Each bar is a policy's total time, divided in proportion to the bytes from each place. If the
+    policy `perfect` was simulated, a dotted line shows its time. Raises MonarchError if no policy
+    can run in the scenario, if matplotlib is missing, or if the file cannot be written.
     """
     can_draw(path)
     from matplotlib.figure import Figure

@@ -53,8 +53,8 @@ class Curve:
 
     Between two points the aggregate is interpolated linearly. Below the first point the aggregate
     is proportional to the number of sharers, so the share of each sharer is constant. Above the
-    last point the aggregate is constant, so the share of each sharer falls with their number. The
-    paper does not define the rate outside the points.
+    last point the aggregate is constant, so each sharer's share falls as the number of sharers
+    rises. The paper does not define the rate outside the points.
     """
 
     points: Mapping[int, float]
@@ -62,9 +62,11 @@ class Curve:
     def __post_init__(self) -> None:
         """Raises ValueError for points that do not form a curve."""
         if not self.points or min(self.points) < 1:
-            raise ValueError(f"a curve needs points with numbers from 1: {list(self.points)}")
+            raise ValueError(
+                f"a curve needs one or more numbers of sharers, each 1 or more: {list(self.points)}"
+            )
         if not all(0 < rate < float("inf") for rate in self.points.values()):
-            raise ValueError("the rates of a curve are above 0 and finite")
+            raise ValueError("the rates of a curve must be above 0 and finite")
 
     def total(self, numbers: npt.ArrayLike) -> Floats:
         """Returns the aggregate rate [bytes/s], an array of the shape of `numbers`.
@@ -173,8 +175,8 @@ class Dataset(Keys):
 
     files : the number of files
     size : the law of their sizes
-    scan : in place of files and size: a directory, whose files are the dataset, in the order of
-        their paths, or a `.npy` file with the sizes
+    scan : in place of files and size: the directory of the dataset, or a `.npy` file with the
+        sizes. The files of a directory are numbered in the order of their paths
     """
 
     files: Annotated[Number, Key(default="none")] = 0
@@ -369,7 +371,7 @@ class Scenario(Keys):
         return capacities
 
     def rates_of_nodes(self) -> dict[str, Floats]:
-        """Returns the fields of `rates` as (nodes,) arrays [bytes/s], after the overrides."""
+        """Returns the fields of `rates` as arrays (nodes,) [bytes/s]. Overrides are applied."""
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:

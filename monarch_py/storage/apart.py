@@ -2,9 +2,9 @@
 
 ext4 puts the inode of a new file into the block group of the file's directory. It does not reuse
 the inode of a removed file for up to six minutes, and steps over all such inodes of the group
-whenever it creates a file. So if the copies of one session were removed a moment ago, the creation
-of each copy of the next session in the same group takes up to a millisecond of CPU time. In another
-group it takes 0.03 ms.
+whenever it creates a file. If the copies of the last session were in the same group and were
+removed a moment ago, the creation of a copy takes up to a millisecond of CPU time. In another group
+it takes 0.03 ms.
 
 If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk,
 by their names. It spreads them over flexible groups of some 2 GiB (the default), so nothing is
@@ -28,7 +28,7 @@ def make_apart(directory: Path) -> None:
     process at a time may call this for a path. Raises OSError if the directory cannot be
     created."""
     for left in directory.parent.glob(f"{directory.name}.*"):
-        # Such a directory is left behind by a process that was killed before the rename below.
+        # A process leaves such a directory behind if it is killed before the rename below.
         with suppress(OSError):
             left.rmdir()
     if os.path.lexists(directory):

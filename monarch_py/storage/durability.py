@@ -120,8 +120,8 @@ class Keeper:
         self.tier.adopt(self.rows["size"])
 
     def _tell(self, debris: int, gone: int, wrong: int) -> None:
-        # A daemon that was killed may have removed copies without their rows. So a row without a
-        # copy counts as a loss only if the last daemon ended cleanly.
+        # A daemon that was killed may have removed copies but not yet their rows. So a row without
+        # a copy counts as a loss only if the last daemon ended cleanly.
         lost = wrong + (0 if self.must_check else gone)
         if debris and not len(self.rows):
             copies = f"its {counted(debris, 'copy')} {'is' if debris == 1 else 'are'}"
@@ -177,7 +177,8 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. Returns False once no rows are left at the end."""
+        """Waits for rows and commits them. After `end` was called, does not wait. Returns False if
+        there are no rows to commit; the thread can then end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
                 self._lock.wait()

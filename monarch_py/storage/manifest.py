@@ -1,7 +1,8 @@
 """The manifest of a persistent tier: an SQLite table of its complete copies, on the tier itself.
 
 A row is written only after the tier was synced, so a copy that has a row is on the disk. After an
-unclean end or a reboot this is no longer certain. Each copy is then checked before it is served.
+unclean end or a reboot, a copy may be damaged nevertheless, so each copy is checked before it is
+served.
 """
 
 import os
@@ -251,7 +252,8 @@ class Manifest:
             self._db.executemany("DELETE FROM copies WHERE copy = ?", [(c,) for c in remove])
             self._db.execute("COMMIT")
         except sqlite3.Error:
-            if self._db.in_transaction:  # on a full disk, SQLite has rolled back already
+            # If the disk is full, SQLite has ended the transaction itself.
+            if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             self.sources = dict(self._db.execute("SELECT path, id FROM sources").fetchall())
             raise

@@ -115,7 +115,7 @@ def available_bytes(
 
 class MemoryRoom:
     """The memory that the RAM tiers of a daemon may still take. All these tiers share one object,
-    because what one tier takes is missing for the others."""
+    because they take their memory from the same free memory."""
 
     def __init__(self) -> None:
         # `_reserved_bytes` : the room that is promised to unfinished fills.

@@ -30,7 +30,8 @@ class OpenTiers:
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
-        except BaseException:  # no thread or memory is left, or a signal has arrived
+        # BaseException, because a signal may arrive while the tiers are opened.
+        except BaseException:
             self.end_unused()
             raise
         if not any(self.tiers):
@@ -54,7 +55,8 @@ class OpenTiers:
                 self.keepers[number] = Keeper(tier, self._config.block_size_bytes)
                 self.keepers[number].reconcile()
             else:
-                tier.remove_all(tier.listing()["number"])  # left by a daemon that was killed
+                # A daemon that was killed may have left copies here.
+                tier.remove_all(tier.listing()["number"])
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
             tier.give_up(str(told))  # from now on, the tier's keeper writes nothing

@@ -16,8 +16,8 @@ HINT = "remove files there, or add a tier on another file system"
 def shortage(
     mount_point: Path, quota_bytes: int, used_bytes: int, directory: int | None = None
 ) -> str:
-    """Returns a sentence on a file system with less room than the tier's quota; "" if it has the
-    room, or cannot be examined.
+    """Returns a sentence on the tier's file system if it has less room than the quota. Returns ""
+    if it has enough room, or cannot be examined.
 
     used_bytes : the room that the tier's copies occupy
     directory : a descriptor of a directory in the tier; None to use the mount point

@@ -1,4 +1,4 @@
-"""The staging area of a daemon that needs one, if its configuration has none."""
+"""The default staging area, for a daemon that needs an area but whose configuration names none."""
 
 import os
 
@@ -15,8 +15,8 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 
 
 def default_area(tiers: int) -> TierConfig:
-    """Returns an area in shared memory, with the size that it would have now. Raises TierError if
-    there can be none.
+    """Returns the configuration of an area in shared memory. The area's size is computed from the
+    room that is free now. Raises TierError if there can be no area.
 
     tiers : the number of tiers of the configuration
     """

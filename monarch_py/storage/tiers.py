@@ -166,7 +166,8 @@ class Tier:
         self._excess: dict[int, int] = {}
         # The limit on used room, if the disk became full before the quota was used up [bytes].
         self.cap_bytes: int | None = None
-        # The room of an SSD tier does not depend on memory, so what it takes counts for no tier.
+        # Copies in an SSD tier take no memory. So such a tier has a MemoryRoom of its own, and does
+        # not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].
         self._overhead_bytes, self._next_overhead_s = 0, 0.0
@@ -348,8 +349,8 @@ class Tier:
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def shortage(self) -> str:
-        """A sentence on a file system with less room than the quota; "" if it has the room, or if
-        the tier is not used."""
+        """A sentence on the tier's file system if it has less room than the quota; "" if it has
+        enough room, or if the tier is not used."""
         config, used = self.config, self.used_bytes - self.reserved_bytes
         if not self.usable:
             return ""
@@ -481,7 +482,8 @@ class Tier:
 
     def discard(self, *, is_used: bool = False) -> None:
         """Removes all of Monarch's files, including the lock file, and closes the tier. If the
-        tier's path leads elsewhere, removes only the copies, through the descriptor."""
+        tier's path leads to another directory by now, removes only the copies, through the
+        descriptor of the tier's own directory."""
         if self.gone or not self.is_in_place():
             with suppress(OSError):
                 self.remove_all(self.listing()["number"])

@@ -34,7 +34,7 @@ class TierWatch:
         while not self._ends.wait(LOOK_S):
             try:
                 self._look()
-            except Exception as error:  # the next check may succeed, and the tiers stay watched
+            except Exception as error:  # the thread goes on, because the next check may succeed
                 note_failure(error)
 
     def _look(self) -> None:

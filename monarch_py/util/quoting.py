@@ -1,4 +1,4 @@
-"""Quotes names for people, so that every name stays on one line and can be told from others."""
+"""Quotes names for people, so that every name stays on one line, and no two names look the same."""
 
 import re
 

@@ -25,9 +25,9 @@ def parse_size(size: str) -> int:
 
     KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024; case does not matter.
     A number without a unit must be an integer. With a unit, a fraction of a byte is dropped
-    (``1.1GiB``), but the result must not become 0. Raises ValueError, whose message is one
-    sentence, for any other text, for example a negative size, an unknown unit, or more than
-    2**63 - 1 bytes.
+    (``1.1GiB``), but the result must not become 0. Raises ValueError for any other text, for
+    example a negative size, an unknown unit, or more than 2**63 - 1 bytes. The error's message is
+    one sentence.
     """
     exact, unit_bytes = _parsed(size, size, "size")
     n_bytes = int(exact)
@@ -46,7 +46,8 @@ def parse_amount(amount: str) -> float:
 def parse_rate(rate: str) -> float:
     """Returns the bytes per second that `rate` means: ``64MiB/s``, ``1.5 GB/s``, or without ``/s``.
 
-    Raises ValueError, whose message is one sentence, for other text, and for rates of 0 or less.
+    Raises ValueError for other text, and for rates of 0 or less. The error's message is one
+    sentence.
     """
     if rate.strip().startswith("-"):
         raise ValueError(f"{rate!r} is a negative rate")
@@ -60,8 +61,8 @@ def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
     """Returns the exact number of bytes that `text` means, and the number of bytes of the text's
     unit.
 
-    written : the user's whole text, for errors (`text` may be a part of it);  what : "size" or
-        "rate"
+    written : what the user has written, of which `text` may be a part; error messages quote it
+    what : "size" or "rate", for error messages
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None:

@@ -158,7 +158,7 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
     """Returns the values of the keys that the mapping at `node` has, by the names of the keys'
-    fields. Raises ConfigError as `read_as` does, but accepts that keys are missing."""
+    fields. Required keys may be missing. Raises ConfigError if a key or a value does not fit."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given
@@ -173,7 +173,8 @@ def all_declared(keys: type[Keys]) -> dict[str, Declared]:
 
 
 def named_paths(value: Any) -> Iterator[Path]:
-    """Yields the paths in an object of a class of keys. Lists and inner mappings are included."""
+    """Yields every Path among the values of `value`, an object of a subclass of Keys. Searches
+    lists and inner mappings too."""
     if isinstance(value, Path):
         yield value
     elif isinstance(value, tuple):
@@ -221,7 +222,8 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The keys of a group get spots as if they were in the mapping around the group.
+            # The declared path of a group's key does not contain the group. So the group's keys are
+            # read with the path of the mapping around the group.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

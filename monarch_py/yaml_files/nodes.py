@@ -158,7 +158,7 @@ def describe(node: yaml.Node) -> str:
 
 
 def cut(text: str) -> str:
-    """Returns the text as messages show it: the beginning alone if it is long."""
+    """Returns the text as messages show it: only the beginning if the text is long."""
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
 
 

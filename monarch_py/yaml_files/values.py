@@ -1,8 +1,8 @@
 """Kinds of single values: how to parse them, and how the reference and the JSON schema show them.
 
 A kind reads the text of a scalar and ignores the type that YAML gives the scalar. So a number may
-be written in quotes, as in configurations of the original Monarch. YAML reads `1:30` and `1_000` as
-numbers. The kinds of numbers refuse them.
+be written in quotes, as in configurations of the original Monarch. The kinds for numbers refuse
+`1:30` and `1_000`, although YAML would read them as numbers.
 """
 
 import os
@@ -28,7 +28,7 @@ SIZE_HINT = "write a size such as 110GiB, 20GB or 1.5TiB, or a whole number of b
 # The reference shows the upper bound of a number only if the bound is at most MOST_TOLD. Larger
 # bounds are safeguards, which no user needs to know.
 MOST_TOLD = (1 << 16) - 1
-# A whole number may have at most 18 digits, because every such number fits into 64 bits.
+# A whole number may have at most 18 digits. Every number with so few digits fits into 64 bits.
 _NUMBER = re.compile("-?[0-9]{1,18}", re.ASCII)
 MOST_NUMBER = 10**18 - 1
 TEXT = {"type": "string"}
@@ -272,7 +272,8 @@ def _account() -> str:
 
 
 def scalar(node: yaml.Node, spot: Spot, hint: str) -> str:
-    """Returns the text of a scalar. Raises ConfigError, with the hint, for any other node."""
+    """Returns the text of a scalar. Raises ConfigError for a list, a mapping or an empty value; the
+    message ends with `hint`."""
     if not isinstance(node, yaml.ScalarNode) or is_empty(node):
         raise spot.unfit(node, hint)
     if not _is_usable(node.value):

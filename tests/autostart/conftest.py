@@ -26,7 +26,8 @@ def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Star
 
 @pytest.fixture
 def short_lived(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
-    """Like `site`, but the daemon ends 2 s after the last program that used it."""
+    """A session whose daemon ends 2 s after the last program that used it. In the fixture `site`,
+    it ends after 60 s."""
     yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
 
 

@@ -1,5 +1,5 @@
-"""Runs a program that opens a dataset file on command, and makes faults in the processes that this
-program starts."""
+"""Runs a program that opens a dataset file whenever a test asks for it. Also makes faults in the
+processes that the program starts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Opens:
 
 
 class Faulter:
-    """Runs a program under starter_faults.c: `prefix` is the beginning of the command line.
+    """The faults that starter_faults.c makes in a program and in the processes that it starts. The
+    program is run by a command line that begins with `prefix`.
 
     faults : WHO:CALL:NUMBER:FAULT as in starter_faults.c; FAULT may also be the name of an errno
     """
@@ -76,14 +77,17 @@ class Faulter:
         self.prefix = [str(program), str(log), *numbered, "--"]
 
     def made(self) -> dict[int, int]:
-        """Returns the faults made so far: the number of each fault -> the process that got the
-        fault."""
+        """Returns the faults made so far: index of the fault in `faults` -> ID of the process that
+        got the fault."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return {int(number): int(process) for number, process in map(str.split, lines)}
 
     def wait_for(self, number: int, opens: Opens, expected: str, how: str = "open") -> int:
         """Has the program open its file again and again until the fault has been made. After each
-        open the program must print `expected`. Returns the process that got the fault."""
+        open the program must print `expected`. Returns the ID of the process that got the fault.
+
+        number : index of the fault in `faults`
+        """
 
         def is_made() -> bool:
             assert opens.open(how) == expected

@@ -65,9 +65,9 @@ static void jump_out(void) {
 }
 
 /* Delays every exec of `program` until this process ends, but for 5 s at most: a fanotify group
- * receives the permission events and does not answer them. An orphan process keeps the group open.
- * If this process kept it open, its end could not close the group, because a process that waits for
- * such an exec cannot be killed. */
+ * receives the permission events and does not answer them. An orphan process keeps the group open
+ * for this time. This process closes the group here: if it waited for such an exec itself, it could
+ * not be killed, and the group would never be closed. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||

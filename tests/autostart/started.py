@@ -22,7 +22,7 @@ from support.steps import Steps
 from monarch_py.commands import autostart
 from monarch_py.native import LIBRARY
 
-# STARTER and DAEMON: words that only the command line of a starter, or of its daemon, contains.
+# Only the command line of a starter contains STARTER, and only that of a daemon contains DAEMON.
 STARTER, DAEMON = "commands.autostart", "daemon.lifecycle"
 # A program that opens the given file, and no other file outside the system's directories.
 CAT = "/bin/cat"
@@ -31,13 +31,13 @@ CAT = "/bin/cat"
 HELD_UP_US = 1_000_000
 # Two starts are at least 5 s apart (csrc/preload/autostart/claim.c).
 APART_S = 6
-# Reads the file at the beginning and at each step.
+# Reads the file when the program begins, and again after each step (see support/steps.py).
 READER = """
 open(sys.argv[1], "rb").read()
 while step() != "end":
     open(sys.argv[1], "rb").read()
 """
-# Reads the file at each step, but not at the beginning.
+# Reads the file only after each step, not when the program begins.
 IDLE_READER = """
 while step() != "end":
     open(sys.argv[1], "rb").read()
@@ -100,8 +100,8 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """Returns how many starts are recorded. Starts that were not needed (recorded with an odd
-        time) are not counted."""
+        """Returns how many starts are recorded. Starts that were not needed are not counted. They
+        are recorded with a time that is an odd number."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]
@@ -152,7 +152,9 @@ class Started:
         """Makes a record of the configuration, as a starter does, but does not start a daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
-            # The real `_is_open_below` would look through the descriptors of all processes.
+            # If `_is_open_below` returns False, `start` only makes the record. The real function
+            # would search the descriptors of all processes under the library for files of the
+            # source.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")

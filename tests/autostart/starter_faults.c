@@ -39,10 +39,12 @@
 #define SYS_close_range 436
 #endif
 #define MOST_FAULTS 24
-/* All descriptors that the test passes on are below this number. */
+/* The supervisor closes its descriptors below this number. All descriptors that the test has open
+ * when it starts this program are below it. */
 #define MOST_DESCRIPTORS 256
-/* When a process gets a fault, the count of its calls is set to this value. The value is so low
- * that the process gets no second fault, unless an open by the program itself resets the count. */
+/* When a process gets a fault, the count of its calls is set to this value. The value is so far
+ * below 0 that the count never reaches the NUMBER of another fault, unless an open by the program
+ * itself resets the count. */
 #define NOT_AGAIN (-1000000)
 /* The supervisor ends after this time; no test takes longer [s]. */
 #define LIMIT_S 300
@@ -176,7 +178,7 @@ static void answer(int listener, const struct seccomp_notif *asked) {
     } else if (at >= 0) {
         kill((pid_t)asked->pid, faults[at].signal);
     }
-    /* This fails if the signal has already ended the call. */
+    /* This ioctl fails if the signal has already ended the system call. */
     ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, &response);
 }
 
@@ -266,8 +268,8 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is not a child of the program, and closes its descriptors of the program's
-     * pipes. */
+    /* The supervisor is made by two forks, so that it is not a child of the program. It closes its
+     * descriptors of the program's pipes, so that the pipes end with the program. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

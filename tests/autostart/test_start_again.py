@@ -24,7 +24,9 @@ from support.session import wait_until
 from support.steps import Steps
 
 
-@pytest.mark.long  # in every run, the shorter test_start_faults.py kills processes at each step
+# Runs only with --long. The tests in test_start_faults.py are shorter and always run. They kill
+# processes at each step, too.
+@pytest.mark.long
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()
     with Steps(site.session, READER, files.path("f00001")) as reader:
@@ -45,7 +47,7 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
         reader.wait()
         kill(site.starters, "the first starter")
         assert not site.daemons()
-        kill(site.daemons, "the second start's daemon, before it serves")
+        kill(site.daemons, "the daemon of the second start, before it serves")
         site.wait_for_starter()
         kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
         # The program goes on, but does not make a fourth start within ten minutes of the first
@@ -54,7 +56,7 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
             read()
         assert (site.starts(), site.starters()) == (3, [])
         site.session.paths.forget_starts()
-        kill(site.daemons, "another start, once the earlier starts are long ago")
+        kill(site.daemons, "another daemon, after the earlier starts were forgotten")
 
 
 def test_a_step_that_ends_may_start_it_again_and_a_user_who_stops_it_not(
@@ -96,7 +98,9 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
     site.daemon()
 
 
-@pytest.mark.long  # in every run, the next test kills a daemon that `monarch start` has started
+# Runs only with --long. The next test is similar, but always runs: it kills a daemon that `monarch
+# start` has started.
+@pytest.mark.long
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
     """Programs start a killed daemon again even if none of them lives long enough to notice that
     its heartbeat has stopped."""
@@ -129,7 +133,8 @@ def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files:
 
         wait_until(is_recorded, what="the record", every=0.1)
         assert "wish no" in record.read_text().splitlines()
-        end = time.monotonic() + sized(1.5, 3)  # a program would try again after 1 s
+        # without the record, a second starter would run after 1 s
+        end = time.monotonic() + sized(1.5, 3)
         while time.monotonic() < end:
             reader.go()
             reader.wait()

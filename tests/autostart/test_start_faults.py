@@ -19,12 +19,12 @@ from support.files import Files
 from support.session import wait_until
 
 HERE = Path(__file__).parent
-# Kills before the start is recorded. The first two kill the child that makes the starter's process.
-# The others kill the starter's process: at its first steps, while it takes the claim, or while it
-# holds the claim.
+# The system calls at which a process is killed before the start is recorded. The first kills the
+# child that makes the starter's process. The others kill the starter's process: at its first steps,
+# while it takes the claim, or while it holds the claim.
 UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]), "beside:pwrite64"]
-# Kills after the start is recorded. The starter is killed before or after its exec. The daemon is
-# killed when it has its lock, or when it is nearly ready.
+# The system calls at which a process is killed after the start is recorded. The starter is killed
+# before or after its exec. The daemon is killed when it has its lock, or when it is nearly ready.
 COUNTED = ["beside:execve", "starter:openat", *sized([], ["daemon:fallocate"]), "daemon:listen"]
 # At most AT_ONCE starts are allowed within ten minutes; starts that are WITHIN_S old do not count.
 AT_ONCE = 3
@@ -88,8 +88,8 @@ def latest(site: Started) -> int:
 
 
 def starts_as_ever(site: Started, program: Opens, plain: str) -> None:
-    """Checks that an open starts a daemon. Then stops this daemon, and checks that it leaves only
-    the usual files."""
+    """Checks that an open starts a daemon. Then stops this daemon, and checks that only the usual
+    files are left in the session directory, and none in the tier."""
 
     def serves() -> bool:
         assert program.open() == plain
@@ -115,7 +115,7 @@ def test_a_kill_before_a_start_counts(
             assert site.starts() == 0
             assert left(site) <= {"autostart", "starts"}
         starts_as_ever(site, program, plain)
-    assert site.starts() == 0, "of the one that was stopped"
+    assert site.starts() == 0, "the start of a daemon that was stopped must not count"
 
 
 def test_a_kill_of_what_counts(
@@ -136,7 +136,7 @@ def test_a_kill_of_what_counts(
                 last, end = latest(site), time.monotonic() + 1.2
                 while time.monotonic() < end:
                     assert program.open() == plain
-                assert (latest(site), site.is_gone()) == (last, True), "as many as may be"
+                assert (latest(site), site.is_gone()) == (last, True), "a fourth start was made"
                 age(site, WITHIN_S)
         starts_as_ever(site, program, plain)
 
@@ -173,8 +173,8 @@ def test_descriptors_are_closed_without_close_range(
     assert set(faults.made()) == {0, 1}
 
 
-# Errors of the system calls that make a start: in the program, and in the two processes (beside) of
-# which the second becomes the starter by its exec.
+# Errors in each system call that a start needs. "beside" means two processes: the program makes the
+# first of them, and this one makes the second, which becomes the starter by its exec.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),

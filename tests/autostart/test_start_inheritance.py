@@ -43,7 +43,8 @@ def bound() -> list[str]:
 def test_a_daemon_is_not_what_the_first_rank_is(site: Started, files: Files) -> None:
     file = files.path("f00001")
     odd = {"OMP_NUM_THREADS": "1", "PYTHONPATH": "/nowhere", "LD_LIBRARY_PATH": "/nowhere"}
-    # The pipeline ends although the daemon still runs.
+    # The pipeline in ROUGH ends although the daemon still runs, because the daemon does not inherit
+    # the pipe.
     done = site.run("sh", "-c", ROUGH, CAT, file, prefix=bound(), env=odd)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
     daemon = site.daemon()
@@ -101,12 +102,12 @@ def test_programs_are_served_and_the_daemon_ends_when_none_is_left(
 
         wait_until(is_served, what="a read from the copy", every=0.3)
         assert site.starts() == 1
-        assert site.daemons(), "it ended while a program used it"
+        assert site.daemons(), "the daemon ended while a program used it"
     wait_until(site.is_gone, what="the end of the idle daemon")
     assert "no process has used it for 2 s" in site.said()
     left = {path.name for path in site.session.paths.path.iterdir()}
     assert left == {"autostart", "log", "starts", "stopped", "turn", "users"}
-    assert site.starts() == 0, "a daemon that was not killed does not count"
+    assert site.starts() == 0, "the start of a daemon that was not killed must not count"
     assert not any(site.session.tiers[0].iterdir())
 
 
@@ -143,7 +144,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
     site.learn()
 
     def reads(name: str, *words: str) -> None:
-        # `words` is a command that runs the program. The command is also under the library.
+        # `words` is a command that runs CAT. This command and CAT are both under the library.
         done = site.run(*words, CAT, files.path(name), timeout=60)
         assert done.returncode == 0, done.stderr
 

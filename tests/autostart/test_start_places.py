@@ -100,4 +100,4 @@ def test_what_is_wrong_stands_in_the_log(site: Started, files: Files) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         wait_until(lambda: "tier-of-nobody" in site.said(), what="its message")
         site.wait_for_starter()
-    assert site.starts() == 1, "the failed start was not counted, or the next one came at once"
+    assert site.starts() == 1, "the failed start was not counted, or another start followed at once"

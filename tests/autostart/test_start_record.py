@@ -1,5 +1,5 @@
-"""Tests of the records of a configuration that starters make, and of the jobs that use these
-records."""
+"""Starters make records of a configuration. Tests of these records, and of the jobs that use
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_jobs_with_other_variables_have_records_of_their_own(
         assert site.run(CAT, tmp_path / "elsewhere", env=job).returncode == 0
         wait_until(partial(is_recorded, number), what="its record")
         site.wait_for_starter()
-    assert (site.starts(), site.daemons()) == (0, []), "taken back, as none was needed"
+    assert (site.starts(), site.daemons()) == (0, []), "starts that were not needed must not count"
     assert counted(site) == len(jobs) - 1
     before = site.session.paths.autostart.read_bytes()
     site.session.paths.forget_starts()
@@ -63,8 +63,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """The file keeps the latest records, as many as the library reads. These are 16 short records;
-    of long records (about 3 kB each) they are as many as fit into the file, but at least 8."""
+    """The file of records keeps only the latest: 16 records if they are short. If they are long
+    (about 3 kB each), it keeps as many as fit into its 32 KiB, but at least 8."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):

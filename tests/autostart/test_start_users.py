@@ -27,7 +27,7 @@ open_place = pytest.fixture(users.open_place)
 
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
-    """Yields a session of Alice, whose shared memory and tier are writable by all users."""
+    """Yields a session of Alice. All users may write to its shared memory and its tier."""
     as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
@@ -47,8 +47,8 @@ def alices(open_place: Path) -> Iterator[Started]:
 
 
 def as_site(session: Session) -> dict[str, str]:
-    """Removes the source from the configuration, because the configuration of a site names none.
-    Returns the environment of a user, which names the source."""
+    """Makes the session's configuration a site's configuration, which names no source. Returns the
+    environment of a user who names the source in MONARCH_SOURCE."""
     lines = session.config.read_text().splitlines(keepends=True)
     at = lines.index("sources:\n")
     session.config.write_text("".join(lines[:at] + lines[at + 2 :]))
@@ -112,7 +112,7 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """Returns the session directories that starts have made. It searches below MONARCH_SHM, and
+    """Returns the session directories that starters have made. It searches below MONARCH_SHM, and
     also below /dev/shm, because the library may have to ignore MONARCH_SHM."""
     name = site.session.paths.path.name
     return [

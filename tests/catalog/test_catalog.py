@@ -127,7 +127,7 @@ def test_growth_keeps_everything_and_fit_gives_back(catalog: Catalog) -> None:
     for source, path, inode in rows[::97]:
         entry = catalog.find(source, path.decode())
         assert catalog.entries["ino"][entry] == inode
-    # Only one segment is left. A reader that opens it finds all entries.
+    # Only the latest segment of the catalog is left. A reader that opens it finds all entries.
     (segment,) = catalog.session.path.glob("catalog.*")
     reader = CatalogReader.open(catalog.session, int(segment.suffix[1:]))
     assert len(reader) == 50_000
@@ -209,7 +209,7 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Replaces each file by one whose inode number is larger by `more`. Checks that the file's
+    """Replaces each file by a file whose inode number is larger by `more`. Checks that the file's
     entry is then found by the new number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
@@ -238,7 +238,7 @@ def test_new_attributes_replace_all_old_ones_and_outlast_growth(catalog: Catalog
     right = fresh[0].copy()
     for field in kept:
         right[field] = before[field]
-    right["flags"] = lib.MONARCH_ATTRIBUTES  # MONARCH_OWN was not set before, so it is not set now
+    right["flags"] = lib.MONARCH_ATTRIBUTES  # update() does not change MONARCH_OWN
     right["version"] = before["version"] + 2
     assert catalog.entries[1] == right
     catalog.add(*batch(many(20_000, 3)))
@@ -371,7 +371,7 @@ def test_a_comparison_with_the_source_ends_in_time(
     operations per second."""
     (tmp_path / "file").touch()
     catalog.add(*batch([(0, b"file", 1)]))
-    looks, limit_ns = 300_000, 10_000_000  # more entries than it can compare in this time
+    looks, limit_ns = 300_000, 10_000_000  # no machine compares so many entries in limit_ns
     ids, found, fresh = (
         np.zeros(looks, np.uint64),
         np.zeros(looks, np.uint8),

@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, com
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"monarch: {missing}: ")
-    assert done.stdout == ""  # a shell that evaluates the output gets nothing
+    assert done.stdout == ""  # so a shell that evaluates the output of `env` gets nothing
 
 
 def test_a_file_that_may_not_be_read_is_named(open_place: Path) -> None:
@@ -390,11 +390,13 @@ def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> 
     share = 100 / (1 + totals["misses"])
     gain = f"{totals['opens']:,} opens of dataset files, 1 ({share:.1f} %) from copies"
     assert done.stderr.startswith(f"monarch: {gain}")
-    # Either the copy was made from what the program has read, or the daemon has read the file.
+    # The copy was made either from the data that the program has read (0 bytes are read to fill
+    # it), or from the data that the daemon has read (the whole file).
     by_fills = totals["source_bytes_read_by_fills"]
     assert by_fills in (0, FILES["a"])
     assert f"({format_size(by_fills)} to fill copies, " in done.stderr
-    assert report["run"]["totals"] == totals  # the daemon was started for the run
+    # The daemon was started for this run, so its totals are those of the run.
+    assert report["run"]["totals"] == totals
     assert not is_running(report["pid"])
     assert list(session.tiers[0].iterdir()) == []
 

@@ -41,8 +41,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Makes doctor find no container, wherever the tests run. Only in tests with the fixture `mpi`
-    does doctor look for MPI, because that needs a separate process."""
+    """Makes doctor find no container, even if the tests run in one. Without the fixture `mpi`,
+    doctor also does not look for MPI, because this search starts a separate process."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
@@ -55,8 +55,8 @@ def mpi() -> None:
 
 @pytest.fixture
 def here(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """A session that `found` examines in the test's process. There, a test can replace a part of
-    the code to cause a fault that it cannot cause from outside."""
+    """A session for `found`, which runs doctor in the test's process. There, a test can replace a
+    part of the code to cause a fault that it cannot cause from outside."""
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     yield session
@@ -469,7 +469,8 @@ def test_a_ram_tier_beyond_the_memory_group_is_a_warning(
     finding = found(session, "tier (ram)")
     assert finding.level == "warning"
     assert finding.hint == (
-        "copies get at most 1 MiB now, whatever the quota: the memory (cgroup) leaves no more room"
+        "copies get at most 1 MiB now, even if the quota is larger: the memory limit (cgroup)"
+        " leaves no more room"
     )
 
 

@@ -1,4 +1,4 @@
-"""The examples in the help of the commands run as they stand there."""
+"""Runs the examples in the help of the commands unchanged, except for their paths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WITHOUT_DAEMON = ("calibrate", "clear", "run", "serve", "start")
 STARTS_DAEMON = ("serve", "start")
 ENDS_DAEMON = ("stop", "sweep")
 WRITES_RUN = "test -e run.json || monarch run -c tiers.yaml --json run.json python train.py"
-# command -> the line that writes the file which the command reads
+# command -> the line that writes the command's input file
 BEFORE = {
     "plan make": "monarch plan index image_folder /pfs/imagenet/train -o train.npz",
     "plan show": "monarch plan make -c plan.yaml -o plan.npz",
@@ -129,8 +129,8 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Starts or ends the daemon, whichever the command needs. Also runs the line that writes
-        the file which the command reads."""
+        """Ends the daemon if the command needs that none runs; otherwise starts a daemon if none
+        runs. Also runs the line that writes the command's input file."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()
         elif not self.session.connection.runs():
@@ -191,8 +191,8 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-# Each of these lines differs from another line only in its variable, and other tests set this
-# variable too. So these lines are run only with --long.
+# Each of these lines differs from another example only in the variable that it sets. Other tests
+# set the same variable. So these lines are run only with --long.
 ALIKE = [VARIABLES[f"MONARCH_{name}"] for name in ("AUTOSTART", "JOB", "LOG")]
 
 

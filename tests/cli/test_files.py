@@ -84,7 +84,7 @@ def test_an_interrupted_dry_run_says_so(session: Session, monkeypatch: pytest.Mo
 
 def test_no_copy_of_another_daemon_is_dropped(session: Session) -> None:
     """If a new daemon has replaced the daemon that listed the files, `evict` drops no copies,
-    because the new daemon may have other numbers for the files."""
+    because the new daemon may number the files differently."""
     warm(session)
     named = NamedFiles(session.paths, None)
     session.stop()

@@ -30,8 +30,8 @@ def monarch(*words: str | Path, **environment: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Path]:
-    """A dataset on a file system of its own, so that `monarch init` may choose the tests' disk for
-    copies."""
+    """A dataset on a file system of its own. So the tests' disk is not the dataset's disk, and
+    `monarch init` may choose it for copies."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
     root = tmp_path / "data set"
@@ -103,8 +103,8 @@ def test_what_would_be_refused_is_not_written(dataset: Path, tmp_path: Path) -> 
 
 
 def test_a_tier_is_apart_from_the_dataset(dataset: Path, tmp_path: Path) -> None:
-    """`monarch init` proposes no tier that contains the dataset: here, the directory that the batch
-    system names contains the dataset, which lies on another file system."""
+    """`monarch init` proposes no tier that contains the dataset. Here, SLURM_TMPDIR is a directory
+    that contains the dataset, although the dataset lies on a file system of its own."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     places = {"SLURM_TMPDIR": str(tmp_path), "LOCAL_SCRATCH": str(scratch)}
@@ -189,7 +189,8 @@ def test_show_tells_the_size_that_a_staging_area_would_have(
 
     assert re.fullmatch(rf"[0-9.]+ [KMG]iB in {tmp_path}, when needed", staging())
     document = yaml.safe_load(session.config.read_text())
-    document["hierarchy"] *= MAX_TIERS  # refused only when the configuration is checked
+    # Tiers in the same place are an error, but `config show` does not check that.
+    document["hierarchy"] *= MAX_TIERS
     session.config.write_text(yaml.safe_dump(document))
     assert staging() == f"none (the configuration already has {MAX_TIERS} tiers, the maximum)"
 

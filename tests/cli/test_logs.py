@@ -75,8 +75,8 @@ def test_a_log_is_followed_into_that_of_the_next_daemon(written: Session, tmp_pa
         with written.paths.log.open("a") as log:
             log.write("now 30\n")
         said("now 30")
-        # The new log is longer than the old one from the start. So its length does not show that it
-        # has replaced the old log.
+        # The new log is already longer than the old log when it appears. So its length does not
+        # show that the file was replaced.
         written.paths.log.write_text("".join(f"next {number}\n" for number in range(60)))
         said("next 59")
         assert "next 0\n" in output.read_text()

@@ -31,8 +31,8 @@ from monarch_py import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's packages of the two module systems conflict, so Lmod is in a directory of its own
-# (.ci/run).
+# Debian's packages of the two module systems conflict, so .ci/run installs Lmod in a directory of
+# its own.
 MODULES = Path("/usr/share/modules/init/bash")
 LMOD = Path("/opt/lmod/usr/share/lmod/lmod")
 # The directory of the packages that Monarch needs.
@@ -86,8 +86,7 @@ def system(request: pytest.FixtureRequest) -> System:
 
 
 def install(place: Path, python: str, packages_path: str = f"lib/{PYTHON}/site-packages") -> Path:
-    """Installs the package beside `place`, and moves the installation to `place`. Like pip, also
-    compiles the modules to bytecode; otherwise each command would compile them again."""
+    """Installs the package beside `place`, and moves the installation to `place`."""
     first = place.with_name(f"{place.name}.first")
     packages = first / packages_path
     built = Path(monarch_py.__file__).parent
@@ -307,8 +306,8 @@ def accounts() -> Iterator[list[str]]:
 
 
 def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
-    """Two users of the same module, dataset and disk have a daemon each at the same time, and
-    directories that only they may enter."""
+    """Two users load the same module, and use the same dataset and disk at the same time. Each user
+    has a daemon, and directories that no other user may enter."""
     system = environment_modules()
     cluster.offer(__version__, system)
     begin = (

@@ -24,8 +24,9 @@ parts:
 GONE = "monarch: the current directory no longer exists; change to another one\n"
 PACKAGE = Path(monarch_py.__file__).parent
 SCENARIO = PACKAGE / "simulator/scenarios/four_nodes.yaml"
-# Commands that would overwrite a file that they read. `@` stands for the directory of `inputs`. `=`
-# stands for the same directory or for a link to it, and marks the file that would be overwritten.
+# Commands whose output file is one of their input files. `@` stands for the directory that the
+# fixture `inputs` makes. `=` precedes the output file. It stands for this directory or for a link
+# to it.
 OVERWRITING = [
     "plan index files @/data -o =/data/00",
     "plan make -c @/recipe -o =/recipe",

@@ -157,8 +157,9 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.3)
     best = advice["changes"][0]["simulated_seconds"]
-    # With room for all files, each file would be read from the source once. In this run, the
-    # dataset was read 1 + 2 / 2 times.
+    # The best change gives room for all files, so that each file is read from the source once. In
+    # this run, twice as many bytes were read from the source: all files in the first epoch, and
+    # half of the files in each of the two later epochs.
     assert best == pytest.approx(advice["simulated_seconds"] / 2, rel=0.2)
     look_at(output)
 
@@ -235,8 +236,8 @@ def test_a_run_with_a_daemon_that_has_served_before(
 def test_more_files_than_groups(
     session_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If there are more files than groups, the sums over the groups equal the sums over the files
-    that `monarch ls` lists, for each tier."""
+    """A report has the sizes of at most MOST_GROUPS groups of files. If there are more files than
+    groups, the sums over the groups equal the sums over the files that `monarch ls` lists."""
     groups = 20
     monkeypatch.setattr("monarch_py.commands.record.MOST_GROUPS", groups)
     source, places = tmp_path / "many", (tmp_path / "a", tmp_path / "b")
@@ -291,7 +292,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_loads_nothing(monarch: Monarch, tmp_path: Path) -> None:
     output, page = page_of(monarch, write(made_report(), tmp_path))
     assert all(link.startswith(("#", "data:")) for link in page.loaded)
-    # SVG files name their formats by such addresses, but no browser fetches these.
+    # SVG names its formats by addresses at www.w3.org, but no browser fetches these addresses.
     others = {url for url in re.findall(r"//([^/\s]+)/", output.read_text())}
     assert others <= {"www.w3.org"}
 
@@ -321,8 +322,8 @@ def test_the_page_tells_where_files_and_copies_are(monarch: Monarch, tmp_path: P
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_epochs_that_are_given(monarch: Monarch, tmp_path: Path) -> None:
-    """With `--epochs 2`, a run of four epochs is shown as two. In the first of these two, half of
-    the opens came before there were copies."""
+    """With `--epochs 2`, a run of four epochs is shown as two. The first of these two includes the
+    run's first epoch, in which no file had a copy yet."""
     file = write(made_report(epochs=4, share=0.9), tmp_path)
     _, page = page_of(monarch, file, "--epochs", "2")
     ratios = [float(row[1].rstrip(" %")) for row in page.tables["Hit ratio"][1:]]
@@ -349,7 +350,8 @@ def test_a_page_of_many_files_is_small(monarch: Monarch, tmp_path: Path, files: 
 # --- advice -------------------------------------------------------------------------------------
 
 
-# The first word of each change, and the rate of the tier that it adds or enlarges [GiB/s].
+# For each advised change: its first word, and the rate of the tier that it adds or enlarges
+# [GiB/s].
 TIERS = (("raise", 1), ("put", 4))
 
 
@@ -393,7 +395,7 @@ def test_a_daemon_that_other_jobs_use(monarch: Monarch, tmp_path: Path) -> None:
     advice = advice_of(monarch, file)
     assert advice["changes"] == []
     assert "other jobs used the daemon too" in advice["assumptions"][0]
-    assert "The daemon served 2 other jobs too" in page_of(monarch, file)[0].read_text()
+    assert "The daemon also served 2 other jobs" in page_of(monarch, file)[0].read_text()
 
 
 def test_a_training_that_is_no_faster_gains_nothing(monarch: Monarch, tmp_path: Path) -> None:
@@ -533,8 +535,8 @@ ODD: tuple[Any, ...] = (0, 1, -1, 5000, 10**9, 10**17, 1e18, 1e-9, None, "x", []
 
 
 def places_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the paths to all values of a document. Of each list, only the first three elements are
-    visited."""
+    """Yields, for each value in a JSON document, the keys and indices that lead to the value. Of
+    each list, only the first three elements are visited."""
     if isinstance(document, dict | list):
         keys = list(document) if isinstance(document, dict) else range(min(3, len(document)))
         for key in keys:
@@ -549,7 +551,7 @@ def test_any_odd_value_is_taken_or_told_in_a_sentence(
     random = Random(seed)
     report = made_report(files=random.choice([1, 7, 1000, 10**6]), epochs=random.choice([1, 30]))
     for path in random.sample(list(places_in(report)), 2):
-        with suppress(LookupError, TypeError):  # the first change may have removed this path
+        with suppress(LookupError, TypeError):  # the first change may have removed this value
             at = report
             for name in path[:-1]:
                 at = at[name]

@@ -58,7 +58,9 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    os.utime(note, (0, 0))  # the note of the job is old, and the job has no process left
+    # If the note of a job is old, and the job has no process left, the job does not keep the
+    # daemon.
+    os.utime(note, (0, 0))
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")
     assert not note.exists()
@@ -74,7 +76,7 @@ def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSe
         assert site.command_line("start", **c).returncode == 0
         done = site.command_line("stop", **a)
         assert done.stdout.startswith("the daemon stays, because jobs B, C use the daemon too; ")
-    assert is_running(pid)  # the run of B has ended
+    assert is_running(pid)  # although `monarch run` of job B has ended
     assert site.command_line("stop", **c).returncode == 0
     wait_until(lambda: not is_running(pid), what="the end of the daemon")
 
@@ -105,8 +107,8 @@ def test_a_daemon_that_is_left_to_a_program_ends_with_it(site: SiteSession) -> N
 def test_no_job_starts_while_another_one_stops_the_daemon(
     site: SiteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If job B runs `start` while A's `stop` is ending the daemon, B waits for the end of this
-    daemon, and starts a daemon of its own."""
+    """If job B runs `start` while `stop` of job A is ending the daemon, `start` waits until this
+    daemon has ended, and then starts a new one."""
     assert site.command_line("start", MONARCH_JOB="A", **site.of(0)).returncode == 0
     look, started = Jobs.others, []
 

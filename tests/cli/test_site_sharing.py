@@ -52,11 +52,11 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
         assert done.returncode == 0, done.stderr
     site.wait_all_present()
     assert present(site) == {"one": 6, "two": 6}
-    # The library finds the session by the second file's name, too.
+    # The library finds the site's session even if MONARCH_CONFIG names the second job's file.
     assert hits(site, 1, MONARCH_CONFIG=str(files[1])) == 6
     for words in (["status", "-c", str(files[1])], ["config", "check", "-c", str(files[0])]):
         assert site.command_line(*words).returncode == 0
-    # A file with tiers of its own has a session of its own.
+    # If the second job's file names tiers, it has a session of its own.
     tier = site.directory / "own"
     tier.mkdir()
     text = f"hierarchy:\n- mount_point: {tier}\n  max_storage_quota: 1MiB\n"
@@ -65,8 +65,8 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert done.returncode == 0, done.stderr
     assert site.command_line("status", "-c", str(files[1])).returncode == 3
     assert site.connection.runs()
-    # Once the daemon of that session has ended, the file without tiers uses the site's session
-    # again.
+    # If the file names no tiers any more, it uses the site's session again, but only after the
+    # daemon of the file's own session has ended.
     assert site.command_line("start", "-c", str(files[1])).returncode == 0
     files[1].write_text(f"sources: [{site.datasets[1]}]\n")
     done = site.command_line("start", "-c", str(files[1]))
@@ -105,8 +105,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """Without a daemon, a program warns that no daemon serves if a dataset is named. If only the
-    site's module is loaded, the program prints nothing."""
+    """If there is no daemon and a dataset is named, a program prints a warning. If only the site's
+    module is loaded, it prints nothing."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")
@@ -142,7 +142,7 @@ def test_the_copies_of_a_killed_daemon_are_known_until_they_are_removed(
     pid = int(DaemonConnection(session).ask("where")["pid"])
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid), what="the daemon's end")
-    file.write_text(said)  # the file now uses the site's tiers
+    file.write_text(said)  # without `hierarchy`, the file uses the site's tiers
     assert site.command_line("config", "check", "-c", str(file)).returncode == 0
     assert session.control.exists()
     with pytest.raises(SessionError, match="has left copies in them; remove them with `monarch s"):

@@ -25,9 +25,9 @@ from monarch_py.ipc.connection import DaemonConnection
 
 @pytest.fixture(scope="module", autouse=True)
 def old_datasets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets made before the first test, so that they are old. If a file changed just now, its
-    copy is recorded only later. If a directory changed just now, its listings are served from the
-    catalog only later."""
+    """Datasets that are made before the first test, so that their files and directories are old
+    when a test uses them. The daemon records the copy of an old file at once, and serves the
+    listings of an old directory from the catalog at once."""
     return make_datasets(tmp_path_factory.mktemp("old"))
 
 

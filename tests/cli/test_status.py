@@ -82,8 +82,8 @@ def test_the_report_has_the_documented_fields(served: Session) -> None:
     assert set(report["sources"][0]) == fields("Each of `sources`")
     assert set(report["totals"]) == fields("`totals`")
     assert report["plans"] == []
-    assert report["staging"] is None  # no staging area here; test_staging.py has one
-    assert report["nodes"] is None  # no other nodes here; the next test has one
+    assert report["staging"] is None  # test_staging.py checks the fields of a staging area
+    assert report["nodes"] is None  # the next test checks the fields of `nodes`
     assert report["schema"] == SCHEMA_VERSION
     assert f"This is schema {SCHEMA_VERSION}." in PAGE.read_text()
 
@@ -114,8 +114,8 @@ def test_the_report_of_a_run_has_the_documented_fields(session: Session) -> None
 
 
 def test_what_else_the_advice_needs(served: Session) -> None:
-    """The report says how many bytes each tier could hold, and how much memory the cgroups of this
-    process leave."""
+    """The report says how many bytes each tier could hold, and how much more memory the daemon may
+    use within the limits of its cgroups."""
     report = of_session(served, "--history")
     system = os.statvfs(served.tiers[0])
     room = report["rooms"][0] - report["tiers"][0]["used_bytes"]
@@ -173,7 +173,8 @@ def test_the_numbers_of_known_reads(served: Session) -> None:
     source, tier = report["sources"][0], report["tiers"][0]
     assert (source["files"], source["bytes"]) == (len(FILES), sum(FILES.values()))
     assert (source["present"], source["present_bytes"]) == (source["files"], source["bytes"])
-    assert report["catalog_entries"] == len(FILES) + 2  # with the root and the directory `d`
+    # The catalog also has entries of the source's root and of the directory `d`.
+    assert report["catalog_entries"] == len(FILES) + 2
     assert tier["files"] == len(FILES)
     assert sum(FILES.values()) < tier["used_bytes"] <= sum(FILES.values()) + 3 * 4096
     assert tier["used_bytes"] + tier["free_bytes"] < tier["quota_bytes"] == 256 * MIB
@@ -214,8 +215,8 @@ def test_the_text_names_tiers_and_sources(served: Session) -> None:
     report = of_session(served)
     pid, used = report["pid"], report["tiers"][0]["used_bytes"]
     assert re.match(rf"Daemon {pid} \(version \S+\): serving for \d+ s, 0 fills pending", lines[0])
-    # The output is not a terminal. So it is plain text with one line for each row, and every column
-    # has a name and a cell in each row.
+    # The output does not go to a terminal, so it is plain text. A row of a table is one line. Every
+    # column has a name, and a cell in each row.
     rows = [re.split(" {2,}", line) for line in lines]
     assert rows[2:5] == [
         ["Tiers"],

@@ -19,7 +19,8 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# The program reads each file as a whole. It uses each method of reading that is counted, in turn.
+# Arguments: DIRECTORY NAME... The program reads all files of the directory, each to its end. For
+# each file, it uses the next of the functions below whose name begins with one of the NAMEs.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]
@@ -89,8 +90,8 @@ COUNT, SIZE = 18, 3 * MIB // 2 + 17
 
 @pytest.fixture
 def slow(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    # Without `keep_pages`, an open would drop pages from the page cache that a fill has read but
-    # not copied yet. The fill would then read these pages from the source a second time.
+    # Without `keep_pages`, each open of a file would remove the file's pages from the page cache. A
+    # fill that has read some of these pages but not copied them yet would read them again.
     source = slow_factory(keep_pages=True)
     for number in range(COUNT):
         (source.backing / f"f{number:02}").write_bytes(bytes([number]) * SIZE)
@@ -134,15 +135,16 @@ def test_what_the_source_gave_is_what_it_has_counted(
     session = session_factory(slow.mountpoint, tiers=tiers, **IN_UNITS | more)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
-    # The methods of reading that the library does not handle are used only if not all files are
-    # filled. Their reads count as reads of the source, even if a fill has brought the same pages
-    # into the page cache.
+    # If all files are filled, the program uses only methods of reading that the library handles.
+    # Reads by other methods count as reads of the source even if a fill has already brought the
+    # same pages into the page cache.
     ways = ["by_read", "by_pread"] if why == "all is filled" else ["by_"]
     report, lines = run(session, sys.executable, "-c", WAYS, str(slow.mountpoint), *ways)
     totals = report["run"]["totals"]
     fills, own = (totals[f"source_bytes_read_by_{who}"] for who in ("fills", "programs"))
     assert totals["opens"] == COUNT
-    # If a fill and a program read the same pages, both count them, but the source gives them once.
+    # If a fill and a program read the same pages, both count these pages, but the source is read
+    # only once.
     most = 1.1 if why == "all is filled" else 1.02
     assert 0.98 <= (fills + own) / (slow.counts()["bytes_read"] - before) <= most
     assert (fills > own) is (why == "all is filled")
@@ -173,7 +175,7 @@ def test_the_quota_that_is_named_holds_all(
     tiers = [{"mount_point": tier, "max_storage_quota": MIB}]
     session = session_factory(source, tiers=tiers, prefetch="eager")
     large = f"{source}/large"
-    # The command ends once the daemon has found no room for the file.
+    # The command ends when the daemon has found that no tier has room for the file.
     is_refused = f"{sys.executable} -m monarch_py ls {large} | grep -q 'no room'"
     _, lines = run(session, "sh", "-c", f"cat {large} >/dev/null; until {is_refused}; do :; done")
     text = " ".join(" ".join(lines).split())
@@ -305,7 +307,9 @@ def test_the_summary_has_staging_nodes_and_plans() -> None:
     assert "staging: /dev/shm: 152 copies, 7 MiB of 8 MiB; 440 were made here in this run" in text
     assert "nodes: 17 MiB came from other nodes, 12 MiB went to them" in text
     assert "ahead: 1,234 copies (77 MiB) that no program has opened yet" in text
-    assert "plan.npz was followed up to epoch 4, 3,000 accesses, 2,990 opens as planned" in text
+    assert (
+        "plan.npz was followed up to epoch 4, 3,000 accesses; 2,990 opens fitted the plan" in text
+    )
     assert "plan.npz was dropped: 113 of the last 207 files are others" in text
     assert "plan.npz was not followed: waiting" in text
 

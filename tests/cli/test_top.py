@@ -146,7 +146,8 @@ def test_the_first_looks_show_the_programs(session: Session) -> None:
 
 
 def test_a_signal_leaves_the_terminal_in_order(session: Session) -> None:
-    terminal, full_screen = Terminal(100), 1049 << 5  # pyte's number for the private mode 1049
+    # Mode 1049 is the terminal's second screen. pyte numbers private modes as mode << 5.
+    terminal, full_screen = Terminal(100), 1049 << 5
     with running(session, terminal) as process:
         terminal.wait("opens")
         assert not termios.tcgetattr(terminal.theirs)[3] & termios.ECHO
@@ -169,8 +170,8 @@ def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expecte
         monkeypatch.setattr(sys, "stdin", stdin)
         keyboard.write(keys)
         assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
-        # The keys count even if the time to wait for keys is already over, because a query of the
-        # daemon may take longer than the interval between two queries.
+        # A key that was pressed earlier counts even if there is no time left to wait for keys. This
+        # happens if a query of the daemon takes longer than the interval between two queries.
         keyboard.write(keys)
         assert _is_quit(time.monotonic() - 1, has_keys=True) == expected
 

@@ -186,8 +186,8 @@ def test_a_tier_that_is_too_small(session_factory: Factory, source: Path, tmp_pa
 def test_the_quota_that_is_named_holds_what_did_not_fit(
     session_factory: Factory, source: Path, tmp_path: Path
 ) -> None:
-    """The quota that `monarch warm` proposes has room for the files that the user has named. It has
-    no room for another file that did not fit, because the user has not named this file."""
+    """Two files do not fit into the tier, and the user names only one of them to `monarch warm`.
+    The quota that the command proposes has room for this file, but not for the other file."""
     for name in ("large", "other"):
         (source / name).write_bytes(b"x" * (3 * MIB))
     (tmp_path / "small").mkdir()
@@ -267,7 +267,8 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
+# Alone, because a new file may get the inode number of a file that another test has removed.
+@pytest.mark.usefixtures("alone")
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
     later = Files(source)
@@ -293,11 +294,12 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
-@pytest.mark.usefixtures("alone")  # a new file may get the inode number of another test's file
+# Alone, because a new file may get the inode number of a file that another test has removed.
+@pytest.mark.usefixtures("alone")
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
-    """After `monarch warm`, a directory that was made after the scan is listed with the right names
-    and attributes, and its files are served from copies. The command names only directories above
-    the new directory, which the scan has found."""
+    """A directory is made after the scan, and `monarch warm` is called for the directories above
+    it. Then the new directory is listed with the right names and attributes, and its files are
+    served from copies."""
     session.wait_scanned()
     old = {path: "d" for path in (source, source / "d")}
     for directory in (source / "new/deep", source / "d/new"):
@@ -347,7 +349,7 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     assert read_all(session, source) == read_all(session, source, preload=False)
     (source / "fresh").write_text("another b")
     os.replace(source / "fresh", source / "b")  # by another file
-    (source / "d/c").write_text("other")  # written in place, with the same size
+    (source / "d/c").write_text("other")  # written in place; the size stays the same
     (source / "d/e").unlink()
     done = warm(session)
     assert (done.returncode, done.stderr) == (0, "")
@@ -368,15 +370,16 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
 def test_a_file_whose_replacement_was_noticed_before(
     session_factory: Factory, source: Path
 ) -> None:
-    """If the daemon has noticed that a file was replaced, it leaves the file to the source until
-    `monarch warm` has it copied again."""
+    """If the daemon has noticed that a file was replaced, programs read the file from the source
+    until `monarch warm` has copied it again."""
     session = session_factory(source, prefetch="none", revalidate=1).start()
     assert warm(session).returncode == 0
     (source / "fresh").write_text("another b")
     os.replace(source / "fresh", source / "b")
 
     def is_noticed() -> bool:
-        read_all(session, source)  # the daemon compares only if programs use its answers
+        # The daemon compares its catalog with the source only while programs use the catalog.
+        read_all(session, source)
         return bool(session.status()["sources"][0]["bypass"].get("changed"))
 
     wait_until(is_noticed, what="the daemon's comparison", every=0.1)
@@ -436,8 +439,8 @@ def test_names_that_the_scan_could_not_read(
     done = warm(session)
     assert done.returncode == status
     assert done.stderr == (
-        f"monarch: {source}: 2 names could not be read ({os.strerror(error)}), so files there have"
-        " no copies; see `monarch logs`\n"
+        f"monarch: {source}: 2 names could not be read ({os.strerror(error)}), so these files and"
+        " directories have no copies; see `monarch logs`\n"
     )
     done = warm(session, source / "b")
     assert (done.returncode, done.stderr) == (0, "")

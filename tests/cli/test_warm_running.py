@@ -70,7 +70,8 @@ def test_an_interrupt_takes_back_what_is_not_begun(
         out, err = command.communicate(timeout=30)
     assert (command.process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
-    # The engine has one thread, so it copies one file at a time. About 2,000 were in its queue.
+    # The engine has one thread, so it was copying one file. About 2,000 files were in its queue,
+    # and are now taken back.
     assert wanted(session) <= 1
     at_end = present(session)
     assert f": {at_end} files (" in out or f": {at_end - 1} files (" in out
@@ -112,8 +113,8 @@ def test_of_large_files_only_a_few_are_begun(
 def test_what_others_want_too_is_not_taken_back(
     session_factory: Factory, slow: SlowSource, prefetch: str
 ) -> None:
-    """When one command takes its orders back, files stay ordered if another command has ordered
-    them too, or if the configuration wants all files."""
+    """A command that is interrupted cancels its orders for copies. A file is still copied if
+    another command has ordered it too, or if the configuration says `prefetch: eager`."""
     slow.latency(open=0.05)
     session = session_factory(slow.mountpoint, prefetch=prefetch, shared_tpool_size=1).start()
     session.wait_scanned()
@@ -126,7 +127,7 @@ def test_what_others_want_too_is_not_taken_back(
     assert session.connection.ask("take_back", ticket="one") == {"files": 0}
     assert present(session) < MANY
     slow.latency(open=0)
-    wait_until(lambda: present(session) == MANY, what="what others want too")
+    wait_until(lambda: present(session) == MANY, what="the files that are still ordered")
     assert session.totals()["fills"] == MANY
 
 
@@ -138,8 +139,8 @@ def test_two_at_once_and_one_of_them_interrupted(
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
     with running(session, "warm") as one, running(session, "warm") as other:
-        # The command below orders everything too, and begins last. Once it has ended, the other two
-        # commands have ordered everything.
+        # The command below begins last, and orders all files, like the other two commands. When it
+        # has ended, the other two have ordered all files, too.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
         wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")

@@ -28,12 +28,14 @@ from monarch_py.native import lib
 MIB = 1 << 20
 # The time limit of a run of ranks [s], shorter than pytest's own limit.
 LIMIT_S = 90
-# Runs each rank in an interpreter of its own. Only tests of the processes themselves need this.
+# Runs each rank in a new interpreter. This is slow, so only tests of the processes themselves use
+# it. In other tests, rank_server.py forks the ranks.
 INTERPRETER = [sys.executable, "-m", "monarch_py"]
 
 
 def why_no_mpi() -> str | None:
-    """Returns what is missing here, in one sentence, or None if ranks can be started."""
+    """Returns a sentence that says what is missing on this machine, or None if ranks can be
+    started."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is missing: pip install mpi4py mpich"
     if shutil.which(mpiexec()) is None:
@@ -55,7 +57,7 @@ class Local:
 
     def __init__(self, directory: Path, source: Any, count: int, **settings: Any) -> None:
         self.directory, self.count = directory, count
-        self.prefix: list[str] = []  # placed before `monarch` in every rank
+        self.prefix: list[str] = []  # precedes `monarch` in the command line of every rank
         self.program = rank_program()  # the command line of `monarch` itself
         self.shm = directory / "shm"
         self.shm.mkdir(parents=True)

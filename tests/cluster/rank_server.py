@@ -112,7 +112,8 @@ def _become(request: Mapping[str, Any], *fds: int) -> NoReturn:
     os.environ.update(environment)
     os.chdir(request["directory"])
     _renumber(own, request["numbers"])
-    # The server's stream objects may have been made for files, but the descriptors are now pipes.
+    # The server made its stream objects for its own descriptors, which may have been files. The
+    # descriptors of the rank are pipes, and each line is to be written at once.
     sys.stdout, sys.stderr = (
         open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115
         for fd in (1, 2)
@@ -140,7 +141,8 @@ def _enter_namespaces(pid: int, stub: int) -> None:
 
 
 def _renumber(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Gives the descriptors these numbers, and closes all others."""
+    """Duplicates each of the descriptors `fds` to the number at the same place in `numbers`. Closes
+    all other descriptors from 3 on."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, MOST_DESCRIPTORS) for fd in fds]
     os.closerange(3, MOST_DESCRIPTORS)
     for fd, number in zip(high, numbers, strict=True):

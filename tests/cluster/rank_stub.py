@@ -1,4 +1,5 @@
-"""A rank as its launcher sees it; rank_server.py forks the process that runs `monarch`.
+"""The process that mpiexec starts for a rank. It lets rank_server.py fork the process that runs
+`monarch`.
 
     python -IS rank_stub.py SOCKET WORDS...
 
@@ -33,8 +34,8 @@ def main() -> None:
     fds = [*numbers, os.pidfd_open(os.getpid())]
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     server.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    # mpiexec notices that the forked process has ended when no process has these descriptors open
-    # any more, so the stub closes its own.
+    # The forked process has duplicates of these descriptors. mpiexec sees the end of that process
+    # only when no process has them open any more, so the stub must close them.
     for number in numbers[3:]:
         os.close(number)
     for number in PASSED_ON:

@@ -1,5 +1,5 @@
-"""One of several daemons has died. The same `start` command, run again, starts it, and it rejoins
-the daemons that still serve."""
+"""One of several daemons has died. If the same `start` command is run again, it starts this daemon
+again, and the daemon rejoins those that still serve."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from support.draws import sized
 from support.session import wait_until
 
 VICTIM = 1
-# The number of daemons in tests in which it does not matter how many still serve. It is small,
-# because each rank of a start takes a second of CPU time.
+# The number of daemons in tests that need only one daemon that still serves. It is small, because
+# each rank of a start takes a second of CPU time.
 FEW = sized(2, 3)
 
 
@@ -38,7 +38,7 @@ def few(tree: Path, local_factory: Callable[..., Local]) -> Local:
 
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """The same as `few`, for tests that leave everything as they find it."""
+    """The same as `few`, but shared by tests that leave everything as they find it."""
     if missing := why_no_mpi():
         pytest.skip(missing)
     place = tmp_path_factory.mktemp("standing")
@@ -93,7 +93,7 @@ def serve_together(local: Local) -> None:
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
     """Runs a program at this rank that reads every file, and compares the bytes. Returns how many
-    bytes this rank's daemon has got from the others by then."""
+    bytes this rank's daemon has got from the other daemons so far."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
@@ -164,7 +164,8 @@ def test_it_may_be_in_the_foreground(few: Local) -> None:
 
 
 def refusal(local: Local, status: int = 3) -> str:
-    """Returns the only line that `start` prints. The daemons that serve must go on."""
+    """Runs `start`, which must fail and leave the running daemons alone. Returns the only line that
+    it prints."""
     pids = {daemon.pid for daemon in local.daemons()}
     done = local.ranks("start", "-c", local.template)
     assert done.returncode == status, done.stderr
@@ -203,8 +204,8 @@ def test_what_all_agreed_on_has_to_stay(
 
 
 def test_a_daemon_alone_in_its_place_is_named(standing: Local) -> None:
-    """The refusal names a daemon that serves only its own node, for example one that a job has
-    started there."""
+    """In the place of the killed daemon, a job has started a daemon that serves only its own node.
+    `start` refuses to start the killed daemon again, and names the other daemon."""
     assert standing.monarch("start", "-c", standing.file(VICTIM)).returncode == 0
     try:
         line = refusal(standing)

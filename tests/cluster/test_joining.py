@@ -57,7 +57,8 @@ def test_a_rank_that_cannot_load_mpi(
 
 
 def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
-    # The other ranks wait for this one in MPI, and each keeps a core busy, so the limit is short.
+    # The third rank runs `true`, so the other two wait for it in MPI. The limit is short, because
+    # each rank that waits keeps a core busy.
     done = start_with(local_factory(tree, 3), "true", join_limit_s=0.6)
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
     assert re.match(
@@ -87,11 +88,11 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """The error says what holds the address. If the lock of the session is held too, this is a
-    daemon of the session that does not answer, and the error gives its process id."""
+    """The address of a daemon that died is in use. If the lock of the session is held too, a daemon
+    of the session uses the address but does not answer, and the error gives its process ID."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
-    silent = rf"the daemon there \(process {os.getpid()}\) does not answer; end its process"
+    silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"
     hint = silent if is_ours else "fr"
     try:
         with listen("127.0.0.1") as held:

@@ -72,7 +72,7 @@ NETWORK = {
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A node with the interfaces of NETWORK, whose host name has no address."""
+    """A node that has the interfaces of NETWORK. Its host name has no address."""
 
     def addresses() -> dict[str, list[Address]]:
         v6, v4 = socket.AF_INET6, socket.AF_INET
@@ -200,7 +200,7 @@ def test_daemons_that_run_already() -> None:
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
         assert refusal(*some).startswith("node2: a daemon serves this configuration already, but")
-    # Each daemon serves its node alone.
+    # Each of these daemons serves only its own node.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
     assert refusal(info(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
 
@@ -229,6 +229,6 @@ def test_who_comes_back_is_who_was_there() -> None:
     plan = {**info(2).agreed, "plan[0]": "a file"}
     words = other_members([*running(2), replace(info(2), agreed=plan)], cluster)
     assert words.startswith("node2: plan[0] is a file, but on the nodes with running daemons it is")
-    # The running daemons keep the settings that they were started with, whatever their files say
-    # now.
+    # The running daemons keep the settings with which they were started, even if their
+    # configuration files have changed since.
     check_members([*running(1), replace(running(2)[1], quotas=(5,)), info(2)], cluster)

@@ -1,4 +1,4 @@
-"""Three machines (namespaces), each with its own host name, address and shared memory."""
+"""Three machines, made of namespaces, each with its own host name, address and shared memory."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
 
 
 def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
-    """All machines read everything, one after the other. A machine gets the files that another
-    machine keeps from that machine."""
+    """The machines read all files, one machine after the other. A file that another machine keeps
+    comes from that machine, not from the source."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     wait_until(

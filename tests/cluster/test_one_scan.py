@@ -20,9 +20,9 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# The maximum number of requests for attributes that each additional node causes, whatever the size
-# of the dataset. `start` and the daemon check the root, and compare a file to find out whether the
-# nodes have the same source.
+# The maximum number of requests for attributes that each additional node causes, no matter how
+# large the dataset is. `start` and the daemon check the root, and compare a file to find out
+# whether the nodes have the same source.
 LOOKS_OF_A_NODE = 25
 
 
@@ -38,7 +38,8 @@ def fill(backing: Path) -> None:
         (backing / f"d{i}").mkdir()
         for j in range(FILES):
             (backing / f"d{i}" / f"f{j}").write_bytes(bytes(j))
-    # Each node checks a directory once more if it changed just before it was listed, so wait here.
+    # If a directory changed just before a node lists it, the node checks the directory once more.
+    # The wait prevents these additional requests.
     made = time.time()
     wait_until(lambda: time.time() > made + 3)
 
@@ -73,8 +74,8 @@ def test_further_nodes_ask_the_source_for_nothing_but_a_look(
 def test_all_nodes_list_what_the_first_has_listed(
     tree: Path, local_factory: Callable[..., Local]
 ) -> None:
-    """All nodes know the same entries, also those that are no files and those that the
-    configuration excludes."""
+    """All nodes know the same entries. These include entries that are not files, and entries that
+    the configuration excludes."""
     local = local_factory({"path": str(tree), "exclude": ["c/*"]}, NODES)
     local.start()
     wait_until_ready(local, range(NODES))
@@ -125,7 +126,8 @@ def test_another_tree_under_the_same_name_is_refused(
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # Only one directory keeps files, so that any file that the nodes compare is a different one.
+    # The nodes compare one file of the source. All files outside the directory `name` are removed,
+    # so that this file is different on the two nodes.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()

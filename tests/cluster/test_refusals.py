@@ -23,7 +23,7 @@ from monarch_py.plan.samplers import DistributedSampler
 
 
 def refusal(local: Local, *words: str | Path, status: int, count: int | None = None) -> str:
-    """Returns the only line that `start` prints. No daemon may be left."""
+    """Runs `start`, which must fail and leave no daemon. Returns the only line that it prints."""
     done = local.ranks("start", "-c", local.template, *words, count=count)
     assert done.returncode == status, done.stderr
     assert local.daemons() == []
@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # Without --long, test_launcher.py covers this case without ranks, and the cases above also
-        # test status 2.
+        # The next case runs only with --long. test_launcher.py always tests the same error, but
+        # without ranks.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -50,7 +50,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # Without --long, test_a_port_that_is_taken covers this case.
+        # The next case runs only with --long. test_a_port_that_is_taken is similar, and always
+        # runs.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,

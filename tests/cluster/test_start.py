@@ -154,7 +154,8 @@ def test_copies_of_an_earlier_session_are_found_again(
     local.start()
     for rank in range(2):
         wait_until(lambda rank=rank: present(rank))  # type: ignore[misc]
-        # Copies of files that were written just before their fill must be checked once more.
+        # The daemon checks a copy once more if the file was written just before it was copied. Wait
+        # for the end of these checks.
         wait_until(lambda rank=rank: not local.connection(rank).ask("status")["pending"])  # type: ignore[misc]
     assert local.ranks("stop", "-c", local.template).returncode == 0
     local.start()
@@ -180,7 +181,7 @@ def test_one_node_needs_no_mpi(
     done = local.monarch("start", "--alone", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 0, done.stderr
     assert not sprung.exists()
-    # With several ranks, the false mpi4py is imported. So the test would notice such an import.
+    # With several ranks, `start` imports the false mpi4py, which makes the file `sprung`.
     done = local.monarch("start", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 3
     assert done.stderr.startswith("monarch: 2 processes were started together, which needs mpi4py")

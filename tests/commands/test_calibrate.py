@@ -70,8 +70,8 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate for a number of threads is the sum over these threads. Here, each read of a file
-    takes 50 ms, whatever other threads do meanwhile."""
+    """The rate that `monarch calibrate` gives for 4 threads is the sum of their rates. Here, each
+    read of a file takes 50 ms, however many threads read at the same time."""
 
     def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)

@@ -37,7 +37,7 @@ def files(tmp_path: Path) -> Files:
 @pytest.fixture(scope="module", autouse=True)
 def old_files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     """Files for the last test. They are made before the first test, so that they are old when the
-    last one begins: copies of files that changed just now are recorded only later."""
+    last test begins. The daemon records copies of old files at once."""
     return Files(tmp_path_factory.mktemp("old") / "source").add_many(COUNT, 3000)
 
 
@@ -60,9 +60,9 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Opens the tiers and the staging area, as a daemon does at its start. Is killed before it has made
-# the control segment; if the second argument is 1, while it makes the directory of a tier's copies.
-# The first argument is the configuration.
+# Arguments: the configuration, and 0 or 1. Opens the tiers and the staging area, as a daemon does
+# at its start. Then, before there is a control segment, the program kills itself. With 1, it kills
+# itself earlier, while it makes the directory of a tier's copies.
 STARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -210,8 +210,8 @@ def test_a_daemon_in_a_container_is_stopped(
     session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
-    the daemon's lock is not valid here. If such a daemon is suspended, it cannot be killed from
-    here, so `sweep` reports it."""
+    the daemon's lock is not valid in the test's namespace. If this daemon is suspended, `sweep`
+    cannot end it, and reports this."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -284,7 +284,8 @@ def test_a_session_of_another_version_is_named(
     assert done.returncode == 1
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
-    # `monarch sweep --stop` ends the user's last job, so it empties shared memory in this case too.
+    # `monarch sweep --stop` is run at the end of a user's last job. So it removes even what another
+    # version has left in shared memory.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0

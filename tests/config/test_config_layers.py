@@ -52,7 +52,7 @@ def test_a_user_adds_the_datasets_path_alone(layered: Layered) -> None:
     config = layered.load("sources: [@/pfs]\n")
     assert [source.path for source in config.sources] == [layered.root / "pfs"]
     assert [tier.mount_point for tier in config.tiers] == [layered.root / "ssd"]
-    assert config.file == layered.site  # users who share the tiers share the session
+    assert config.file == layered.site  # who uses the site's tiers uses the site's session
     assert config.files == (layered.site, layered.file)
 
 
@@ -125,7 +125,7 @@ def test_a_user_who_cannot_write_the_sites_file_is_told_whom_to_ask(
 ) -> None:
     layered.below("hierarchy:\n- mount_point: @/none\n  max_storage_quota: 1MiB\n")
     ask = ", or ask your site's administrator"
-    assert ask not in layered.refusal("sources: [@/pfs]\n")  # root may write the site's file
+    assert ask not in layered.refusal("sources: [@/pfs]\n")  # this user may write the site's file
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path != layered.site)
     said = layered.refusal("sources: [@/pfs]\n")
     assert said.endswith(f"; create the directory or correct the path{ask}")

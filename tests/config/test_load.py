@@ -267,7 +267,7 @@ def test_the_name_of_the_file_becomes_absolute(site: Site, monkeypatch: pytest.M
     assert load_config("monarch.yaml").file == site.file
 
 
-# Settings that are compared with the file system
+# Tests of settings that load_config compares with the file system.
 
 
 def test_file_system_on_tmpfs_is_ram(site: Site, in_ram: Path) -> None:
@@ -362,7 +362,9 @@ def test_the_examples_of_the_documentation_work(
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
-    if "\nlimits:" in here:  # a site's configuration; all its paths are on one disk here
+    # Only a site's configuration has `limits`. In the test all its paths are on one disk, so let
+    # each path count as a disk.
+    if "\nlimits:" in here:
         monkeypatch.setattr(limits, "_device", hash)
         monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))
         monkeypatch.setenv("MONARCH_SOURCE", str(site.root / "pfs"))
@@ -382,7 +384,7 @@ def test_a_source_by_itself_is_a_list_of_one(site: Site) -> None:
 
 
 def test_the_daemon_does_not_pay_for_what_it_does_not_need() -> None:
-    # `decimal` is not in this set, because msgspec imports it.
+    # `decimal` is heavy too, but msgspec imports it in any case.
     heavy = {"pydantic", "numpy", "asyncio", "difflib", "ctypes", "subprocess"}
     code = f"import monarch_py.config.load, sys; print(*sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -402,7 +404,7 @@ def test_a_pack_and_its_index_have_to_be_there(site: Site) -> None:
     pack = site.root / "train.tar"
     site.check_refused(PACKED, 1, "sources[0].pack", "is not a file", "make it with `monarch pack")
     pack.touch()
-    site.check_refused(PACKED, 1, "sources[0].pack", "has no index beside it", "--index-only`")
+    site.check_refused(PACKED, 1, "sources[0].pack", "has no index: ", "--index-only`")
     pack.with_name("train.tar.monarch").touch()
     assert site.load(PACKED).sources == (site.source(pack=pack),)
 

@@ -89,7 +89,8 @@ def test_the_examples_can_be_used(
         (pfs / f"imagenet/train/{number}").write_bytes(bytes(1000))
     index_files(pfs / "imagenet").save(pfs / "train.npz")
     (pfs / "node.yaml").write_text("pfs: {1: 300MiB/s}\nrates: {network: 1GiB/s}\n")
-    state = bytearray(5056)  # the state of torch's generator; 1 of its 624 numbers is left
+    # A state of torch's random generator, of whose 624 numbers one is still unused.
+    state = bytearray(5056)
     state[8], state[24:5016:8] = 1, bytes([7]) * 624
     (pfs / "state").write_bytes(state)
     (pfs / "subset.txt").write_text("".join(f"{number}\n" for number in range(32)))

@@ -79,8 +79,8 @@ def test_any_size_survives_to_the_last_digit_written(n_bytes: int) -> None:
     written = format_size(n_bytes)
     again = parse_size(written)
     assert format_size(again) == written
-    # The error is at most half a tenth of the unit, which is at most 5.3 % (0.05 / 0.95) of the
-    # number.
+    # A size is written with one decimal, so the error is at most 0.05 units. The size is at least
+    # 0.95 units, so the error is at most 5.3 % (0.05 / 0.95) of the size.
     assert abs(again - n_bytes) <= 1 + n_bytes * 0.053
 
 

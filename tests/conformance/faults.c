@@ -60,7 +60,8 @@ static int spoilt(int flags) {
     return flags;
 }
 
-/* Returns the descriptor, or one of /dev/null if the fault is active and the file is missing. */
+/* Returns `fd`, the result of an open. If the fault is active and the file is missing, opens
+ * /dev/null instead. */
 static int found(int fd) {
     if (fd < 0 && errno == ENOENT && is("open finds a missing file"))
         return NEXT(open)("/dev/null", O_RDWR | O_CLOEXEC);

@@ -1,6 +1,6 @@
 """Two directories in which other projects' programs run: a source that a daemon serves and fills,
-and a directory outside every source. A program must have the same result under the library in the
-source as without the library in the other directory.
+and a directory outside every source. A program runs in the source under the library, and in the
+other directory without the library. Both runs must have the same result.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.
@@ -144,8 +144,8 @@ class Ground:
         return self.source if library else self.without
 
     def python(self, library: bool) -> list[str]:
-        """Returns the beginning of the command line that starts an interpreter. The method `env`
-        puts it under the library if `library` is true."""
+        """Returns the beginning of the command line that starts an interpreter. Whether the
+        interpreter runs under the library depends only on its environment (see `env`)."""
         return [sys.executable]
 
     def env(self, library: bool, root: Path, **more: str) -> dict[str, str]:
@@ -168,7 +168,8 @@ class Ground:
     ) -> Run:
         """Runs a program in the directory `work` of `root`: under the library if `library` is true.
         By default, `root` is the source for runs under the library, otherwise the other directory.
-        The environment gets `root` as ROOT, and `more`."""
+        The program finds the path of `root` in the environment variable ROOT. `more` holds further
+        environment variables."""
         root = root or self.root(library)
         return subprocess.run(
             [str(word) for word in argv],
@@ -202,7 +203,7 @@ def said(run: Run, root: Path) -> str:
 
 def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict[str, str]:
     """Describes every file and directory in the directory `below` of `root`: relative path -> kind,
-    mode, number of links, size and digest. The test process reads them, without the library.
+    mode, number of links, size and digest. The test process reads the files without the library.
 
     leave_out : suffixes of paths. Files with such a path contain inode numbers or times, so they
         are described without size and digest

@@ -70,7 +70,7 @@ class Operations(Tree):
             fd = os.dup2(slot.fd, 40 + self.random.randrange(3), inheritable=False)
         else:
             fd = fcntl.fcntl(slot.fd, getattr(fcntl, how), 3)
-        # dup2 may have replaced the descriptor of another slot.
+        # dup2 may have closed the descriptor of another slot and taken its number.
         for number in [n for n, other in self.slots.items() if other.fd == fd]:
             del self.slots[number]
         self.keep(slot._replace(fd=fd))
@@ -132,7 +132,7 @@ class Operations(Tree):
     def do_seek_data(self) -> Any:
         fd, whence = self.fd(), self.choose(os.SEEK_DATA, os.SEEK_HOLE)
         at, is_unwritten = self.at(fd), identity(os.fstat(fd)) in self.unwritten
-        # Whether blocks that were never written count as data depends on the pages in memory.
+        # In blocks that were never written, the result of lseek depends on the page cache.
         return "left out" if is_unwritten else os.lseek(fd, at, whence)
 
     def do_read_whole(self) -> Any:

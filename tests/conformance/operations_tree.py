@@ -64,7 +64,7 @@ def identity(st: os.stat_result) -> Identity:
 class Slot(NamedTuple):
     """An open descriptor.
 
-    clean : whether the descriptor may be one of a copy
+    clean : whether the descriptor may refer to a copy
     writes : whether the descriptor was opened for writing
     """
 
@@ -174,9 +174,9 @@ class Tree:
                 self.changing_file(identity(os.lstat(os.path.join(folder, name))))
 
     def changing_file(self, file: Identity, but: int = -1) -> None:
-        """Closes the file's mappings, and the descriptors that may be of its copy, except the
-        descriptor `but`. After a change of the file, such a descriptor would still show the old
-        version, and an access to a mapping beyond the file's new end would raise SIGBUS."""
+        """Closes the file's mappings, and the descriptors that may refer to its copy, except the
+        descriptor `but`. After a change of the file, a descriptor of the copy would still show the
+        old version. An access to a mapping beyond the file's new end would raise SIGBUS."""
         for number, slot in list(self.slots.items()):
             if slot.clean and slot.fd != but and identity(os.fstat(slot.fd)) == file:
                 os.close(self.slots.pop(number).fd)
@@ -207,7 +207,7 @@ class Tree:
         self.maps.clear()
         self.changed.clear()
 
-    # --- how answers are written ----------------------------------------------------------------
+    # --- notation of results --------------------------------------------------------------------
 
     def names_of(self, wanted: Identity | None) -> list[str]:
         """Returns all paths of the file `wanted` in the tree, or of all files if it is None.

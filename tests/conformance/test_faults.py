@@ -26,7 +26,7 @@ NO_FAULT = "none"
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None:
-        pytest.skip("gcc is missing, which compiles the faults")
+        pytest.skip("faults.c cannot be compiled: install gcc")
     built = tmp_path_factory.mktemp("faults") / "faults.so"
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
     subprocess.run(["gcc", *flags, "-o", str(built), str(SOURCE), "-ldl"], check=True)
@@ -35,8 +35,8 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    """A served directory with one tree of copied files for each fault, and one for the run without
-    a fault."""
+    """A source with one tree for each fault, and one tree for the run without a fault. All files of
+    the trees have copies."""
 
     def plant_all(root: Path) -> None:
         for name in [NO_FAULT, *(FAULTS if root.name == "library" else ())]:
@@ -64,8 +64,8 @@ def broken(ground: Ground, faults: Path, fault: str, expected: str) -> str:
         beside=expected,
         LD_PRELOAD=f"{faults}:{ground.session.preload}",
         FAULT=fault,
-        # The fault also affects the copies, which lie below the directory above the source:
-        # faults.c must recognize a descriptor of a copy by the copy's path.
+        # The parent directory of the source contains the copies too. So the fault also affects
+        # descriptors of copies.
         FAULT_BELOW=str(ground.source.parent),
     )
 

@@ -20,7 +20,8 @@ TESTS = Path(__file__).resolve().parents[1]
 LIMIT_S = 120.0
 SETTINGS: dict[str, dict[str, Any]] = {
     "absent": {"prefetch": "none"},
-    # With this bandwidth, the fills last for most of the operations, but end before a timeout.
+    # At this bandwidth, the daemon is still filling files during most of the operations, and
+    # finishes before the test's time limit.
     "filling": {"source_limits": {"bandwidth": "3MiB"}},
     "present": {},
     "staged": {},

@@ -1,5 +1,5 @@
-"""The operations of operations.py have the same results under the library as without it for an
-ordinary user, who may read, write, list or search only some of the files and directories."""
+"""An ordinary user performs the operations of operations.py. He may read, write, list or search
+only some of the files and directories. The results under the library are the same as without it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DIRECTORIES = {
     "work/d0/deep": (0, 0o711),
     "work/d1": (0, 0o1777),
 }
-# The owners and modes of the files, in turn.
+# The files get these owners and modes in turn.
 FILES = [(ALICE, 0o644), (0, 0o644), (0, 0o600), (0, 0o666), (ALICE, 0o200), (0, 0o444), (ALICE, 0)]
 
 # Prints what the user may do with each path of a tree. Nothing is changed.

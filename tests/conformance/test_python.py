@@ -47,14 +47,14 @@ LONG = """
     test_faulthandler test_tracemalloc test_unicode_file test_unicode_file_functions
     test_hashlib test_wave test_array test_memoryio test_univnewlines
 """
-# How many files the daemon fills during the tests, at 32 files per second. BALLAST files last for a
-# minute. Longer tests need BALLAST_A_SECOND files for each second of the run without the library:
-# these files last three times as long as that run, in case the machine is busier during the second
-# run.
+# The daemon must fill files during the whole run under the library. It fills 32 files per second,
+# so BALLAST files last for a minute. A longer run needs BALLAST_A_SECOND files for each second of
+# the run without the library. The fills then last three times as long as that run, because the run
+# under the library may be slower on a busy machine.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
-# Some installations lack the packages test_multiprocessing_*, which only select tests of the module
-# _test_multiprocessing. `plant` then writes these packages from LOAD and TAKE.
+# The packages test_multiprocessing_* only select tests of the module _test_multiprocessing. Some
+# installations lack these packages. `plant` then writes them, with the texts LOAD and TAKE.
 STARTS = ("fork", "spawn", "forkserver")
 TAKE = """\
 from test._test_multiprocessing import install_tests_in_module_dict

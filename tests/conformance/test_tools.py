@@ -14,8 +14,8 @@ from conformance.outcomes import difference, unlike
 from conformance.tools import TOOLS, Tool
 from support import draws
 
-# The tools of every run; the others run only with --long. sqlite locks files, `copies` copies
-# files, and numpy maps files.
+# The tools that every test run tries. All other tools run only with --long. sqlite locks files,
+# `copies` copies files, and numpy maps files.
 BESIDE_FILLS, WITH_COPIES = ("git",), ("sqlite", "copies", "numpy")
 
 

@@ -93,7 +93,8 @@ READERS = {
     "h5py": ("h5py", H5PY),
 }  # fmt: skip
 MODULES = ("numpy", "h5py")
-# The readers of every run: one for each way of accessing files. The others run only with --long.
+# The readers that every test run tries: one for each way of accessing files. All other readers run
+# only with --long.
 SHORT = ("git_log", "sqlite", "tar", "find", "cp", "text", "numpy", "h5py")
 
 

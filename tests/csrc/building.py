@@ -28,8 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 INCLUDES = ["-D_GNU_SOURCE", f"-I{CSRC}"]
 HERE = Path(__file__).resolve().parent
-# While an object is compiled, one byte of this file is locked. The offset of the byte stands for
-# the object.
+# While an object is being compiled, _no_other_compiles() holds a lock on one byte of this file.
 COMPILING = ROOT / "build" / "compiling.lock"
 
 

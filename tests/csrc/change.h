@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-extern const char *here;    /* the operation's directory in the source, as it was given */
+extern const char *here;    /* the operation's directory in the source, as given by argv */
 extern const char *outside; /* a directory outside the source, on the same file system */
 
 /* Return the path of a name: in() of a name in `here`, out() of a name in `outside`. The path is in

@@ -1,5 +1,6 @@
-/* Compares the fills that the engine orders in granted room with a plain model: the tier of each
- * fill, the room that is left, and the peers that the fill asks.
+/* Compares the engine with a plain model. Under a grant, the engine itself orders fills. The model
+ * predicts the tier of each fill, the room that is left in each tier, and the peers that the fill
+ * asks.
  *
  *   grants_model SEED TRIALS */
 #include <stdlib.h>
@@ -12,8 +13,8 @@
 #define FILES 30
 #define TIERS 3
 #define PEERS 3
-#define BLOCK 1000 /* bytes that a tier counts at a time */
-#define NODE 100   /* bytes that a tier counts for each file itself */
+#define BLOCK 1000 /* a tier counts a file's content in blocks of this size [bytes] */
+#define NODE 100   /* bytes that a tier counts for each file besides its blocks */
 
 static uint64_t seed;
 static struct pool *pool;
@@ -21,8 +22,11 @@ static struct monarch_catalog *catalog;
 
 static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
-/* Returns the tier of a file and takes its room: the first tier of its sort that has enough. -1:
- * none has, or one before it may have more room than was granted. */
+/* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
+ * tier. A staged file goes into a staging tier, any other file into another tier. The first such
+ * tier with enough room is chosen. Returns -1 if there is none. If a tier's granted room is too
+ * small, but the tier has room that was not granted (is_part), also returns -1: the engine must not
+ * pass over this tier. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];
@@ -67,11 +71,11 @@ static void make(void) {
                                            .is_part = draw(4) == 0,
                                            .is_staging = draw(3) == 0};
     if (draw(4) == 0)
-        return; /* a node that is alone */
+        return; /* a node without peers has no homes */
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);
-    /* The entries from g->homes on must not be used. */
+    /* The engine must not read the homes from index g->homes on. */
     for (uint64_t id = 0; id < FILES; id++) {
         struct monarch_home *h = &g->home[id];
         h->storage = (uint16_t)(draw(8) ? 1 + draw(2) : MONARCH_NOT_TOLD);
@@ -82,9 +86,10 @@ static void make(void) {
     }
 }
 
-/* Checks the peers that the fill asks. Of two holders, the one for which fewer orders wait is asked
- * first; if as many wait for each, half of the files go to each. The peer that once gave the whole
- * file is marked. An empty file is never asked of a peer. */
+/* Checks the peers that the fill asks. If two peers hold the file, the fill first asks the peer for
+ * which fewer orders wait. If the numbers of orders are equal, files with an odd number ask the
+ * second peer first. job->has_it must name the peer that once gave the whole file. The fill of an
+ * empty file asks no peer. */
 static void check_peers(uint64_t id, const struct job *job) {
     const struct grant *g = &pool->grant;
     int first = -1, second = -1;
@@ -142,7 +147,8 @@ static uint64_t try(void) {
     return placed;
 }
 
-/* Without a grant, and with a full list of fills that Python has not taken, nothing is ordered. */
+/* The engine orders nothing if it has no grant. It also orders nothing if the list of ordered fills
+ * is full, because Python has not taken the list. */
 static void try_limits(void) {
     for (int is_full = 0; is_full < 2; is_full++) {
         make();

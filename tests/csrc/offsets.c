@@ -28,7 +28,7 @@
 
 #define SLOTS 8
 #define OPS 64
-#define PARTS 1100 /* beyond IOV_MAX */
+#define PARTS 1100 /* more than IOV_MAX */
 #define ROOM (3UL << 30)
 
 /* The buffer of all reads. It is mapped with MAP_NORESERVE, because a read may request more bytes

@@ -64,8 +64,9 @@ class Place:
             for i in range(100):
                 (self.here / f"cold{i}").write_text(f"cold {i}\n")
         if NEEDS_ROOT.search(self.case):
-            # `root` becomes the root directory of a process. The first of these trees gets the path
-            # of `here` below it. The directory of the second tree is mounted over the source.
+            # A process of the case calls chroot on outside/root, and then finds the first tree at
+            # the path of `here`. The case mounts outside/other over the source, and a process then
+            # finds the second tree at the path of `here`.
             plant(self.outside / "root" / str(self.here)[1:], "other root ")
             plant(self.outside / "other" / self.case, "other mount ")
 
@@ -94,8 +95,8 @@ def finish(process: subprocess.Popen[str], said: str = "", line: str | None = No
 
 
 def differences(expected: str, seen: str) -> list[str]:
-    """Returns the lines that differ: each line as it is without the library, and as it is with the
-    library."""
+    """Returns the pairs of lines that differ, as text: the line without the library, and the line
+    with the library."""
     pairs = zip_longest(expected.splitlines(), seen.splitlines(), fillvalue="(nothing)")
     return [f"{one} -> {other}" for one, other in pairs if one != other]
 

@@ -93,7 +93,7 @@ CALL(fopen64, stream(fopen64(path, "rbe")))
 static long closed(FILE *f) { return f ? fclose(f) : -1; }
 CALL(fclose, closed(fopen(path, "r")))
 CALL(freopen, stream(freopen(path, "r", fopen("/dev/null", "r"))))
-/* Crashed programs make such calls in their signal handlers, which may run on small stacks. */
+/* Crashed programs read /proc in their signal handlers, which may run on small stacks. */
 CALL(open_proc, open("/proc/self/maps", O_RDONLY))
 CALL(fopen_proc, stream(fopen("/proc/self/maps", "r")))
 CALL(stat_proc, stat("/proc/self/maps", &st))

@@ -44,8 +44,8 @@ static void op_errno(void) {
 /* --- descriptors -------------------------------------------------------------------------------
  */
 
-/* The open descriptors have gaps, so that a call that does not take the lowest free number is
- * noticed. The trial itself takes one or two numbers before the call. */
+/* The numbers of the open descriptors have gaps. So the output shows whether a call takes the
+ * lowest free number. The trial itself opens one or two descriptors before the call. */
 static void op_descriptors(void) {
     for (int fd = 3; fd < 14; fd++)
         CHECK(reading("f") == fd);
@@ -60,8 +60,8 @@ static void op_descriptors(void) {
         }
 }
 
-/* Opens files that the catalog does not list. The catalog has to grow once the daemon adds them.
- * Meanwhile, each open must return the lowest free descriptor. */
+/* Opens files that the catalog does not list. The daemon adds these files to the catalog, which has
+ * to grow. Meanwhile, each open must return the lowest free descriptor. */
 static void op_lowest_while_it_grows(void) {
     uint64_t before = open_descriptors();
     for (int round = 0; round < 6; round++)
@@ -74,8 +74,8 @@ static void op_lowest_while_it_grows(void) {
             CHECK(close(fd) == 0 && stat(in(name), &st) == 0 && st.st_size == i);
             CHECK(open_descriptors() == before);
             if (i % 60 == 0)
-                /* Gives the daemon time to add files: only 64 slots hold the paths of files that
-                 * the catalog does not list. */
+                /* Gives the daemon time to add files. The library sends it the paths of unlisted
+                 * files through only 64 slots. */
                 usleep(5000);
         }
     tell_rest("f", reading("f"));

@@ -59,7 +59,7 @@ static void interrupted(const char *path, const char *odd) {
 static void op_siglongjmp(void) {
     struct sigaction action = {.sa_handler = jump};
     const char *path = in("f"), *odd = in("d/..//m");
-    alarm(0); /* alarm and ITIMER_REAL share one timer */
+    alarm(0); /* this ends the alarm of main(), because ITIMER_REAL is the same timer */
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     sigsetjmp(start, 1);
     /* Descriptors that were open when the handler jumped away stay open, with and without the
@@ -176,7 +176,8 @@ static void op_no_descriptors(void) {
     SAY(fstat(last, &st));
     SAY(fchmod(last, 0644));
     SAY(close(last));
-    /* One descriptor is free. freopen needs it until it has closed the stream's old descriptor. */
+    /* One descriptor is free. freopen opens the file on this descriptor before it closes the
+     * stream's old descriptor. */
     SAY(freopen(in("f"), "r", kept) != NULL);
     tell_file("reopened", fileno(kept), "f");
     tell_rest("reopened", fileno(kept));

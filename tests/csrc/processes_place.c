@@ -1,5 +1,6 @@
-/* Cases of three kinds: the same path leads a process to another file; a process runs as another
- * user; a process reads through the library, and its state must stay the same. */
+/* Three kinds of cases: the root or a mount of a process changes, so that a path leads to another
+ * file; a process runs as another user; a process reads through the library, and the library must
+ * not change the process's state. */
 #include "processes.h"
 
 #include <dirent.h>

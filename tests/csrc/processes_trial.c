@@ -72,8 +72,8 @@ static void clean_up(const struct trial *trial) {
         syscall(SYS_renameat, AT_FDCWD, in("moved"), AT_FDCWD, in("m"));
 }
 
-/* Makes the call. If its stack use is measured, fills the stack below this frame with a pattern
- * before the call, and then searches for the lowest byte that the call has overwritten. */
+/* Makes the call. To measure the call's stack use, first fills the stack below this frame with a
+ * pattern. After the call, searches for the lowest byte that the call has overwritten. */
 __attribute__((noinline)) static void measured_call(struct trial *trial, int dir,
                                                     const char *path) {
     enum { OWN = 256, PAINT = 0xa5 };
@@ -101,7 +101,8 @@ void try_call(struct trial *trial) {
     prepare(call);
     set_other(dir, spelled(trial->form, "moved"));
     const char *path = spelled(trial->form, name);
-    CHECK(chdir(here) == 0); /* the library did not see the earlier chdir, a direct system call */
+    /* The earlier chdir was a direct system call, which the library did not see. */
+    CHECK(chdir(here) == 0);
     measured_call(trial, dir, path);
     trial->opened = open_descriptors();
     clean_up(trial);

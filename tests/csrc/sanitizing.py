@@ -41,9 +41,9 @@ REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitize
 # A program that hangs is killed after this time [s]. Then its test fails well before the test's own
 # time limit.
 RUN_LIMIT_S = 150
-# The flags for all files of csrc: the programs of a sanitizer share these object files. -O0: with
-# the code that a sanitizer adds, optimization would take longer than the time that it saves in the
-# programs.
+# The flags for all files of csrc. All programs of a sanitizer share the object files. -O0: a
+# sanitizer adds so much code that optimization would take more time than it saves when the programs
+# run.
 CSRC_FLAGS = [
     "-O0",
     "-g1",

@@ -21,8 +21,9 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg);
 
-/* Once all permitted threads were started, fails as libc does when clone fails: sets *thread all
- * the same. During the pause, the threads that were started begin to wait for work. */
+/* Starts a thread in the first `left` calls, and then fails. It fails like libc after a failed
+ * clone: it sets *thread nevertheless. During the pause, the threads that were started begin to
+ * wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

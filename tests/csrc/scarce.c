@@ -4,9 +4,9 @@
  *
  * Makes and removes the part again and again. The first time, the first call for a resource fails;
  * the second time, the second call fails; and so on, until no call fails any more. Prints how many
- * calls have failed. The exit status is 0 if the part has never left memory or a descriptor behind,
- * and if it was never made although its maker got no memory. A thread of the part may get no
- * memory: then the other threads do the work. */
+ * calls have failed. The exit status is not 0 if the part has ever left memory or a descriptor
+ * behind. It is also not 0 if the part was made although the thread that makes it was refused
+ * memory. If another thread of the part is refused memory, the remaining threads do the work. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,7 +31,7 @@
 static long left, failed, live;
 static long failed_memory; /* how often the thread that makes the part has got no memory */
 static __thread int is_maker;
-static long turn; /* which call fails */
+static long turn; /* number of the call that fails, from 0 on */
 
 /* Returns whether the present call fails. */
 static int fails(int error) {
@@ -82,7 +82,7 @@ static int descriptors(void) {
 }
 
 static void wrong(const char *what) {
-    fprintf(stderr, "%s, call %ld failing\n", what, turn);
+    fprintf(stderr, "%s, while call %ld fails\n", what, turn);
     exit(1);
 }
 
@@ -126,12 +126,12 @@ static int link_to_peer(const char *directory) {
     struct monarch_peer_keys keys = {{0}, {0}};
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0)
-        wrong("no pair of sockets");
+        wrong("socketpair has failed");
     struct monarch_peer_link *l = monarch_peer_link_new(ends[0], &keys, key, 100, 100);
     if (l)
         monarch_peer_link_close(l);
     else
-        close(ends[0]); /* it stays the caller's */
+        close(ends[0]); /* no link was made, so the caller closes this end */
     close(ends[1]);
     return l != NULL;
 }
@@ -172,7 +172,7 @@ static int simulator(const char *directory) {
 static int scan(const char *directory) {
     uint32_t doorbell = 0;
     uint64_t entries = 0;
-    static uint64_t whole; /* the number of entries; the first scan lacks nothing */
+    static uint64_t whole; /* number of entries found by the first scan, in which no call fails */
     int error = 0, root = open(directory, O_RDONLY | O_DIRECTORY);
     struct monarch_scan *s = monarch_scan_start(root, 0, 1, 0, &doorbell);
     if (s && !scan_to_end(s, &entries))
@@ -180,7 +180,7 @@ static int scan(const char *directory) {
     whole = whole ? whole : entries;
     uint64_t errors = s ? monarch_scan_errors(s, &error) : 1;
     if (!errors && entries != whole)
-        wrong("the scan has not found all, and says nothing");
+        wrong("the scan has missed entries without an error");
     if (s && monarch_scan_stop(s, 60000) != 0)
         wrong("the scan does not stop");
     close(root);
@@ -203,8 +203,9 @@ int main(int argc, char **argv) {
         part++;
     if (part == sizeof parts / sizeof *parts || !clients || !fills || !monarch_mac_is_there())
         return 2;
-    if (!parts[part].make(argv[2])) /* also loads what stays loaded */
-        wrong("it is not made");
+    /* No call fails in this first round. It loads the libraries that stay loaded afterwards. */
+    if (!parts[part].make(argv[2]))
+        wrong("the part was not made");
     for (int has_failed = 1; has_failed; turn++) {
         long before = failed, memory_before = failed_memory, live_before = live;
         int open_before = descriptors();
@@ -213,13 +214,13 @@ int main(int argc, char **argv) {
         left = -1;
         has_failed = failed > before;
         if (live != live_before)
-            wrong("memory is left");
+            wrong("the part has left memory behind");
         if (descriptors() != open_before)
-            wrong("a descriptor is left");
+            wrong("the part has left a descriptor behind");
         if (is_made && failed_memory > memory_before && parts[part].make != scan)
-            wrong("it is made without a part of its memory");
+            wrong("the part was made although it got no memory");
         if (!is_made && !has_failed)
-            wrong("it is not made");
+            wrong("the part was not made");
     }
     printf("%ld\n", failed);
     return 0;

@@ -1,6 +1,6 @@
-/* Compares the scheduler of the copying threads with a plain model, step by step, without threads:
- * this program plays all of them. The model has no queues, hash tables or counters. It looks at all
- * orders, fills, demands and threads each time.
+/* Compares the scheduler of the copying threads with a plain model, step by step. There is only one
+ * real thread, which makes the steps of all copying threads. The model has no queues, hash tables
+ * or counters. It looks at all orders, fills, demands and threads each time.
  *
  *   schedule_model SEED TRIALS */
 #include <stdlib.h>
@@ -20,7 +20,8 @@
 #define WORKERS (OF_SOURCE + OF_PEERS)
 #define JOBS 40
 #define STEPS 500
-/* How many fills can run at once: at most these from the source, fewer from peers. */
+/* Number of fills that can run at once. Fills from peers leave MONARCH_SLOTS_OF_SOURCE of the slots
+ * to fills from the source. */
 #define FREE_SLOTS (MONARCH_SLOTS_OF_SOURCE + 3)
 #define FIRST_SLOT 2 /* the demands are in the slots [FIRST_SLOT, FIRST_SLOT + READERS) */
 #define READERS 6
@@ -38,14 +39,14 @@ struct known {
     uint64_t done, block;
 };
 struct held {
-    struct known *known; /* what the thread works at; NULL: nothing */
+    struct known *known; /* the order on which the thread works; NULL: none */
     struct work work;
     int is_unasked;
 };
 
 static uint64_t seed, clock_of_model;
 static int has_ranks;
-static int expected_in_use; /* whether the expected block or order is of a file in use */
+static int expected_in_use; /* 1: the expected block or order must belong to a file in use */
 static unsigned next_reader;
 static struct pool *pool;
 static struct known knowns[JOBS];
@@ -76,13 +77,14 @@ static int count_unasked(enum monarch_origin origin, int peer) {
     return n;
 }
 
-/* A peer may have twice as many threads as are free. */
+/* Returns whether one more thread may ask the order's peer. The threads that ask this peer must be
+ * fewer than twice the free threads. */
 static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* at: the peer that the thread asks now; it may stay there. For a reader, the peers' shares do not
- * count while more than four threads are free. */
+/* Like may_ask, for work that a reader waits for. The limit does not apply while more than four
+ * threads are free, nor to the peer `at`, which the thread asks already. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -91,8 +93,8 @@ static int is_within_width(enum monarch_origin origin) {
     return count_unasked(origin, -1) < (int)pool->width[origin];
 }
 
-/* The peers share the width by the same rule. The thread that looks is among those that are left,
- * but not among the free ones. */
+/* Like may_ask, for work that no reader waits for. By the same rule, the peers also share the
+ * width, which is the number of threads that may do such work at a time. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&
@@ -187,7 +189,8 @@ static int is_in(const struct known *k, enum what queue, enum monarch_origin ori
            (queue != ORDER || k->in_use == in_use);
 }
 
-/* Returns the oldest order of a queue; if `peer` is not negative, of those that ask this peer. */
+/* Returns the oldest order of a queue. If `peer` is not negative, returns the oldest of the orders
+ * that ask this peer. */
 static struct known *find_oldest(enum what queue, enum monarch_origin origin, int in_use,
                                  int peer) {
     struct known *found = NULL;
@@ -199,8 +202,8 @@ static struct known *find_oldest(enum what queue, enum monarch_origin origin, in
     return found;
 }
 
-/* Returns whether this order is one that may begin now: the oldest from the source, or the oldest
- * of those that ask one peer. */
+/* Returns whether the order may begin now. It must be the oldest of the orders from the source, or
+ * the oldest of the orders that ask its peer. */
 static int may_begin(const struct known *k, int in_use) {
     if (!k || (k->job->result.kind == MONARCH_FILL && !has_slot(k)))
         return 0;
@@ -248,7 +251,7 @@ static struct known *known_of(const struct work *w) {
     for (int i = 0; i < JOBS; i++)
         if (knowns[i].job == job)
             return &knowns[i];
-    die("work at an order that nobody made");
+    die("the work belongs to an unknown order");
 }
 
 static uint64_t next_unit(const struct known *k) {
@@ -258,8 +261,8 @@ static uint64_t next_unit(const struct known *k) {
     return unit;
 }
 
-/* Checks that the work is of the kind that the model expects, and is the right piece of it. The
- * unit of `unit_ahead` is the model's for a unit ahead. */
+/* Checks that the scheduler has found the work that the model expects. what: the kind of the work.
+ * unit_ahead: the expected unit, if the work is a unit ahead of a reader. */
 static void check_work(int w, enum what what, int reader, const struct known *ahead,
                        uint64_t unit_ahead, const struct work *got) {
     struct known *k = known_of(got);
@@ -305,7 +308,7 @@ static void arrive(void) {
     k->job->slot = k->job->handed = -1;
     k->job->result.id = id;
     k->job->result.kind = (uint32_t)kinds[draw(sizeof kinds / sizeof *kinds)];
-    /* Half of the orders that ask a peer ask the same one. */
+    /* More than half of the orders that ask a peer ask peer 0. */
     int is_from_peer = k->job->result.kind == MONARCH_FILL && draw(2);
     k->job->peer[0] = !is_from_peer ? -1 : draw(2) ? 0 : (int)draw(PEERS);
     struct queue *to = k->in_use ? pool->in_use : pool->normal;
@@ -395,8 +398,8 @@ static int leaves_nobody(int w) {
     return w < OF_SOURCE;
 }
 
-/* A thread that has found no work has seen each reader of its origin. No reader is left whose unit
- * is done, or is no unit of the file. */
+/* A thread that finds no work has looked at all demands of its origin. It has answered each demand
+ * whose unit is already filled or does not exist. Checks that no such demand is left. */
 static void check_answers(enum monarch_origin origin) {
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t demand = pool->shared.clients->demand[i], unit = monarch_demand_unit(demand);
@@ -406,12 +409,12 @@ static void check_answers(enum monarch_origin origin) {
     }
 }
 
-/* The thread ends what it works at, and looks for other work. */
+/* The thread ends its work, and looks for other work. */
 static void look(int w) {
     struct worker *me = &pool->worker[w];
     struct work got = {0};
     uint32_t roles = monarch_roles_of(me);
-    /* Every second thread for the sources reads ahead, and the first one does not. */
+    /* Of the threads for the sources, only those with odd numbers read ahead. */
     CHECK(roles == (w < OF_SOURCE && w % 2 ? MONARCH_DOES_ALL | MONARCH_READS_AHEAD
                                            : (uint32_t)MONARCH_DOES_ALL));
     int was_idle = !held[w].known, interrupts = !was_idle && draw(3) == 0;
@@ -419,7 +422,8 @@ static void look(int w) {
         roles = MONARCH_DOES_DEMANDS;
     else if (!was_idle)
         end_work(held[w].known, &held[w].work);
-    /* The scheduler must not be told by the model which fills were asked for. */
+    /* The model sets asked_ns of fills that a reader demands. This is undone below, because the
+     * scheduler must find these fills itself. */
     int was_asked[JOBS], at = interrupts ? peer_of(held[w].known) : -1;
     if (!interrupts)
         held[w] = (struct held){0};
@@ -435,10 +439,10 @@ static void look(int w) {
             knowns[i].fill->asked_ns = 0;
     int found = monarch_find_work(pool, me, roles, &got);
     if (found != (what != NOTHING))
-        die("thread %d: found %d, the model says %d", w, found, what);
+        die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
-    /* Otherwise this thread would have slept on. A thread that is woken for other work, and finds
-     * none, wakes others for PAGE_INs. */
+    /* The scheduler must have listed a role of this thread as needed. Otherwise, nobody would have
+     * woken the thread. For a PAGE_IN, it must have listed a role that this very thread has. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {
@@ -516,7 +520,7 @@ static void make_pool(void) {
     CHECK(pool);
     pool->shared.clients = calloc(1, sizeof *pool->shared.clients);
     pool->shared.fills = calloc(1, sizeof *pool->shared.fills);
-    pool->shared.writer = (struct monarch_writer *)pool; /* only tells that there is one */
+    pool->shared.writer = (struct monarch_writer *)pool; /* not NULL; never dereferenced */
     CHECK(pool->shared.clients && pool->shared.fills);
     pthread_mutex_init(&pool->lock, NULL);
     pool->most_threads = pool->threads = OF_SOURCE;

@@ -163,7 +163,8 @@ class Stage:
             for tree in (backing, backing / "plain"):
                 plant(tree / "source" / name, tree / "outside" / name)
         self._slow: SlowSource | None = None
-        self.root = backing  # on the same file system as the tier
+        # Unless the source is slow, it is on the same file system as the tier.
+        self.root = backing
         if state == "filling":
             self.root = top / "mount"
             self.root.mkdir()
@@ -242,7 +243,7 @@ class Stage:
                 data, st = path.read_bytes(), path.stat()
                 names = os.listxattr(path)
             except FileNotFoundError:
-                continue  # dropped meanwhile
+                continue  # the daemon has just dropped this copy
             found[path.name] = (hashlib.sha256(data).hexdigest(), st.st_mode, st.st_nlink, names)
         return found
 

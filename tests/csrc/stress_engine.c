@@ -24,7 +24,7 @@
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
 #define MOVING 8    /* files that change while they are copied */
-#define NO_SOURCE 1 /* number of a source, and of a tier, that has no directory */
+#define NO_SOURCE 1 /* number of the source that has no directory; NO_TIER is such a tier */
 #define NO_TIER 1
 #define CATALOGS 256
 
@@ -110,8 +110,8 @@ static void scan(int threads, uint64_t ops_per_s, int batches) {
     monarch_scan_stop(s, 60000);
 }
 
-/* Stops a scan while its threads wait. They wait because nobody takes the batches: there are 12
- * batches of 4,096 names, which are more than the scan queues. */
+/* Stops a scan while its threads wait. The threads wait because the queue of batches is full: the
+ * scan makes 12 batches of 4,096 names, and nobody takes them. */
 static void stop_a_waiting_scan(void) {
     char path[PATH_BYTES], file[PATH_BYTES];
     CHECK(snprintf(path, sizeof path, "%s.many", root_path) < PATH_BYTES);
@@ -243,8 +243,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether this is an entry whose word is set to a copy number other than that of its order.
- * One entry in 16 is such an entry. */
+/* In one entry in 16, the test writes another copy number than in the entry's order, so that the
+ * engine must not publish the copy. Returns whether this is such an entry. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -288,8 +288,7 @@ static void take(const struct monarch_result *r, int expected) {
     }
 }
 
-/* Takes results until no order is without a result. expected: the status of each result; -1: any.
- */
+/* Takes results until each order has its result. expected: the status of each result; -1: any. */
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
@@ -466,7 +465,7 @@ static int send_file(uint64_t id, uint64_t of) {
     int fd = e->source == NO_SOURCE ? -1 : openat(root, monarch_pool(c, e->path), O_RDONLY);
     if (fd < 0)
         return 0;
-    if (id == of && id % 4 == 0) { /* with its path, as if not in the catalog */
+    if (id == of && id % 4 == 0) { /* gives the path, as for a file that is not in the catalog */
         what.id = monarch_unmet(e->ino);
         what.path_len = e->path_len;
         memcpy(what.path, monarch_pool(c, e->path), e->path_len + 1u);
@@ -517,7 +516,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results, so that no result is about a copy dropped next */
+        finish(-1); /* takes all results, so none of them concerns a copy dropped below */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);
@@ -687,7 +686,9 @@ static void prepare(void) {
     }
     root = open(root_path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(root >= 0 && copies >= 0 && fstat(root, &st) == 0);
-    control.owner = geteuid(); /* only files of this user may be read from the pack */
+    /* The engine reads a file from the pack only if the file's mode lets the owner of the session
+     * read it. All files here belong to this user. */
+    control.owner = geteuid();
     control.sources = 2;
     control.source[0].dev = st.st_dev;
     control.source[0].path_len = (uint32_t)strlen(root_path);

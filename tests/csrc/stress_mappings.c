@@ -166,7 +166,7 @@ static int is_all_of_files(const struct region *r, uint64_t first, uint64_t n) {
 static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     if (!is_all_of_files(r, first, n) || mprotect(at, n * PAGE, PROT_READ | PROT_WRITE) != 0)
-        return; /* a shared mapping of a file that is open for reading only */
+        return; /* mprotect refuses: the mapping is shared, and its file is open for reading only */
     for (uint64_t i = first; i < first + n; i++) {
         uint64_t w = below(seed, FILE_BYTES % PAGE / 8);
         ((uint64_t *)(r->base + i * PAGE))[w] = 0;
@@ -308,7 +308,8 @@ static void child_of(struct region *r, uint64_t *seed) {
         }
         _exit(0);
     }
-    /* Meanwhile, the parent goes on reading its own memory. Then it waits for the child. */
+    /* While the child runs, the parent goes on reading its own memory. Then the parent waits for
+     * the child. */
     for (int i = 0; i < 5; i++) {
         check_region(r, seed, 0);
         usleep((useconds_t)below(seed, 4000));

@@ -104,9 +104,10 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* Unmaps the whole last page. ThreadSanitizer would remember accesses to a part that is left
-     * out. If the library later mapped other memory there, by a call that ThreadSanitizer does not
-     * see, ThreadSanitizer would mistake the old accesses for accesses to the new memory. */
+    /* The length includes the whole last page, because ThreadSanitizer forgets earlier accesses
+     * only within the length. The library may later map other memory there, by a call that
+     * ThreadSanitizer does not see. ThreadSanitizer would mistake remembered accesses for accesses
+     * to this new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
@@ -388,8 +389,8 @@ static int once(int fd, unsigned k) {
     uint64_t rng = k;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     /* Checks only the bytes of FD, and not its attributes. FD may be a descriptor of a copy that
-     * was made by a daemon unknown to this process. Then the library cannot find out which file the
-     * copy is of. */
+     * was made by a daemon unknown to this process. Then the library cannot find out to which file
+     * the copy belongs. */
     CHECK(lseek(fd, 0, SEEK_SET) == 0);
     read_on(fd, k, 0, &rng);
     for (int i = 0; i < 30; i++) {

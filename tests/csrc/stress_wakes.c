@@ -22,10 +22,10 @@
 #define FILES 320
 #define BLOCK (64 * 1024)
 #define THREADS 5
-#define PEERS 4 /* also the number of threads for peers; one peer gets at most SHARE of them */
-#define SHARE 3
-/* Time limit of an order [ms]. It is longer than START_NS (peer.c): for so long, a fill that no
- * reader waits for may wait for a peer that is still starting. */
+#define PEERS 4 /* number of peers, and number of threads for peers */
+#define SHARE 3 /* at most so many threads may ask one peer */
+/* Time limit of an order [ms]. It is longer than START_NS (peer.c), which is the longest time that
+ * a fill waits for a peer that is still starting. */
 #define LIMIT_MS 30000
 #define RANKS 4 /* number of ranks that readers have; rank 0 stands for no rank */
 
@@ -239,7 +239,8 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
                                 asked[0]) == (int)count);
 }
 
-/* Lets all threads ask peers, and closes the gate, which holds up the threads that ask. */
+/* Sets the largest widths, so that all threads for peers may work. Then closes the gate: each
+ * thread that asks a peer waits there until the gate is opened. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);
@@ -262,7 +263,7 @@ static void await(int first, int peers, int threads) {
         if (there == threads)
             break;
         if (pthread_cond_timedwait(&comes, &gate, &limit) != 0)
-            die("of %d threads %d were woken", threads, there);
+            die("only %d of %d threads were woken", there, threads);
     }
     pthread_mutex_unlock(&gate);
 }
@@ -376,7 +377,8 @@ int main(int argc, char **argv) {
     order_at_once(100, 2 * PEERS, 0, 0);
     await(0, 1, SHARE);
     let_go();
-    monarch_engine_stop(engine, 60000); /* orders still wait for a thread for their peer */
+    /* Some orders have not begun, because their peer already has its share of the threads. */
+    monarch_engine_stop(engine, 60000);
     for (unsigned i = 0; i < PEERS; i++)
         monarch_peer_free(peers[i]);
     start(1, 0);

@@ -50,7 +50,7 @@ READ = draws.sized(
     "mmap_shared fadvise sendfile copy_file_range splice stat xstat fstatat statx fork_inherit "
     "listings close_range threads",
 )
-OPENS = draws.sized(200, 500)  # the lower limit for the opens that the programs make
+OPENS = draws.sized(200, 500)  # the programs must make more opens than this
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,9 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
     """Every reader is served again within a bounded number of rounds.
 
     The bound follows from three facts. Between two turns of a rank, another rank gets at most
-    `ratio of the two shares` + 1 turns. The readers of a rank are served one after the other. When
-    the search passes all slots once, it serves each reader without a rank once; the other turns go
-    to ranks.
+    `ratio of the two shares` + 1 turns. The readers of a rank are served one after the other. In
+    one pass over all slots, the search serves each reader without a rank once. All other turns of
+    the pass go to ranks.
     """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)
@@ -104,8 +104,9 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
 def test_ranks_are_served_in_proportion(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """Two ranks wait all the time. If a turn counts as 1 / share of its rank, neither rank is ever
-    ahead of the other by more than one turn of each rank (Goyal et al., 1996, theorem 1)."""
+    """Readers of two ranks with the shares a and b wait all the time. The ranks have had n and m
+    turns so far. Then n / a and m / b never differ by more than 1 / a + 1 / b (Goyal et al., 1996,
+    theorem 1)."""
     shares, ranks, _, _ = case
     served = serve(*case, rounds=600)
     done: Counter[int] = Counter()
@@ -123,8 +124,8 @@ def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
     shares, ranks, places, since = case
-    # All readers wait from the first round on. If some readers came later, the searches with and
-    # without ranks could be at different slots by then.
+    # All readers wait from the first round on. If a reader came later, the search with ranks and
+    # the search without ranks could be at different slots when it comes.
     with_ranks = serve(shares, ranks, places, [0] * len(since), rounds=300)
     without = serve({}, ranks, places, [0] * len(since), rounds=300)
     for here, there in zip(with_ranks, without, strict=True):

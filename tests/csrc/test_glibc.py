@@ -32,7 +32,8 @@ NO_FILES = re.compile(
     "|process_vm_writev|catopen|_IO_proc_open)$"
 )
 REASONS = {
-    "the descriptor was opened for writing, which has been recorded": "_IO_do_write _IO_file_write"
+    "its descriptor was opened by an interposed call, which recorded the change": "_IO_do_write"
+    " _IO_file_write"
     " _IO_fwrite _IO_wdo_write __pwrite64 __write aio_write aio_write64 fallocate fallocate64"
     " ftruncate ftruncate64 fwrite fwrite_unlocked posix_fallocate posix_fallocate64 pwrite"
     " pwrite64 pwritev pwritev2 pwritev64 pwritev64v2 write writev",

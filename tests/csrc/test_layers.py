@@ -47,7 +47,8 @@ def folder(name: str) -> str:
 
 
 def included(path: Path) -> set[str]:
-    """Returns the files of csrc that the file includes. Includes name files relative to csrc."""
+    """Returns the files of csrc that the file includes. The paths in #include lines are relative to
+    csrc."""
     names = set(re.findall(r'^#include "([^"]+)"', path.read_text(), re.M))
     assert all((CSRC / name).exists() for name in names), f"{path} includes what is not in csrc"
     return names
@@ -123,7 +124,7 @@ def test_no_circle_of_symbols(uses: Graph) -> None:
 
 def test_folders_point_downwards(includes: Graph, uses: Graph) -> None:
     level = {name: number for number, line in enumerate(LAYERS) for name in line}
-    assert {folder(name) for name in includes} == set(level), "each folder has its line"
+    assert {folder(name) for name in includes} == set(level), "a folder of csrc has no line"
     upwards = [
         f"{one} uses {other}"
         for graph in (includes, uses)

@@ -1,5 +1,5 @@
-"""Tests the preload library as a file: what it needs, what it exports, and that it prints nothing
-in programs that read no dataset."""
+"""Tests the file of the preload library: its dependencies and its exported functions. In a program
+that reads no dataset, the library must print nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_it_needs_no_symbol_newer_than_glibc_2_17() -> None:
 
 
 def twins() -> dict[str, str]:
-    """Returns the second name of a function -> the function, from the lines TWIN(...) in
-    preload/calls."""
+    """Reads the lines TWIN(...) in preload/calls. Returns second name of a function -> first
+    name."""
     files = sorted((CSRC / "preload/calls").glob("*.c"))
     return dict(
         twin

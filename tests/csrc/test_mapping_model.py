@@ -47,10 +47,10 @@ class State(NamedTuple):
     # The step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
-    place: int = 0  # the index of that slot
+    place: int = 0  # the index of `seen` in the table
     done: str = ""
     entry: str = "FILLING"
-    edits: int = 0  # odd while the table is being changed
+    edits: int = 0  # the number is odd while a thread changes the table
     numbers: int = 1
     waiting: int = 1
     given_up: bool = False
@@ -72,14 +72,15 @@ class Broken(NamedTuple):
 
     no_lock: bool = False
     no_check: bool = False
-    no_wait: bool = False  # a call does not wait while its range is being replaced
+    no_wait: bool = False  # bug: a call does not wait while its range is being replaced
     no_number: bool = False
     no_adopt: bool = False
-    no_second_look: bool = False  # [given_up] is not checked a second time
-    no_say: tuple[str, ...] = ()  # calls that are not wrapped
-    raw_any_time: bool = False  # a raw munmap may also come between the check and the replacement
+    no_second_look: bool = False  # bug: [given_up] is not checked a second time
+    no_say: tuple[str, ...] = ()  # bug: the library does not wrap these calls
+    # Not a bug of the library: a raw munmap may also come between the check and the replacement.
+    raw_any_time: bool = False
     jump_with_lock: bool = False
-    no_start: bool = False  # the child of a fork starts no helper
+    no_start: bool = False  # bug: the child of a fork starts no helper
 
 
 SOUND = Broken()

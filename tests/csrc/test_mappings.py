@@ -24,8 +24,8 @@ STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
 # The file has four parts of this size [bytes] and a rest. The programs change the second part.
 PART = MIB
 SIZE = 4 * PART + 1234
-# The rate of the source [bytes/s]. With it, a fill takes half a second, so there is enough time for
-# steps that must come before the end of a fill.
+# The rate of the source [bytes/s]. At this rate, a fill takes half a second, so there is enough
+# time for steps that must come before the end of a fill.
 RATE = 8e6
 
 
@@ -87,7 +87,7 @@ def parts():
         yield begin, end, words[1], words[5].strip() if len(words) > 5 else ""
 
 def where(at, n=size):
-    # Neither: also what the program has got there meanwhile.
+    # "neither" also means memory that the program has since mapped there.
     found, upto = [], at
     for begin, end, _, name in parts():
         if end <= at or begin >= at + n:
@@ -109,7 +109,7 @@ def wait_for(condition, limit_s=20):
 def threads():
     found = []
     for t in os.listdir("/proc/self/task"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             if open(f"/proc/self/task/{t}/comm").read().strip() == "monarch-maps":
                 found.append(t)
     return found
@@ -147,7 +147,7 @@ for _ in range(workers):
 else:
     workers = 0
     print("mapped", flush=True)
-while not is_on_copy():  # reads on, across the end of the fill
+while not is_on_copy():  # goes on reading when the fill ends
     part = slice(np.random.randint(len(data)), None, 4096)
     assert (data[part] == expected[part]).all()
     time.sleep(0.002)
@@ -192,7 +192,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-@pytest.mark.long  # loads torch three times; `writable` below tests such mappings in every run
+# This test loads torch three times. In every run, the case `writable` below tests such mappings.
+@pytest.mark.long
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
@@ -347,7 +348,7 @@ at = map_file()
 wait_for(threads)
 status = open(f"/proc/self/task/{threads()[0]}/status").read()
 blocked = int([line for line in status.splitlines() if line.startswith("SigBlk")][0].split()[1], 16)
-# SIGKILL and SIGSTOP cannot be; 33 is libc's own.
+# SIGKILL and SIGSTOP cannot be blocked. libc does not block its own signal 33.
 assert blocked == ~(1 << 32 | 1 << 8 | 1 << 18) & (1 << 64) - 1, hex(blocked)
 %s
 wait_for(lambda: os.listdir("/proc/self/fd") == before)
@@ -365,15 +366,15 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 
 def test_calls_that_want_one_thread(session: Session) -> None:
-    """The kernel refuses unshare of the user namespace to a process with several threads. It
-    succeeds under the library nevertheless: the library ends its own thread before the call. So the
-    mapping stays on the source."""
+    """The kernel refuses to unshare the user namespace of a process with several threads. The call
+    succeeds under the library nevertheless, because the library ends its own thread before the
+    call. So the mapping stays on the source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )
     with Steps(session, "step(libc.unshare(0x10000000))", preload=False) as plain:
         if plain.wait() != [0]:
-            pytest.skip("user name spaces are off: sysctl user.max_user_namespaces")
+            pytest.skip("user namespaces are disabled: raise sysctl user.max_user_namespaces")
     with program(session, script) as running:
         assert running.wait() == [["source"]]
 
@@ -460,7 +461,7 @@ for path in sys.argv[1:]:
     sys.argv[1] = path
     at = map_file()
     assert where(at) == ["source"]
-    while True:  # an open is served: the copy is complete
+    while True:  # until an open is served from the copy, which is then complete
         fd = os.open(path, os.O_RDONLY)
         served = "/c/" in os.readlink(f"/proc/self/fd/{fd}")
         os.close(fd)
@@ -487,7 +488,7 @@ def test_it_moves_within_50_ms(
     source.rate(100e6)
     with Steps(session, TOOLS + SOON, *paths) as running:
         (times,) = running.wait()
-    print(f"{1000 * statistics.median(times):.1f} ms, at most {1000 * max(times):.1f} ms")
+    print(f"median {1000 * statistics.median(times):.1f} ms, longest {1000 * max(times):.1f} ms")
     assert statistics.median(times) < 0.05
 
 
@@ -508,7 +509,7 @@ def test_threads_and_children_that_map_and_change(
     ) as process:
         try:
             while process.poll() is None:
-                session.forget()  # all copies are dropped, so all files are filled again
+                session.forget()  # drops all copies, so that all files are filled again
                 try:
                     process.wait(0.2)
                 except subprocess.TimeoutExpired:

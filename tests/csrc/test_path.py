@@ -81,7 +81,8 @@ class Tree:
         self.bases += [Path(d) for d, _, _ in os.walk(self.root)]
 
     def truth(self, path: bytes, base: bytes, follow: bool) -> tuple[bytes, int] | None:
-        """Returns the canonical path and the mode of what the kernel opens; None if it refuses."""
+        """Returns the canonical path and the mode of the file that the kernel opens at this path;
+        None if the open fails."""
         here = os.open(base or b"/", os.O_PATH)
         try:
             fd = os.open(path, os.O_PATH | (0 if follow else os.O_NOFOLLOW), dir_fd=here)
@@ -133,7 +134,7 @@ component = st.one_of(
 
 @st.composite
 def any_path(draw: st.DrawFn) -> tuple[str, str]:
-    """Draws a path as (start, rest). `start` is a kind of prefix, or "relative"."""
+    """Draws a path as (start, rest). `start` is "relative" or a key of the prefixes in spell()."""
     start = draw(
         st.sampled_from(["root", "alias", "top", "slash", "by_link", "relative", "relative"])
     )
@@ -231,8 +232,7 @@ def test_links_inside_lead_to_their_file(tree: Tree, path: str, name: str) -> No
         ),
         *("file_with_slash", "a/f/..", "a/nothing/../f", "to_file/", "to_file/../f", "chain40"),
         *("out", "out_directory/o", "out_and_back", "not_the_source", "a/f/b"),
-        # These paths are left to the source: the effort of resolving a `..` after a link is not
-        # worthwhile.
+        # The library does not resolve a `..` after a link. It leaves such paths to the source.
         *("to_directory/../f", "dots_after_link"),
     ],
 )

@@ -22,8 +22,8 @@ from support.session import Session, wait_until
 from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
-# `now` binds symbols when the program starts. Otherwise, the first call of a function would also
-# use stack for the binding, which belongs neither to the call nor to the library.
+# `now` binds symbols when the program starts. Otherwise, the dynamic linker would bind a function's
+# symbol during the first call, and its stack use would be counted as the call's.
 FLAGS = ["-pthread", "-Wl,-z,now"]
 # Cases that are not run by themselves. Other cases or the tests below start them.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
@@ -45,8 +45,8 @@ NO_HITS = {
     "no_path",
     "stat_without_rights",
 }
-# In a mount namespace of its own, a process may leave everything to the source. So these cases may
-# get copies or none.
+# If a process has its own mount namespace, the library may leave all its reads to the source. So
+# these cases may get copies or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
 # Cases that also run after their daemon has ended, and with the library switched off.
@@ -101,8 +101,8 @@ def test_calls_while_it_is_switched_off(stage: Stage, case: str) -> None:
 def abandoned(
     request: pytest.FixtureRequest, open_place: Path, program: Path
 ) -> Iterator[tuple[Stage, dict[str, Done]]]:
-    """Returns the stage, and the results of programs whose daemon ended after they had read a
-    copy."""
+    """Starts a program for each case, ends the daemon when every program has read a copy, and lets
+    the programs go on. Yields the stage, and the result of each program."""
     top = open_place / str(request.param)
     top.mkdir()
     with Stage(top, program, FOR_EVERY_CALL).serving() as stage, ExitStack() as started:
@@ -157,7 +157,7 @@ def test_every_call_is_tried() -> None:
         *("openat2", "pidfd_spawn", "pidfd_spawnp"),
         "capset",
         *("setgroups", "initgroups", "setgid", "setegid", "setregid", "setresgid"),
-    }  # tested in test_unseen_changes.py and test_groups.py
+    }  # test_unseen_changes.py and test_groups.py test these calls
     tried = set(re.findall(r"\b(\w+)\((?!\w+, call_)", table))
     tried |= {
         name
@@ -202,7 +202,7 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
     without = stack_use(stage.run("stack_use", preload=False))
     more = {call: with_library[call] - without[call] for call in without}
     for call, added in sorted(more.items(), key=lambda item: -item[1]):
-        print(f"{call}: {without[call]} + {added}")
+        print(f"{call}: {without[call]} B without the library, {added} B more with it")
     assert {call: n for call, n in more.items() if n > ANY_STACK} == {}
     simple = re.compile(r"(open|openat|fopen|stat|lstat|fstatat)( /proc)?, absolute")
     assert {call: n for call, n in more.items() if simple.match(call) and n > PLAIN_STACK} == {}
@@ -279,7 +279,7 @@ def test_another_interposer_sees_the_calls_too(stage: Stage, first: bool, open_p
     paths = stage.plain_names(seen.stderr)
     if first:
         assert paths.splitlines() == calls
-    else:  # the other library sees the opens of the copies
+    else:  # Monarch's library opens the copies through beside_open.
         copies = stage.plain_names(str(tier_root(stage.session.tiers[0]) / "c"))
         assert re.fullmatch(rf"(open(64)? {re.escape(copies)}/[0-9a-f]{{13}}\n)+", paths)
         assert len(paths.splitlines()) == len(calls)
@@ -323,5 +323,6 @@ def test_a_statically_linked_program(stage: Stage, open_place: Path) -> None:
 
 
 def test_nothing_is_left_mounted(stage: Stage) -> None:
-    """No case leaves a mount behind, because each mounts in a namespace of its own."""
+    """No case leaves a mount behind, because each case that mounts something does so in a mount
+    namespace of its own."""
     assert str(stage.top) not in Path("/proc/self/mountinfo").read_text()

@@ -1,5 +1,5 @@
-"""The engine's decisions beside plain models: which work each copying thread takes next, and where
-a fill goes that the engine itself orders."""
+"""Two decisions of the engine agree with plain models: which work a copying thread takes next, and
+in which tier the engine puts a fill that it orders itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = (
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The objects of the engine and of what it needs."""
+    """The object files of the engine and of the C files that the engine needs."""
     names = [name for name in NATIVE if name.startswith(PLACES)]
     return compile_native(tmp_path_factory.mktemp("engine"), names)
 
@@ -43,15 +43,17 @@ def run(place: Path, name: str, objects: list[Path], *, trials: int) -> list[int
 def test_each_thread_takes_the_work_that_a_plain_model_expects(
     tmp_path: Path, objects: list[Path]
 ) -> None:
-    """Random orders, demands and steps of threads. Checked at each step: the priorities, the order
-    in each queue, the limits (width, slots, each peer's share of the threads), the units that are
-    filled ahead of a reader, the counts, and that a thread is woken for what it can do."""
+    """The program makes random orders and demands, and lets random threads take steps. After each
+    step, it checks the priorities and the order in each queue. It checks the limits: width, slots,
+    and each peer's share of the threads. It checks the units that are filled ahead of a reader, and
+    the counts. It also checks that a thread is woken for any work that this thread can do."""
     counts = run(tmp_path, "schedule_model", objects, trials=examples(60))
     assert all(counts), "some kind of work was never found"
 
 
 def test_the_engine_places_fills_as_a_plain_model_does(tmp_path: Path, objects: list[Path]) -> None:
-    """Random grants, files and homes. A fill goes into the first tier that is meant for the file
-    and has room for it, and takes this room. It asks the holder for which fewer orders wait.
-    Nothing is ordered without a grant, nor for a file whose home the engine was not told."""
+    """The program draws random grants, files and homes. A fill goes into the first tier that is
+    meant for the file and has room for it, and takes this room. If two peers hold the file, the
+    fill asks the peer for which fewer orders wait. The engine orders no fill without a grant, and
+    no fill of a file whose home the engine was not told."""
     assert run(tmp_path, "grants_model", objects, trials=examples(200))[0] > 500

@@ -123,8 +123,8 @@ class Interpreter:
 def pair(
     offsets: Path, source: SlowSource, session: Session
 ) -> Iterator[tuple[Interpreter, Interpreter]]:
-    """Returns two interpreters: one with the library on the slow source, the other without it on
-    the same files."""
+    """Returns two interpreters. One runs with the library on the slow source, the other runs
+    without the library on the same files."""
     with (
         Interpreter(offsets, source.mountpoint, session.env()) as with_it,
         Interpreter(offsets, source.backing, session.env(preload=False)) as without,
@@ -295,7 +295,8 @@ READERS = [
     for shape in ("1 8", "8 1", "3 3")
     for way in ("read", "readv")
 ]
-# Among these cases is each value of each part, and each state with threads and with processes.
+# These cases cover each state, shape and call. They also cover each state with several threads and
+# with several processes.
 SOME_READERS = ["cold 1 8 readv", "cold 8 1 read", "queued 1 8 read", "queued 3 3 readv"]
 
 

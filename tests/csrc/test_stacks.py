@@ -38,8 +38,8 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, int], dic
         shared = set(re.findall(r" GLOBAL +\w+ +\S+ (\S+)$", listed, re.M))
 
         def name_of(function: str, known: set[str] = shared, file: str = compiled.stem) -> str:
-            """Returns a name that is unique, because files may have static functions of the same
-            name."""
+            """Returns a unique name for the function. For a static function, the name contains the
+            file, because several files may have static functions of the same name."""
             return function if function in known else f"{file}:{function}"
 
         caller = ""

@@ -29,8 +29,10 @@ Results = npt.NDArray[Any]
 class Engine:
     """A started copy engine over a source with random files.
 
-    sizes : of the source's files, each of which is an entry of the catalog [bytes];  tiers : how
-    many tiers there are;  peer_threads : how many threads fetch from peers"""
+    sizes : the sizes of the source's files [bytes]; file number n is entry n of the catalog
+    tiers : how many tiers there are
+    peer_threads : how many threads fetch from peers
+    """
 
     def __init__(
         self,
@@ -70,8 +72,9 @@ class Engine:
     def order(self, entry: int, set_to: int | None = None, asked: int = -1) -> int:
         """Orders a fill of the file. Returns the number of the copy that the fill makes.
 
-        set_to : the word that the entry gets; by default, FILLING with this copy's number;  asked :
-        the peer that the fill asks; -1 for none"""
+        set_to : the word that the entry gets; by default, FILLING with this copy's number
+        asked : the number of the peer that the fill asks; -1 for none
+        """
         self._copy += 1
         filling = word.make(State.FILLING, 0, 0, self._copy)
         self.catalog.set_words(one(entry), np.uint64(filling if set_to is None else set_to))
@@ -101,7 +104,8 @@ class Engine:
         lib.monarch_engine_drop(self.c, 1, ids, pointer(tiers), copies, sizes)
 
     def result(self) -> Results:
-        """Returns (1,) the next result, which must be DONE. The caller settles the result."""
+        """Returns the next result as an array (1,) of RESULT. Its status must be DONE. The caller
+        settles the result."""
         out = np.zeros(1, dtype=RESULT)
         where = pointer(out)
         wait_until(lambda: lib.monarch_engine_results(self.c, where, 1), what="a result")
@@ -115,8 +119,8 @@ class Engine:
         return int(self.catalog.words[entry])
 
     def slots(self) -> int:
-        """Returns the number of fills that have a slot. In a slot, readers find a map of the fill's
-        finished units."""
+        """Returns how many fills have a slot. A slot is a place in shared memory where readers see
+        which units the fill has finished."""
         return int(np.count_nonzero(np.array(list(self.fills.word))))
 
     def ask(self, entry: int, place: int | None = None) -> None:
@@ -159,9 +163,11 @@ class Engine:
     ) -> None:
         """Grants the engine these rooms, one for each tier.
 
-        is_part : the tiers have more room than is granted;  meets : bit mask of the sources whose
-        unknown files the engine may add to the catalog;  staged_bytes : if positive, the last of
-        `rooms` is in the staging area, for files of at most this size"""
+        is_part : whether the tiers have more room than is granted
+        meets : bit mask of the sources whose files the engine may add to the catalog
+        staged_bytes : if positive, the last of `rooms` is in the staging area, and is for files of
+            at most this size
+        """
         granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
             given["bytes"], given["inodes"] = room.free_bytes, room.free_inodes
@@ -173,8 +179,8 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def end_grant(self) -> npt.NDArray[Any]:
-        """Ends the grant. Returns (n,) of dtype PLACED: the fills that the engine has ordered under
-        it."""
+        """Ends the grant. Returns the fills that the engine has ordered since the grant began, as
+        an array (n,) of PLACED."""
         placed = np.zeros(lib.MONARCH_PLACED, dtype=PLACED)
         n = lib.monarch_engine_end_grant(self.c, pointer(placed))
         return placed[:n]

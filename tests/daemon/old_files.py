@@ -24,8 +24,9 @@ class OldFiles:
     """Files that are made when the first test of this directory starts, so that hardly any test
     has to wait until they are old (`Files.wait_until_old`). Tests may change only `one_tests`.
 
-    flat : ten files of 100 kB;  tree : see add_tree;  numbered : see NUMBERED, files named by their
-    seeds
+    flat : ten files of 100 kB
+    tree : directories c0, c1, ... of MANY files each
+    numbered : a directory of NUMBERED[0] files, each named by the seed of its content
     one_tests : thirty files of 1 kB, for a single test, which changes some of them
     """
 

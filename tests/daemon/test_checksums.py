@@ -1,5 +1,5 @@
-"""The checksums recorded for a copy are those of its content, in whatever order its units were
-filled."""
+"""The checksums recorded for a copy are those of its content, no matter in which order its units
+were filled."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_copies_made_in_any_order_have_their_own_checksums(
     files = dict(zip(ORDERS, make_files(source.backing, len(ORDERS), SIZE), strict=True))
     session = session_factory(source.mountpoint, shared_tpool_size=threads, **IN_UNITS).start()
     session.wait_scanned()
-    # Reads are so slow that a demand arrives before the fill has read all units ahead of the
-    # demanded one.
+    # Reads are slow, so that a reader's demand for a unit arrives before the fill has read all
+    # earlier units.
     source.latency(read=0.001)
     for order, seed in files.items():
         with Steps(session, READ, source.mountpoint / str(seed), ORDERS[order]) as reader:

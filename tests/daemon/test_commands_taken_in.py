@@ -1,5 +1,5 @@
-"""The daemon receives commands even if many arrive at once, if it has no free descriptors for a
-while, or if a file system hangs that is not one of its sources."""
+"""The daemon receives commands in hard cases: many arrive at once, the daemon has no free
+descriptor for a while, or a file system hangs that is not one of its sources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def daemon(session: Session) -> psutil.Process:
 def connected(session: Session, most: int) -> Iterator[socket.socket]:
     """Yields connections that send nothing. Ends after `most` connections, or when the daemon's
     listen queue is full."""
-    directory = os.open(session.paths.path, os.O_RDONLY)  # the path may be too long for a socket
+    # The full path of the socket may be too long for connect(2).
+    directory = os.open(session.paths.path, os.O_RDONLY)
     try:
         for _ in range(most):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

@@ -1,4 +1,5 @@
-"""How the daemon decides how many fills may be in flight, tested with models of sources."""
+"""How the daemon decides how many fills may be in flight, tested with models of sources. This
+number of fills is called the width."""
 
 from __future__ import annotations
 
@@ -29,10 +30,11 @@ UNIT = 256 * 1024
 
 @dataclass
 class Source:
-    """Serves `slots` requests at a time. Each takes `latency_s`; all requests share `bytes_per_s`.
+    """A model of a source. It serves `slots` requests at a time, and each request takes
+    `latency_s`. All requests share `bytes_per_s`.
 
-    size : of its files [bytes];  readers : threads of programs, each of which opens one file after
-    the other
+    size : the size of each file [bytes]
+    readers : the number of programs' threads, each of which opens one file after the other
     """
 
     latency_s: float
@@ -54,7 +56,8 @@ class Source:
 
 
 class Clock:
-    """Lets time pass at a source, and records the width after each window."""
+    """Lets time pass at a source. After each window of time, records how many fills may be in
+    flight."""
 
     def __init__(self, reads: ReadsInFlight) -> None:
         self.reads, self.now_s = reads, 0.0
@@ -76,7 +79,7 @@ class Clock:
             self.widths.append(self.reads.step(self.now_s, counted, is_full=is_full))
 
     def usual(self, windows: int = 3 * HOLD) -> int:
-        """The most frequent width of the last `windows` windows."""
+        """The most frequent number of fills in flight in the last `windows` windows."""
         last = self.widths[-windows:]
         return max(set(last), key=last.count)
 
@@ -89,8 +92,8 @@ def test_a_source_of_high_latency_gets_all_within_half_a_second() -> None:
 
 @pytest.mark.parametrize("size", [4096, 128 * 1024])
 def test_chance_does_not_keep_it_low(size: int) -> None:
-    """The width soon reaches its maximum although the number of fills that end in a window varies
-    at random."""
+    """The number of fills in flight soon reaches its maximum, although the number of fills that end
+    in a window varies at random."""
     soon = []
     for seed in range(200):
         chance = random.Random(seed)
@@ -107,8 +110,8 @@ def test_chance_does_not_keep_it_low(size: int) -> None:
 
 
 def test_a_busy_machine_is_not_taken_for_a_crowded_source() -> None:
-    """On a busy machine every open takes longer, whatever the fills do, so the width must not
-    sink."""
+    """On a busy machine every open takes longer, however few fills are in flight. So their number
+    must not be lowered."""
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(Source(0.004, size=16 * 1024, readers=8), HOLD)
     assert clock.reads.width == 64
@@ -140,13 +143,14 @@ def test_it_follows_a_source_that_changes() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4096, MIB), (MIB, 4096)])
 def test_other_files_are_no_gain(before: int, after: int) -> None:
-    """If the files' sizes change from one window to the next, the width is not raised. Larger files
-    bring more bytes per window and smaller ones more files, but neither is a gain."""
+    """If the files' sizes change from one window to the next, the number of fills in flight is not
+    raised. Larger files bring more bytes per window, and smaller files bring more files, but
+    neither shows that more fills would help."""
     reads = ReadsInFlight(4, 64)
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
     for window, size in enumerate([before, after, after]):
-        # Besides the transfer of its bytes, a file costs the source 50 us.
+        # For each file, the source takes 50 us and the time to transfer the bytes.
         per_s = 1 / (size / bytes_per_s + 50e-6)
         files += per_s * WINDOW_S
         n_bytes += per_s * WINDOW_S * size
@@ -167,14 +171,14 @@ def test_it_stays_within_its_bounds_and_near_the_best(
     source = Source(latency_s, bytes_per_s)
     clock.run(source, 12 * HOLD)
     assert set(clock.widths) <= set(range(least, most + 1))
-    # The width is raised only if that multiplies the rate by more than GAIN, and lowered only if
-    # the rate stays above LOSS times its earlier value.
+    # The width stays raised only if the rate grows by more than the factor GAIN. It stays lowered
+    # only if the rate stays above LOSS times its earlier value.
     assert source.rate(clock.usual()) >= source.rate(most) * LOSS / GAIN
 
 
 def test_a_rate_counts_only_while_more_is_wanted() -> None:
-    """A window counts only if, throughout the window, more fills were wanted than were in flight.
-    Otherwise a larger width would have gained nothing."""
+    """A window of time counts only if more fills were wanted than were in flight throughout the
+    window. Otherwise a larger number of fills would have gained nothing."""
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)
@@ -203,8 +207,8 @@ def test_who_has_slots_enough_keeps_no_program_waiting(readers: int) -> None:
 
 @pytest.mark.parametrize(("slots", "readers"), [(8, 2), (12, 8), (12, 1), (64, 8)])
 def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: int) -> None:
-    """If only the rate of the fills counted, 64 fills would be in flight, but each further fill
-    takes a slot of the source from the programs."""
+    """The source has few slots, and each further fill takes a slot from the programs. So the daemon
+    must not allow 64 fills, even if 64 fills have the highest rate."""
     source = Source(0.004, size=16 * 1024, slots=slots, readers=readers)
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(source, 10 * HOLD)
@@ -212,21 +216,21 @@ def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: in
     least_s = min(waited)
     assert waited[len(waited) // 2] <= LATE * least_s
     assert min(clock.widths) >= 4
-    # The fills keep the slots that the programs do not need.
+    # The fills get at least half of the slots.
     assert clock.usual(10 * HOLD) >= min(64, slots // 2)
 
 
 def test_what_programs_make_each_other_wait_is_their_least() -> None:
     """Programs read from a source that serves one request at a time, so they make each other wait.
-    The number of fills in flight is once lowered to its minimum. The programs wait as long as
-    before, so the number rises again."""
+    To find the cause of the waits, the daemon lowers the number of fills in flight to its
+    minimum. The programs wait as long as before, so the daemon raises the number again."""
     clock = Clock(ReadsInFlight(4, 16))
     clock.run(Source(0.001, size=4096, slots=1, readers=1), 2 * HOLD)
     crowd = Source(0.001, size=4096, slots=1, readers=40)
     clock.run(crowd, HOLD)
     assert 4 in clock.widths[-HOLD:], "the width was not lowered to find the cause of the waits"
     clock.run(crowd, 20 * HOLD)
-    assert max(clock.widths[-10 * HOLD :]) > 4, "the fills are blamed for the waits for good"
+    assert max(clock.widths[-10 * HOLD :]) > 4, "the width is never raised again"
 
 
 def test_opens_are_judged_by_their_least_of_the_last_minute() -> None:

@@ -51,7 +51,7 @@ def cached_files(source: SlowSource) -> int:
 
 
 def fill(session: Session) -> None:
-    """Waits until all files are filled. No file was filled twice."""
+    """Waits until all files are filled. Checks that no file was filled twice."""
     session.wait_all_present()
     assert session.totals()["fills"] == COUNT
 
@@ -90,7 +90,7 @@ def test_what_is_in_the_page_cache_is_not_read_again(
     source.reset()
     session = session_factory(source.mountpoint, prefetch="eager", **limits).start()
     fill(session)
-    # The kernel may have dropped the pages of single files.
+    # The kernel may have dropped the pages of a few files, which are then read again.
     assert source.counts()["bytes_read"] < COUNT * SIZE / 20
     read_all(session, source, epoch_reader)
 

@@ -206,7 +206,7 @@ def test_directories_are_known_by_four_names() -> None:
     assert not note(0, "a/x/9")  # its directory is filled already
     assert not note(1, "a/x/9")
     assert [note(0, f"a/{i}/1") for i in "yzw"] == [False, False, True]
-    assert filled() == [(0, "a", True)]  # the walk of `a` includes a/x, which was filled before
+    assert filled() == [(0, "a", True)]  # `a` now includes a/x
     assert not note(0, "a/b/c/d")
     assert not note(0, "1", "2", "1", "2")
     assert note(0, "2", "3", "4")
@@ -250,8 +250,8 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Lets the daemon fill only five files of SIZE ahead until programs use some of them. Returns
-    5."""
+    """Lets the daemon fill only five files of SIZE ahead until programs use some of their copies.
+    Returns this number of files."""
     files = 5
     monkeypatch.setattr(unused, "BYTES_AT_FIRST", files * SIZE + 1)
     return files
@@ -312,9 +312,9 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     flat: Files,
     small: list[dict[str, object]],
 ) -> None:
-    """A tier has room for the files that a program reads, but the daemon has filled it with other
-    files of their directory. When the program reads its files again, all of its files get
-    copies."""
+    """The daemon has filled a tier with copies that no program uses. A program reads other files of
+    the same directory, for which the tier would have room. When it reads these files again, all of
+    them get copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
@@ -348,8 +348,8 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
 def test_opens_are_heard_of_before_the_first_copy_is_there(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, flat: Files
 ) -> None:
-    """The daemon follows opens before it orders fills ahead. Otherwise a copy whose file is opened
-    as soon as the copy exists would count as unused for good."""
+    """The daemon begins to follow opens before it orders fills ahead. Otherwise, if a file was
+    opened as soon as its copy existed, the copy would count as unused for good."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
         fill_ahead = daemon.filler.requests.fill_ahead
@@ -404,8 +404,8 @@ def test_a_file_larger_than_may_lie_there_unused_keeps_none_behind_it_waiting(
 def test_the_newest_directory_comes_first(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, little: int
 ) -> None:
-    """A program that has gone on to another directory gets copies there before the rest of the
-    first directory is filled."""
+    """If a program goes on to a second directory, the daemon fills files of this directory before
+    it fills the rest of the first directory."""
     files = Files(tmp_path / "source")
     for directory in "ab":
         files.add_many(MANY, SIZE, prefix=f"{directory}/f")
@@ -449,8 +449,9 @@ def test_what_a_command_gives_up_is_filled_ahead_all_the_same(
     session = auto(session_factory, slow.mountpoint, shared_tpool_size=1)
     slow.latency(open=0.02)
     names = list(files.digests)[:NAMES]
-    # The library does not report a read to the daemon if the file has a copy, and then the daemon
-    # fills nothing beside that file. So `warm` must leave out the files that the program reads.
+    # The daemon fills a directory ahead only if the library reports reads of files there. It does
+    # not report reads of files that have copies. So `warm` must leave out the files that the
+    # program reads.
     catalog = CatalogReader.open(session.paths, session.connection.ask("where")["generation"])
     others = [entry for entry in range(MANY + 1) if catalog.path(entry) not in names]
     session.connection.ask("warm", entries=others, ticket="t")
@@ -473,10 +474,11 @@ def test_a_plan_has_an_order_of_its_own(
         wait_until(lambda: present(session) == MANY, what="all copies")
 
 
-@pytest.mark.usefixtures("alone")  # fills from a fast source wait for an idle core
+# Alone, because fills from a fast source wait for an idle core.
+@pytest.mark.usefixtures("alone")
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
-    """Each node fills the files that it owns from the source. Of the other node's files, it fetches
-    those for which it has room."""
+    """From the source, each node fills only the files that it keeps. From the other node, it
+    fetches as many of that node's files as it has room for."""
     quotas: list[int] = [MANY * 20480 * 3 // 4] * 2
     with Nodes(
         tmp_path, [flat.root] * 2, quotas, prefetch="auto", handover_size=0

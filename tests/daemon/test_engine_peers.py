@@ -81,7 +81,7 @@ class Answerer:
 
 
 class Site:
-    """An engine, and a peer from which it fetches files, a block with each request."""
+    """An engine, and a peer from which it fetches files. Each request asks for one block."""
 
     def __init__(self, place: Path) -> None:
         self.answerer = Answerer()
@@ -90,8 +90,8 @@ class Site:
         lib.monarch_engine_peer(self.engine.c, PEER, self.peer.c)
 
     def fill(self, entry: int, *statuses: int) -> int:
-        """Fills the copy of the file, and checks its content. Returns the peer that gave all
-        bytes; -1 for none."""
+        """Fills the copy of the file, and checks its content. Returns the number of the peer
+        that gave all bytes, or -1 if no peer did."""
         self.answerer.statuses = list(statuses)
         self.answerer.content = (self.engine.source / f"f{entry}").read_bytes()
         copy = self.engine.order(entry, asked=PEER)
@@ -144,8 +144,9 @@ def test_a_copy_is_its_file_whatever_a_peer_answers(
 
 
 def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) -> None:
-    """A peer whose copy is not complete yet sends the last block at the end. So a reader that wants
-    the last block first gets it from the source."""
+    """If a reader demands the last block first, the engine reads this block from the source. It
+    does not ask a peer, because a peer whose copy is not complete yet may send its last block
+    late."""
     last = LONG - LONG % BLOCK
     site.engine.demand(2, place=0, unit=last // lib.MONARCH_UNIT)
     assert site.fill(2) == NONE
@@ -154,8 +155,8 @@ def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) ->
 
 
 def test_the_rate_of_a_peer_that_has_given_a_file_is_known(site: Site) -> None:
-    """The first file that the peer gives is not measured, because the peer may have waited for the
-    source."""
+    """The engine measures the rate at which a peer gives files. It leaves out the first file, for
+    which the peer may have waited for the source."""
     engine = site.engine
     site.answerer.content = (engine.source / "f0").read_bytes()
     home = np.zeros(1, dtype=HOME)

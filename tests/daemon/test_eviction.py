@@ -1,5 +1,5 @@
-"""A plan evicts copies from tiers: the second half of a training uses other files than the
-first."""
+"""A daemon that follows a plan evicts copies from tiers: the second half of a training uses other
+files than the first half."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Training:
         for epoch in range(first, last):
             with self.reader(epoch) as reader:
                 reader.end()
-            # The position lags behind the opens, so wait only until it is in the middle of the
-            # epoch.
+            # The daemon learns of opens late, so wait only until the plan's position is in the
+            # middle of the epoch.
             self.wait_position((epoch + 1) * HALF - HALF // 2)
 
     def run_in_step(self, first: int, last: int) -> None:
@@ -142,34 +142,35 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    # The run without eviction, which only --long includes, shows that a training without eviction
-    # exceeds the bound on the bytes that are read.
+    # The run without eviction is made only with --long. It shows that such a training exceeds the
+    # bound on the bytes that are read.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]
         with QuotaWatch(place) as watch:
             training.run_in_step(0, EPOCHS - 1)
-            assert training.tier["evicted"] == 0, "everything is used again"
+            assert training.tier["evicted"] == 0, "a file was evicted that is used again"
             training.run_in_step(EPOCHS - 1, 2 * EPOCHS)
             training.session.wait_idle()
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # At least HALF files less three windows are evicted: one window for the files that the
-            # area holds, one for the room that is left in the tier, and one for files that were
-            # fetched into the area before it was known that they are used again.
+            # HALF other files are now used. Each of them replaces a file in the tier, except up to
+            # three windows of files: those that the area holds, those for which the tier has room
+            # left, and those that were fetched into the area before it was known that they are
+            # used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Each file is read once. Of the second half, three windows of files may be read again: two of
-    # files that were fetched into the area before it was known that they are used again, and one
-    # around the position.
+    # Each file is read once, and up to three windows of files of the second half are read again:
+    # two windows that were fetched into the area before it was known that they are used again, and
+    # one window around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    # Without eviction, each epoch of the second half, except its first epoch, reads more than half
-    # of that half's files from the source again.
+    # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
+    # uses them, each epoch reads more than half of these files from the source again.
     if "none" in read:
         assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 
@@ -282,8 +283,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """A stand-in for the daemon's copies. It has one tier that evicts, and this tier is lost. A
-    look at the tier takes `look_s`."""
+    """A stand-in for the daemon's copies. Its only tier evicts copies, but is lost. A search for
+    copies to evict takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

@@ -1,5 +1,5 @@
-"""Sources from which a small file is read sooner than a wait for its copy would end: local disks,
-and sources whose files are in the page cache."""
+"""Fast sources: reading a small file from them takes less time than waiting for its copy. Examples
+are local disks, and sources whose files are in the page cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     make_files(root, MANY, SIZE)
     session = session_factory(root, prefetch="on_demand").start()
     session.wait_scanned()
-    assert fast_sources(session) == 0, "a source without measurements counts as fast"
+    assert fast_sources(session) == 0, "a source without measurements must not count as fast"
     copied = range(1, MANY - 3)
     assert read(session, root, *copied) == right(*copied)
     wait_until(lambda: fast_sources(session) == 1, what="a fast source")
@@ -79,7 +79,8 @@ def test_a_reader_does_not_wait_where_the_source_is_fast(
     assert after["source_bytes_read_by_programs"] == before["source_bytes_read_by_programs"] + (
         2 * SIZE
     )
-    # The two files were marked as wanted although no reader waited for them, so they get copies.
+    # No reader waited for copies of the two files, but the library has marked the files as wanted.
+    # So they get copies.
     wait_until(lambda: session.status()["sources"][0]["present"] == MANY - 2, what="their copies")
 
 
@@ -92,8 +93,8 @@ def test_what_most_of_the_last_files_took_decides() -> None:
     assert found[0] == 0
     assert len(changes) == 2
     becomes, ends = changes.tolist()
-    assert 15 <= becomes <= 30, "a few fast opens make the source fast"
-    assert many + 15 <= ends <= many + 35, "a few slow opens make the source slow"
+    assert 15 <= becomes <= 30, "a few fast opens must make the source fast"
+    assert many + 15 <= ends <= many + 35, "a few slow opens must make the source slow"
 
 
 def test_a_slow_source_is_waited_for(
@@ -166,15 +167,19 @@ def test_sources_are_fast_by_fills_and_before_by_opens(engine: engine_module.Eng
     def are_fast(files: int, opens: int, mean_s: float) -> bool:
         return engine._are_fast(Counted(0, files, opens, opens * mean_s))
 
-    assert not are_fast(0, 0, 0.0), "a source without measurements counts as fast"
-    assert not are_fast(0, 15, 5e-6), "too few opens make the source fast"
+    assert not are_fast(0, 0, 0.0), "a source without measurements must not count as fast"
+    assert not are_fast(0, 15, 5e-6), "so few opens must not make the source fast"
     assert are_fast(0, 16, 5e-6)
-    assert not are_fast(0, 16, 40e-6), "a source with the latency of a server counts as fast"
+    assert not are_fast(0, 16, 40e-6), (
+        "a source with the latency of a server must not count as fast"
+    )
     assert not are_fast(32, 1000, 5e-6), (
-        "the source counts as fast although fills show that it is slow"
+        "the source must not count as fast if fills show that it is slow"
     )
     engine._shared.control.fast_sources = 1
-    assert not are_fast(32, 1000, 5e-6), "the sources count as fast although only one of two is"
+    assert not are_fast(32, 1000, 5e-6), (
+        "if only one source is fast, the two together must not count as fast"
+    )
     engine._shared.control.fast_sources = 3
     assert are_fast(32, 1000, 40e-6)
 
@@ -194,8 +199,8 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
 
     assert width(0.0, is_fast=False) == 64
     assert not engine.stands_back
-    assert width(1.0, is_fast=True) == 1, "fills take more before the idle cores are measured"
-    assert width(2.0, is_fast=True) == 1, "fills take more although all cores are busy"
+    assert width(1.0, is_fast=True) == 1, "only one fill may run before the idle cores are measured"
+    assert width(2.0, is_fast=True) == 1, "only one fill may run while all cores are busy"
     assert engine.stands_back
     programs = Counted(opens=1000, open_s=1000 * 2e-6)
     assert width(3.5, is_fast=True) == 0, "no fill may run while programs measure the source"
@@ -203,7 +208,9 @@ def test_fills_wait_for_an_idle_core_where_the_source_is_fast(
     programs = Counted(opens=1016, open_s=0.002 + 16 * 100e-6)
     assert width(3.7, is_fast=True) == 1, "a fill must run if some opens are slow"
     programs = Counted(opens=2000, open_s=programs.open_s + 984 * 2e-6)
-    assert width(4.05, is_fast=True) == 1, "a fill must run for a part of the time"
+    assert width(4.05, is_fast=True) == 1, (
+        "a fill must run now and then, although all opens are fast"
+    )
     programs = Counted(opens=3000, open_s=programs.open_s + 1000 * 2e-6)
     engine._shares = True
     assert width(4.5, is_fast=True) == 1, "a fill must run if other nodes may wait for it"
@@ -243,9 +250,9 @@ EARLY, LATE = 200, 200
 def test_descriptors_of_a_source_at_hand_are_left_alone(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """If a source is fast, the library follows only one descriptor in 256, because following a
-    descriptor costs more than reading the file. So most reads come from the source, although the
-    copies exist by then."""
+    """A program opens files before they have copies, and reads them after the copies are made. If
+    the source is fast, most of these reads still come from the source: the library follows only one
+    descriptor in 256, because to follow a descriptor costs more than to read the file."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()
@@ -265,7 +272,8 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
     assert session.totals()["promotions"] - before <= LATE * 3 // 4
 
 
-@pytest.mark.long  # without --long, the two tests of idle cores cover this case
+# Runs only with --long. The two tests of idle cores always run, and cover this case.
+@pytest.mark.long
 def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path: Path) -> None:
     """Fills from a fast source leave the cores to busy programs. If no core is idle, the daemon
     uses only a small part of one core."""
@@ -296,8 +304,9 @@ def test_who_fills_beside_busy_programs_rests(session_factory: Factory, tmp_path
 def test_sizes_of_files_without_an_entry_are_estimated(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """The program opens images and labels alternately, so the estimate would be wrong if the
-    library took the sizes of only one kind into account."""
+    """The library estimates the sizes of files that are not in the catalog yet. The program opens
+    images and labels alternately. So the estimate would be wrong if the library considered only
+    the images or only the labels."""
     source, pairs, image, label = Files(tmp_path / "source"), 100, 20_000, 100
     for i in range(pairs):
         source.add(f"{i:03d}.jpg", image)

@@ -1,4 +1,4 @@
-"""How many files that no reader waits for are fetched from other nodes at a time."""
+"""Tests how many files are fetched from other nodes at a time while no reader waits for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MOST, MANY = 24, 1000
 class Library(SimpleNamespace):
     """Stands for the C functions that report on the engine.
 
-    reads : whether the engine fills from a source;  files : how many files it has got from peers
+    reads : whether the engine fills from a source
+    files : how many files the engine has got from peers
     """
 
     MONARCH_ORIGINS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
@@ -48,8 +49,8 @@ def engine() -> Engine:
 
 
 def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
-    """Returns the width of each window. In each window, peers give files in proportion to the
-    width."""
+    """Returns how many files are fetched at a time (the width) in each of `windows` windows of
+    time. In each window, peers give files in proportion to the width."""
     found = []
     for window in range(windows):
         width = engine._adapted_fetches(began_s + window * WINDOW_S)
@@ -69,5 +70,5 @@ def test_few_are_fetched_while_a_source_is_read(engine: Engine, library: Library
     assert set(widths(engine, library, 20)) == {LEAST_FETCHES}
     library.reads = False
     found = widths(engine, library, 20, 20 * WINDOW_S)
-    assert found[0] == FIRST, "the width starts anew after a phase of few fetches"
+    assert found[0] == FIRST, "the width must start anew after a phase of few fetches"
     assert found[-1] == MOST

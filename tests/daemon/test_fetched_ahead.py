@@ -42,9 +42,9 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
 
 @needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
-    """A file for which the tier has no room is in the staging area when it is needed. The tier
-    holds half of the dataset, and the area a good quarter. Computing takes twice as long as
-    reading."""
+    """A file for which the tier has no room is copied into the staging area before a program needs
+    it. The tier holds half of the dataset, and the area a good quarter. Computing takes twice as
+    long as reading, so there is time for these copies."""
     session = site.session(site.plan())
     wait_followed(session)
     site.slow()
@@ -130,9 +130,9 @@ class Few:
 def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """The third file waits for the room of the first file's copy, which is dropped after a program
-    has opened it. The fourth file, for which there is already room, must not be fetched before the
-    third."""
+    """There is no room for the third file until the first file's copy is dropped, which happens
+    after a program has opened the first file. There is room for the fourth file earlier, but it
+    must not be fetched before the third."""
     sizes = [400, 290, 390, 180]
     few = Few(session_factory, slow_factory(), tmp_path, sizes, rate=sized(700, 350) * 1024)
     wait_until(lambda: all(few.copies()[:2]), what="the first two")
@@ -145,9 +145,9 @@ def test_a_large_file_is_not_overtaken_by_smaller_ones_that_are_used_later(
 def test_what_was_just_opened_goes_before_what_is_used_next(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """A program opens the first two files, which have copies, and then the fourth, which needs
-    room. To make room, the copies of the first two files are dropped, and not that of the third,
-    which is used next."""
+    """The first three files have copies. A program opens the first two files and then the fourth,
+    which needs room. The daemon drops copies of the first two files to make room. It keeps the copy
+    of the third file, which the plan uses next."""
     few = Few(session_factory, slow_factory(), tmp_path, [270] * 6, rate=0)
     wait_until(lambda: all(few.copies()[:3]), what="the first three")
     few.session.wait_idle()

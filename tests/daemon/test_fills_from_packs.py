@@ -378,8 +378,8 @@ def test_little_is_read_in_vain_for_a_few_files(
 def test_no_window_is_read_twice_when_there_are_too_many(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """No part of the pack is read twice, even if files are opened in random order and the daemon
-    therefore begins more windows than it keeps."""
+    """The daemon reads a pack in parts (windows). No window is read twice, even if files are opened
+    in random order, so that the daemon begins more windows than it can keep."""
     slow, size = slow_factory(), 64 << 10
     site = Site(slow.backing)
     site.files.add_many(sized(700, 1000), size)
@@ -416,7 +416,7 @@ def test_a_pack_is_read_again_after_an_error_and_its_change_is_told(
         warm(session, *(str(site.files.path(name)) for name in others[:20]))
         return int(slow.counts()["open"])
 
-    # For ten seconds after an error, the daemon opens the files and does not read the pack.
+    # For ten seconds after an error, the daemon reads the files themselves instead of the pack.
     failed_at = time.monotonic()
     assert opens() == 20
     wait_until(
@@ -457,8 +457,8 @@ def test_files_come_when_the_pack_cannot_be_read(
 def test_a_window_counts_with_all_its_bytes(
     session_factory: Factory, slow_site: tuple[SlowSource, Site]
 ) -> None:
-    """The bytes of a whole window count against `bandwidth`. Of the pack's 1.8 MB, all windows but
-    the first have to wait."""
+    """The daemon reads a pack in parts (windows). All bytes of a window count against `bandwidth`.
+    So all windows of the pack (1.8 MB) except the first have to wait."""
     _, site = slow_site
     rate = 1.5e6
     limits = {"bandwidth": rate}
@@ -476,8 +476,8 @@ def test_a_command_that_is_interrupted_leaves_the_rest_to_the_next_one(
     slow, site = slow_site
     session = session_factory([site.source()], prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
-    # Reads are so slow that the order is still queued when the signal arrives, however busy the
-    # machine is.
+    # Reads are so slow that the daemon cannot finish the command's orders before the signal
+    # arrives, even on a busy machine.
     slow.latency(read=2)
     command = subprocess.Popen(session.command("warm"), env=session.env(preload=False))
     try:

@@ -1,5 +1,5 @@
-"""Fills that the engine orders by itself, between two turns of the daemon's loop, in the room that
-it was granted."""
+"""Fills that the engine orders by itself between two turns of the daemon's loop. The loop has
+granted the engine the room for them."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Waits until the engine's thread has examined all demands. To this end, orders a fill and
-    waits for its result: the thread examines the demands before it takes up an order."""
+    """Waits until the engine's thread has examined all demands. It orders a fill and waits for the
+    result, because the thread examines the demands before it takes up an order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()
@@ -73,7 +73,7 @@ def test_what_a_reader_waits_for_is_ordered_without_the_loop(engine: Engine) -> 
     (placed,) = engine.end_grant()
     assert (placed["id"], placed["tier"], placed["copy"]) == (2, 0, 7)
     (result,) = engine.result()
-    assert result["in_use"], "a program uses it"
+    assert result["in_use"], "the result must say that a program uses the file"
     copy = engine.tiers[0] / f"{7:013x}"
     assert copy.read_bytes() == (engine.source / "f2").read_bytes()
 
@@ -82,7 +82,9 @@ def test_a_reader_that_came_without_a_grant_is_served_by_the_next_one(engine: En
     engine.ask(1)
     await_look(engine)
     assert state(engine, 1) == State.ABSENT
-    assert not engine.is_left(), "the loop is in a turn, in which it finds the demand itself"
+    assert not engine.is_left(), (
+        "nothing must be left to the loop, which finds the demand in its present turn"
+    )
     engine.grant(PLENTY)
     await_copy(engine, 1)
 
@@ -115,13 +117,13 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
     engine.ask(fit)
     await_left(engine)
     assert state(engine, fit) == State.ABSENT
-    assert engine.clients.demand[fit] != 0, "the reader waits for the loop's decision"
+    assert engine.clients.demand[fit] != 0, "the reader must wait for the loop's decision"
     assert len(engine.end_grant()) == fit
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """A second grant does not wake the loop for a demand that the loop has already seen and for
-    which it had no room."""
+    """If the loop had no room for a file that a reader demands, the next grant does not wake the
+    loop for the same demand again."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
     engine.ask(0)
@@ -202,8 +204,8 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """A demand that arrives after the loop has decided on the file is answered at once. An ABSENT
-    file that is not marked as wanted will get no copy."""
+    """If the loop has already decided on a file, the engine answers a demand for it at once. The
+    state ABSENT is a decision too if the file is not marked as wanted: the file gets no copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
     engine.demand(1, 1)
@@ -214,8 +216,8 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
-    """No demand is answered before a grant, because the loop may have taken the request for the
-    file but not yet marked the file as wanted."""
+    """The engine answers no demand before the loop has made a grant. Until then, the loop may have
+    read a reader's request for the file, but may not yet have marked the file as wanted."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0
@@ -276,8 +278,8 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.grant(PLENTY)
     engine.ask(0)
     await_copy(engine, 0)
-    # File 2 is to be staged, but no room in a staging area is granted. The engine does not know
-    # which nodes keep files 1 and 3.
+    # The engine leaves these files to the loop. File 2 is to be staged, but the grant has no room
+    # in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
@@ -351,8 +353,8 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
-    """The engine does not change the word of a file whose fill has failed. The loop decides what
-    becomes of the file when it takes the result of the fill."""
+    """If the fill of a file has failed, the engine does not change the file's state. The loop
+    decides what becomes of the file when it takes the result of the fill."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

@@ -64,8 +64,10 @@ for path in sys.argv[1:]:
 
 
 def reading(way: str) -> str:
-    """Returns a program that takes files as its arguments, reads them in this way, and prints a
-    digest of each."""
+    """Returns a program that reads the files named by its arguments, and prints a digest of each.
+
+    way : a key of WAYS, the method of reading
+    """
     return READ.replace("WAY", WAYS[way])
 
 
@@ -81,7 +83,8 @@ class Ground:
         mounted.latency(**SLOW)
 
     def next(self) -> Directory:
-        """Returns a directory for the next test, once all copies of earlier tests are dropped."""
+        """Waits until all copies of earlier tests are dropped. Returns a directory for the next
+        test."""
         if self.session.daemon is None:
             self.session.start().wait_scanned()
         self.session.wait_idle()
@@ -124,7 +127,8 @@ def source(ground: Ground) -> Directory:
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
     """The session that all tests share. Of the test's directory, only file 1 has a copy."""
-    # The daemon grants no room before a program uses files, so it opens the first file itself.
+    # The engine takes no descriptor before it is granted room, and the daemon grants room only
+    # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
     source.reset()
@@ -172,7 +176,7 @@ def test_the_source_sees_one_open_and_every_byte_once(
 
 
 def takers(session: Session) -> int:
-    """Returns how many of the daemon's threads take descriptors."""
+    """Returns how many of the daemon's threads receive descriptors from programs."""
     names = Path("/proc", str(session.status()["pid"]), "task").glob("*/comm")
     return [name.read_text() for name in names].count("monarch-take\n")
 
@@ -180,7 +184,8 @@ def takers(session: Session) -> int:
 def test_no_more_threads_than_descriptors_that_come_at_once(
     session_factory: Factory, own_source: SlowSource
 ) -> None:
-    """One thread takes a descriptor, and another waits for the next."""
+    """Programs hand over one descriptor after the other. While one thread of the daemon receives a
+    descriptor, another waits for the next one, so few threads are enough."""
     session = session_factory(own_source.mountpoint).start()
     session.wait_scanned()
     for seed in range(1, MANY + 1):
@@ -278,7 +283,8 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # The daemon grants no room before a program uses files, so it opens the first file itself.
+        # The daemon may open the first file itself, because it grants the engine no room for fills
+        # before a program uses files.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
@@ -286,8 +292,9 @@ def test_larger_files_are_opened_once_too(
 def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
-    """The daemon fills a file that is read at random while the program has it open, because the
-    program may never read all of it, and may keep it open until the program ends."""
+    """If a program reads a file at random, the daemon fills the file while the program still has it
+    open. The program may never read all of the file, and may keep it open until the program
+    ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
@@ -297,8 +304,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """A claim ends after a second. The claim of a slow reader is renewed as long as the reader
-    reads."""
+    """A program claims a file while it reads it, so that the daemon does not read the file too. A
+    claim ends after a second, but a slow reader's claim is renewed as long as it reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
@@ -341,8 +348,8 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """The claim of a killed or stopped reader ends by itself. Then the daemon fills the file, and
-    another program reads it."""
+    """A program claims a file while it reads it. If the program is killed or stopped, the claim
+    ends by itself. Then the daemon fills the file, and another program reads it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
@@ -472,8 +479,9 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 
 
 def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
-    """The daemon holds the same open file description for a moment. A lock that the program takes
-    must nevertheless end when the program closes its descriptor."""
+    """A descriptor that was handed over refers to the program's own open file description, and the
+    daemon holds it for a moment. Even then, a lock that the program takes must end when the program
+    closes its descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -490,9 +498,9 @@ for path in sys.argv[1:]:
 def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """When a program locks a file, the daemon closes the descriptor that it got from the program.
-    The daemon would need long to make the copy, because it must read the whole file from the source
-    again, and the lock does not wait for that."""
+    """When a program locks a file, the daemon closes the descriptor that the program has handed
+    over. It does so before the copy is finished, because the lock must not wait for the copy. Here
+    a copy takes long, because the daemon must read the whole file from the source again."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys
@@ -510,7 +518,8 @@ for path in sys.argv[1:]:
     source.latency(read=0.001)
     with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
         session.wait_scanned()
-        # The daemon grants no room before a program uses files.
+        # The daemon grants the engine room only when a program uses files. So a program opens the
+        # first file, and the engine can take descriptors of the others.
         touch = "import os, sys\nos.close(os.open(sys.argv[1], 0))"
         session.python(touch, source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the first copy")
@@ -525,8 +534,9 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """On a mount that keeps no pages, the daemon would read from the source again what a program
-    has read. The daemon learns this, and then reads the files for the programs instead."""
+    """A mount keeps no pages of files in memory, so the daemon would read from the source again
+    what a program has read. The daemon notices this, and then reads the files before the programs
+    do."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

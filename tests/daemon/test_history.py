@@ -16,8 +16,8 @@ def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: i
 
 
 def told(history: History) -> dict[str, Any]:
-    """Returns the points of the history, without the last one, which `History.told` adds for the
-    moment that it is given."""
+    """Returns the points of the history. Leaves out the last point, which `History.told` adds for
+    the moment of the question."""
     found = history.told(moment(1e9, [0]))
     return {name: column[:-1] for name, column in found.items()}
 
@@ -31,7 +31,7 @@ def test_a_run_of_any_length_has_few_points() -> None:
     found = told(history)
     assert {len(column) for column in found.values()} == {len(found["seconds"])}
     assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
-    # The points are at about equal distances, and each has the counts of its moment.
+    # The points are about equally far apart in time. Each has the counts of its moment.
     assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
     assert found["seconds"][-1] > seconds - 40
     turns = np.round(np.array(found["seconds"]) / 0.05) - 1
@@ -57,8 +57,8 @@ def test_idle_time_needs_no_points() -> None:
 
 
 def test_who_has_read() -> None:
-    """A slot counts as a reader if its count of opens has changed since the last point, or since
-    the point before that. When points are merged, the largest number of readers stays."""
+    """A thread counts as a reader at a point if it has opened files since the last point or the
+    point before that. If two points are merged, the larger number of readers is kept."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -101,8 +101,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """The least amount of available memory stays when points are merged, and when points are left
-    out because nothing happens."""
+    """If points are merged, or are left out because nothing happens, the least amount of available
+    memory is kept."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

@@ -44,7 +44,7 @@ def shut(engine: Engine, tmp_path: Path) -> Path:
 
 
 def number_of(engine: Engine, name: str) -> int:
-    """Returns the claim number of a file that the catalog does not know."""
+    """Returns the number by which programs claim a file that the catalog does not know."""
     ino = (engine.source / name).stat().st_ino
     return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
 
@@ -94,8 +94,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the marks of the wanted files, as the loop does before policy decides on the files.
-    Returns the files' entries."""
+    """Takes the marks of the files that are wanted, like the daemon's loop before it decides on
+    fills. Returns the files' entries in the catalog."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(
@@ -105,7 +105,7 @@ def wanted(engine: Engine) -> list[int]:
 
 
 def turn(engine: Engine) -> None:
-    """Tells the engine that the loop takes a turn."""
+    """Makes the engine believe that the daemon's loop takes a turn."""
     engine.is_left()
 
 
@@ -163,8 +163,8 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
-    """The descriptor is closed after policy was asked and the loop has had two turns in which
-    policy ordered no fill of the file."""
+    """The loop learns of the file, and then takes two turns without an order for a fill of the
+    file. After that the engine closes the descriptor that was handed over."""
     engine.grant(NOTHING)
     hand(engine, by, "f1", 1)
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")

@@ -49,8 +49,8 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 
 @given(st.lists(st.tuples(st.sampled_from([*ALL, None]), st.booleans())))
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
-    """Each directory asked for is listed. In `asked`, None stands for a walk, which lists
-    directories that were asked for before."""
+    """Each directory that is asked for is listed by a later walk. `asked` has the directories in
+    order. None stands for a walk, which lists the directories asked for so far."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:
@@ -62,11 +62,11 @@ def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None
                 d for d in ALL for w in directories if d == w or (goes_below and lies_in(d, w))
             }
             listed.update(walked)
-            assert len(walked) >= len(directories), "one lies in another"
+            assert len(walked) >= len(directories), "one of the directories lies in another"
     assert not len(parts)
     assert set(listed) == expected
-    # A directory may be listed alone, then with all below it, and then once more with each
-    # directory above it.
+    # A directory may be listed several times: alone, with all directories below it, and once as
+    # part of each directory above it.
     assert max(listed.values(), default=0) <= DEPTH + 2
 
 
@@ -147,7 +147,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # one file in each directory is no reason to list it
+    read(session, *first)  # one file in each directory: no directory is listed
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}
@@ -225,8 +225,8 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """There are two sources. In one case, the daemon knows the whole of one source; in the other
-    case, it knows neither as a whole. Changes are seen in both cases."""
+    """There are two sources, and a file of the first source changes. Either the daemon has listed
+    the whole first source before, or it has listed only the directories that programs read."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":
@@ -256,12 +256,12 @@ def test_changes_are_seen_while_a_directory_is_listed(
     new = tree.digests["new"]
     name = str(path.relative_to(tree.root))
     wait_until(lambda: session.python(DIGEST, path).strip() == new, what="the new file")
-    assert not session.status()["scanned"], "it was listed too soon"
+    assert not session.status()["scanned"], "the source was listed too soon"
     assert name in known(session)
 
 
 def test_warm_takes_directories_with_long_names(session_factory: Factory, tmp_path: Path) -> None:
-    """`warm` takes more names than fit into one request to the daemon."""
+    """`monarch warm` is given more names than fit into one request to the daemon."""
     deep = "/".join(["n" * 200] * 17)
     files = Files(tmp_path / "source")
     for number in range(350):

@@ -29,7 +29,8 @@ Spawned = tuple[subprocess.Popen[bytes], int, DaemonConnection]
 def spawned(
     session_factory: Callable[..., Session], tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Spawned]:
-    """A daemon, the writing end of the daemon's lifeline, and a connection to the daemon."""
+    """A daemon, the writing end of the daemon's lifeline, and a connection to the daemon. The
+    lifeline is a pipe: if its writing end is closed, the daemon ends."""
     session = session_factory(tree)
     monkeypatch.setenv("MONARCH_SHM", str(session.shm))
     reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -81,7 +82,7 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
-            time.sleep(0.0005)  # leaves the daemon CPU time to stop
+            time.sleep(0.0005)  # the daemon needs CPU time to stop
         assert session.daemon.poll() == 0
 
 

@@ -24,7 +24,7 @@ LONG = 0.6
 def test_a_loop_that_is_rung_all_the_time_rests(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The loop uses only a small part of a core even if programs ring its doorbell all the time."""
+    """The loop uses only a small part of a core even if programs wake it all the time."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
     session = session_factory(root).start()
@@ -43,8 +43,8 @@ def test_a_loop_that_is_rung_all_the_time_rests(
 def test_a_loop_that_nobody_rings_sleeps_long(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If no plan waits for reports of opens, the loop sleeps long even while programs make such
-    reports, which they do if there is a staging area. Short sleeps would be expensive, because each
+    """There is a staging area, so programs report their opens. Without a plan, nothing in the loop
+    waits for these reports, so the loop sleeps long. Short sleeps would be expensive, because a
     turn on a core that has slept starts with cold caches."""
     root, area = tmp_path / "source", tmp_path / "staging"
     area.mkdir()

@@ -1,5 +1,5 @@
-"""The loop goes on, and tries again later, if the system cannot start the thread that compares
-names and attributes with the source."""
+"""The daemon compares its catalog with the source in a thread. If the system cannot start this
+thread, the daemon's loop goes on, and tries again later."""
 
 from __future__ import annotations
 

@@ -110,8 +110,8 @@ def test_an_open_waits_for_a_fill_under_way(
 def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
     session_factory: Callable[..., Session], slow: SlowSource, old_files: OldFiles
 ) -> None:
-    """An open makes the daemon begin the queued fill at once, and the program does not open the
-    file at the source."""
+    """The fill of a file is still queued when a program opens the file. Then the daemon begins the
+    fill at once, and the program waits for it instead of opening the file at the source."""
     session = start(session_factory, slow, shared_tpool_size=FIRST + 1)
     files = old_files.flat
     names = sorted(files.digests)[: FIRST + 2]
@@ -121,7 +121,8 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(first) == files.digests[first.name]
         before = slow.counts()
         slow.latency(read=60)
-        begin_fill(session, slow, *others)  # as many fills as may be in flight at first
+        # FIRST fills, which is the initial limit on fills in flight
+        begin_fill(session, slow, *others)
         slow.latency(open=LATENCY_S, read=LATENCY_S)
         order(session, last)
         wait_until(lambda: session.status()["sources"][0]["filling"] == FIRST + 1, what="the order")
@@ -149,7 +150,7 @@ def test_an_open_waits_no_longer_than_the_source_takes(
         # The fill takes a minute, but the program opens the source's file after 0.1 to 0.2 s.
         wait_until(lambda: slow.counts()["open"] > opens, timeout=20, what="an open of the source")
         slow.latency(read=0)
-        # A new reader does not know yet how long the source takes. It opens a file that nobody
-        # fills.
+        # A new reader, which does not know yet how long the source takes, opens a file for which no
+        # fill was ordered.
         with reader(session) as other:
             assert other.read(third) == files.digests[third.name]

@@ -51,7 +51,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-# Without --long, test_tracker.py and nodes/test_planned_failures.py cover this case.
+# Runs only with --long. test_tracker.py and nodes/test_planned_failures.py always run, and cover
+# this case.
 @pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
@@ -68,8 +69,9 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
+# Runs only with --long. test_ranks_read.py always tests ranks that follow a plan.
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
-@pytest.mark.long  # without --long, test_ranks_read.py covers ranks that follow a plan
+@pytest.mark.long
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     about: dict[str, Any] = {"ranks": 2, "epochs": 2}
     session = site.session(site.plan(**about))
@@ -81,7 +83,8 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# Without --long, test_tracker.py tests plans of several jobs, and the next test runs several jobs.
+# Runs only with --long. test_tracker.py always tests plans of several jobs, and the next test
+# always runs several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [
@@ -137,8 +140,8 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:
-    """A plan may name a file by a link to the file, also one in another directory, by a path
-    through a link to a directory, or by a link to a link."""
+    """A plan may name files by symbolic links: a link in the same directory or in another one, a
+    path through a link to a directory, or a link to a link."""
     files = Files(tmp_path / "source").add_many(80, 2000)
     root, plain = files.root, sorted(files.digests)
     (root / "links").mkdir()

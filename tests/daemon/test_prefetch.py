@@ -214,7 +214,7 @@ def test_files_that_had_their_turn_are_their_commands_until_they_are_settled() -
     queue.add(ids[:4], "a")
     assert queue.next(0, 3, sizes, 1e9).tolist() == [0, 1, 2]
     assert queue.had_turn(ids).tolist() == [True, True, True, False, False, False]
-    queue.add_first(ids[1:2])  # there was no room for the file in its turn
+    queue.add_first(ids[1:2])  # file 1 found no room in its turn, so its turn comes again
     assert queue.settle(lambda some: some != 0).tolist() == [1, 2]
     queue.add(ids[2:3], "b")
     assert sorted(queue.take_back("a").tolist()) == [1, 1, 2, 3]

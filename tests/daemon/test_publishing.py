@@ -1,5 +1,5 @@
-"""Which copies are published by the copying threads that have made them, and which by the daemon's
-loop."""
+"""Which copies are published (made known to readers) by the threads that have made them, and which
+by the daemon's loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
     present = word.make(State.PRESENT, 0, 0, copy)
     wait_until(lambda: engine.word(1) == present, what="the copy")
     wait_until(lambda: engine.slots() == 0, what="the slot of its fill")
-    assert not is_rung(engine), "the loop was woken for one copy that serves"
+    assert not is_rung(engine), "the loop must not be woken for a single copy that serves already"
     (result,) = engine.result()
     assert result["is_published"]
     assert engine.catalog.find_copy(0, int(result["copy_ino"])) == 1
@@ -36,7 +36,8 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
 
 
 def test_a_reader_that_waits_for_the_whole_file_is_told(engine: Engine) -> None:
-    # The demand is for a unit that the file does not have, so that no part of the fill answers it.
+    # The reader demands a unit beyond the end of the file. So no finished unit answers this demand;
+    # only the end of the fill does.
     engine.clients.demand[3] = (1 + 1) << 32 | 7 << 12 | 1
     engine.order(1)
     wait_until(lambda: engine.clients.demand[3] == 0, what="the answer")
@@ -73,7 +74,7 @@ def test_what_is_not_to_be_published_is_left_to_the_loop(
     (result,) = engine.result()
     assert not result["is_published"]
     assert engine.word(1) == word.make(State.FILLING, 0, 0, copy)
-    assert engine.slots() == 1, "a waiting reader would not find the map of the fill"
+    assert engine.slots() == 1, "the fill must keep its slot for readers that wait"
     assert is_rung(engine)
     engine.settle()
     assert engine.slots() == 0
@@ -106,7 +107,7 @@ def test_nothing_is_lost_when_the_catalog_grows_under_it(engine: Engine) -> None
 
 
 class Tier:
-    """A tier that records the numbers of the copies that it is told to settle."""
+    """A tier that records for which copies `settle` is called."""
 
     def __init__(self) -> None:
         self.settled: list[int] = []
@@ -146,13 +147,13 @@ def test_a_copy_that_serves_is_counted(engine: Engine, copies: Copies) -> None:
 def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
-    """The file was marked as changed after the engine had checked the changed filter, and before
-    the file's entry became PRESENT."""
+    """A program changes the file while the engine publishes its copy: after the engine has checked
+    that the file is unchanged, and before the file's entry becomes PRESENT."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()
     engine.change(1)
-    # This makes the loop believe that it has handled the mark already, while the file was FILLING.
+    # Here the loop has already handled the mark of the change, when the file was still FILLING.
     copies._changes_seen = int(engine.clients.changes)
     assert copies.made(result).tolist() == [False]
     assert engine.word(1) == word.make(State.BYPASS, Reason.CHANGED, 0, copy)
@@ -198,8 +199,8 @@ def test_what_the_engine_did_not_publish_is_decided_on(
 
 
 def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -> None:
-    """The tier loses the copy whose result nobody has taken yet, and gets no copy from the fill
-    that is under way."""
+    """When the tier is lost, the result of one copy has not been taken yet, and this copy is lost
+    too. The tier gets no copy from the next fill."""
     first = engine.order(1)
     result = engine.result()
     copies.lose_tier(0)
@@ -211,8 +212,8 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
-    """`warm` names a file that is FILLING at first, but PRESENT when the daemon handles the
-    request."""
+    """`monarch warm` names a file whose copy is being made. The copy is finished before the daemon
+    handles the request."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets, by the bytes that the rank has missed or by what the
-plan predicts."""
+"""How many turns each rank of a node gets. This depends on the bytes that the rank has missed, or
+on what the plan predicts."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_nobody_is_left_out_and_no_slice_is_given_twice(loads: list[float]) -> N
     shares = shares_of(np.array(loads))
     assert shares.min() / shares.mean() >= LEAST_LOAD / 2
     assert shares.min() >= 1
-    # With more than MOST_SEARCHED ranks, the rounding of each share and the least share of 1 may
-    # add as much as 1.5 slices per rank.
+    # With more than MOST_SEARCHED ranks, the sum may be larger. Each share is rounded and is at
+    # least 1, which may add as much as 1.5 slices per rank.
     spare = 0 if len(loads) <= MOST_SEARCHED else len(loads) * 1.5
     assert shares.sum() <= SLICES * len(loads) + spare
     for a, b in zip(shares[np.argsort(loads)], shares[np.argsort(loads)][1:], strict=False):
@@ -60,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # A rank has only eight slices on average, so the shares are coarse: the slowest rank may take
-    # up to 1.4 times the mean.
+    # The shares are coarse, because a rank has only eight slices on average. So the slowest rank
+    # may take up to 1.4 times the mean.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -72,7 +72,8 @@ def test_shares_worked_out_by_hand() -> None:
         [3, 6, 9, 12],
     )
     assert shares_of(np.zeros(3)).tolist() == [1, 1, 1]
-    # A load counts as at least a quarter of the mean load. That quarter is 0.625 here.
+    # A load counts as at least a quarter of the mean load. Here the mean load is 2.5, so the load 0
+    # counts as 0.625.
     assert shares_of(np.array([0.0, 5.0])).tolist() == [1, 8]
     assert len(set(shares_of(np.full(MOST_SEARCHED + 1, 3.0)).tolist())) == 1
 
@@ -117,7 +118,7 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # The engine is told the shares only once as long as they do not change. Ranks that have read
+    # As long as the shares do not change, the engine gets them only one time. Ranks that have read
     # nothing get the mean share.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))

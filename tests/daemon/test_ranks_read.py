@@ -1,5 +1,5 @@
-"""Ranks of one node share what the source gives in proportion to the bytes that each of them
-misses."""
+"""The ranks of a node share what the source gives. Each rank's share is proportional to the bytes
+that it has found no copies of."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Demands:
         self.clients: Any = self.segment.as_struct("struct monarch_clients")
 
     def opens(self) -> None:
-        """Adds opens to the ranks' counters: rank 0 has found copies of all bytes, and rank 1 of
-        none."""
+        """Adds opens to the ranks' counters: rank 0 has found copies of all bytes, and rank 1 has
+        found copies of none."""
         for rank, missed in ((1, 0), (2, MIB)):
             self.clients.rank[rank].opened_bytes += MIB
             self.clients.rank[rank].missed_bytes += missed
@@ -60,7 +60,7 @@ class Demands:
         return [each["share"] for each in self.session.status()["ranks"]]
 
     def demand(self, entries: list[list[int]]) -> None:
-        """Demands files for several ranks. The slots of the ranks alternate.
+        """Demands files for several ranks. In the table of demands, the ranks alternate.
 
         entries : for each rank, the entries of its files"""
         for entry in chain(*entries):
@@ -205,11 +205,12 @@ def read(
     session: Session, program: Path, source: SlowSource, ranks: list[list[int]]
 ) -> tuple[set[int], list[float]]:
     """Runs one reader per rank, all at the same time. The readers compare every byte. The source
-    serves no read before each rank has demanded something. Its pages stay in the page cache,
-    because otherwise opens would wait in the kernel for the reads of fills.
+    serves no read before each rank has demanded a file. The pages of the source's files stay in the
+    page cache; otherwise opens would wait in the kernel for the reads of fills.
 
-    Returns the ranks whose demands were seen, numbered as in demands (0 means no rank), and two
-    maxima of what was seen: the sum of all ranks' shares, and the share of a single rank.
+    Returns the ranks whose demands were seen, numbered as in the table of demands (0 means no
+    rank). Also returns two maxima over the run: of the sum of all ranks' shares, and of the share
+    of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(
@@ -318,7 +319,7 @@ NUMBERED = {
     4: {"LOCAL_RANK": "4"},
     0: {"OMPI_COMM_WORLD_LOCAL_RANK": "0"},
     126: {"SLURM_LOCALID": "126"},
-    # The variable of the innermost launcher counts.
+    # The variable of the innermost launcher decides.
     7: {"SLURM_LOCALID": "1", "MPI_LOCALRANKID": "2", "LOCAL_RANK": "7"},
     2: {"LOCAL_RANK": "", "SLURM_LOCALID": "2"},
 }

@@ -26,8 +26,8 @@ from monarch_py.plan.samplers import Listed
 (FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # the number of files that are read at a time
 AREA = 2 * MIB
-# WINDOW: the largest number of files that fit into seven eighths of the area. LEAST: the number
-# that still fits if the area's directory and rounding take some of this room.
+# The area may hold WINDOW files, which take seven eighths of it. The directory of the area and
+# rounding take some of this room, but at least LEAST files fit.
 WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 
@@ -47,7 +47,7 @@ class Training:
         self.orders = [[int(names[i]) for i in epoch] for epoch in epochs]
 
     def session(self, tier: Path) -> Session:
-        """Returns a session that is not started, whose tier has room for all files."""
+        """Returns a session whose tier has room for all files. The session is not started."""
         area = self._place / "area"
         for place in (tier, area):
             place.mkdir(exist_ok=True)

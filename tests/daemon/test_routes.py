@@ -1,5 +1,5 @@
-"""The rates that are measured for each place, and the choice, by these rates, of the place that a
-file is fetched from."""
+"""The daemon measures the rate of each place from which files can be fetched, and chooses the place
+of a file by these rates."""
 
 from __future__ import annotations
 
@@ -85,14 +85,15 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # after this, the peer counts as tried recently
+    site.choice()  # the peer now counts as tried recently
     return site
 
 
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
-    """The source may replace the second of two holders, whichever holder is asked first. The owner
-    is known to have the file, and the other node may have it."""
+    """Two other nodes may hold a file. The owner is known to have it, and the other node may have
+    it. If both are slow, the source takes the place of the node that would be asked second, no
+    matter which of the two is asked first."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)
     asked = np.array([[first, PEER + OTHER - first]] * 2, dtype=np.int32)
@@ -139,10 +140,10 @@ def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
 
 def test_the_sure_size_follows_what_is_measured_and_the_setting() -> None:
     site = Site()
-    assert site.places.sure_bytes() > 1 << 40, "without measurements, the size is not limited"
+    assert site.places.sure_bytes() > 1 << 40, "without measurements, the size must not be limited"
     site.measured(PEER + 1, 10 * MB)
     assert site.places.sure_bytes() == pytest.approx(1 * MB), (
-        "as many bytes as the node brings in 0.1 s"
+        "the size must be what the node brings in 0.1 s"
     )
     site.measured(PEER + 1, 1 * MB, seconds=100)
     assert site.places.sure_bytes() == pytest.approx(0.1 * MB)
@@ -157,16 +158,22 @@ def test_the_first_copy_is_the_owners_to_read_however_slow_it_is() -> None:
     site.measured(PEER + 1, 0.01 * MB)
     assert site.choice() == [PEER]
     site.has()
-    assert site.choice() == [PEER + HAS_IT], "tried for the first time"
+    assert site.choice() == [PEER + HAS_IT], (
+        "a node with a copy must be tried once, even if it is slow"
+    )
     assert site.choice() == [NOBODY]
-    assert site.choice(files=2) == [NOBODY, PEER], "of the second nobody knows it"
+    assert site.choice(files=2) == [NOBODY, PEER], (
+        "only of the first file is it known that the node has a copy"
+    )
 
 
 def test_what_the_peer_brings_in_time_is_left_to_it() -> None:
     site = slow_peer()
     assert site.choice(due_s=0.9) == [NOBODY]
     assert site.choice(due_s=1.1) == [PEER + HAS_IT]
-    assert site.choice(size=50_000) == [PEER + HAS_IT], "nobody takes notice"
+    assert site.choice(size=50_000) == [PEER + HAS_IT], (
+        "for a small file, the slow node is fast enough"
+    )
 
 
 def test_ties_go_to_the_peer() -> None:
@@ -247,7 +254,8 @@ RATES = st.floats(1e4, 1e10)
 
 @given(RATES, RATES, st.integers(1, 40))
 def test_rates_follow_what_is_measured(before: float, after: float, looks: int) -> None:
-    """An estimated rate falls as quickly as it rises, and stays between the measured rates."""
+    """The estimated rate approaches a new measured rate equally fast from above and from below. It
+    stays between the measured rates."""
     site = Site()
     site.measured(SOURCES, before)
     for _ in range(looks):
@@ -285,7 +293,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # The time that the open takes counts as time for the bytes that come after the open.
+    # The time of an open, which brings no bytes, counts as time for the bytes that come after it.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)

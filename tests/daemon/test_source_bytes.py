@@ -1,5 +1,5 @@
-"""Even in the first epoch, the source serves every byte only once, in whatever way programs read
-the files."""
+"""Even in the first epoch, the source serves every byte only once, no matter how programs read the
+files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_random_reads_of_large_files(
         assert served_share(session, source, 4 * 12 * MIB, reader) <= 1.05
 
 
-@pytest.mark.long  # without --long, the next test covers this case
+@pytest.mark.long  # Runs only with --long. The next test always runs, and covers this case.
 @pytest.mark.parametrize("way", ["read,late", "random,late"])
 def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
@@ -136,9 +136,9 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve some bytes twice, on a busy machine a fifth of all bytes. The reason is
-    that FUSE's own open() reads again what the fill has read meanwhile (see the test before this
-    one)."""
+    """The source may serve some bytes twice: on a busy machine, a fifth of all bytes is served twice.
+    Here a fill may begin while the reader's open() is under way. FUSE's open() then throws away the
+    pages that the fill has just read, and they are read again."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)

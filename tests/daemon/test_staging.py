@@ -1,4 +1,5 @@
-"""The staging area holds copies that come and go, of files for which the tiers have no room."""
+"""The staging area holds copies of files for which the tiers have no room. Such a copy is dropped
+when another file needs its room."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns the entries, rounded down to multiples of 64, of the files that clients have opened
-    and whose opens the daemon has not noted yet."""
+    """Returns which files clients have opened although the daemon has not noted the opens yet: the
+    entries in the catalog, rounded down to multiples of 64."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
@@ -54,7 +55,7 @@ def opened(session: Session) -> list[int]:
 
 
 def read(session: Session, *paths: Path) -> None:
-    """Reads files in this order, each whole, in one process."""
+    """Reads the files completely, in this order, in one process."""
     script = "import sys; [open(name, 'rb', 0).read() for name in sys.argv[1:]]"
     assert session.run([sys.executable, "-I", "-S", "-c", script, *paths]).returncode == 0
 
@@ -93,7 +94,7 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     assert 0 < in_tier < 8
     assert 5 <= told["files"] <= 13
     assert told["staged"] - told["dropped"] == told["files"]
-    assert told["staged"] > MANY, "files that were dropped are staged again in each epoch"
+    assert told["staged"] > MANY, "files that were dropped must be staged again in each epoch"
     assert source["present"] == in_tier + told["files"]
     assert source["absent"] == MANY - source["present"], "dropped files must be absent"
     assert source["bypass"] == {}
@@ -111,7 +112,7 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     paths = sorted(files.root.iterdir())
     read_each(session, paths[:6])  # one copy is in the tier, and five are staged
     assert staged(session) == 5
-    read(session, paths[1])  # the program opens the copy, and asks the daemon for nothing
+    read(session, paths[1])  # the program opens the copy without asking the daemon
     wait_until(lambda: not opened(session), what="the turn in which the daemon notices the open")
     read_each(session, paths[6:7])
     hits = session.totals()["hits"]
@@ -140,7 +141,8 @@ def test_a_file_larger_than_the_area_is_left_to_the_source(
 def test_without_anything_to_drop_the_source_serves_this_time(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The area has room for one of the files, which is being filled and cannot be dropped."""
+    """The area has room for one of two files. One file is being filled, so its copy cannot be
+    dropped to make room for the other."""
     mounted = slow_factory()
     files = Files(mounted.backing).add_many(2, 700_000)
     one, other = sorted(path.name for path in files.root.iterdir())
@@ -167,9 +169,9 @@ def test_without_anything_to_drop_the_source_serves_this_time(
 def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A reader that finds the area full waits until room is made, and then reads from the copy. The
-    fill begins with the read, because FUSE would read again what a fill had read during the
-    open."""
+    """A reader that finds the area full waits until there is room, and then reads from the copy.
+    Here no fill begins before the program's read: FUSE would read again what a fill had read during
+    the open."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}

@@ -84,9 +84,10 @@ def test_threads_without_work_give_their_memory_back(
 def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The limit on the address space prevents the start of more threads, because each thread takes
-    more than 1 MiB of addresses."""
-    source = slow_factory(keep_pages=True)  # otherwise an open would wait for the read of a fill
+    """Each thread takes more than 1 MiB of address space. A limit on the address space prevents the
+    daemon from starting more threads."""
+    # With `keep_pages`, an open need not wait for the read of a fill.
+    source = slow_factory(keep_pages=True)
     make_files(source.backing, 2 * MANY, 1000)
     session = session_factory(source.mountpoint, min_reads=MANY).start()
     session.wait_scanned()

@@ -1,5 +1,5 @@
-"""The daemon follows plans by the files that programs open, although workers read ahead. It finds
-the job's position, drops a wrong plan, and keeps a right one."""
+"""The daemon follows plans: from the files that programs open, it finds the job's position,
+although workers read ahead. It drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks are done after `turns` turns, in each of which the caller asks
-    once."""
+    """An executor whose tasks are done only after the caller has asked `turns` times, once in each
+    turn of the loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -72,8 +72,8 @@ class InTime(Executor):
 
 
 class Manager(PlanManager):
-    """A manager whose filler does nothing. Exceptions in a tracker are raised, and do not drop the
-    plan."""
+    """A manager of plans that fills nothing. An exception in a tracker is raised; it does not drop
+    the plan as in a real manager."""
 
     def __init__(self) -> None:
         super().__init__([], MagicMock())
@@ -130,7 +130,8 @@ def opens(trackers: list[PlanTracker], turn: Iterable[int]) -> None:
 
 
 def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0) -> Iterator[int]:
-    """The units that the workers open, from batch `skip` on."""
+    """Yields the numbers of the files, in the order in which the workers open them, from batch
+    `skip` on."""
     return iter(Ranks(tracker.timeline, epoch, rng, in_order=False, skip=skip))
 
 
@@ -147,8 +148,8 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """Eight workers that hold four batches each have up to a third of an epoch under way. If
-    several nodes read parts of their own, up to two thirds are under way."""
+    """Eight workers hold four batches each, which can be a third of an epoch. If several nodes read
+    parts of their own, the workers hold up to two thirds of an epoch."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (
@@ -170,9 +171,9 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     "size", cases([(82, 1), (100, 1), (100, 4), (150, 4), (330, 1)], short=[(82, 1), (100, 4)])
 )
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
-    """After an epoch that fits the plan, the window of the last accesses still has fitting
-    accesses. The tracker must not take a large part of a short epoch for files that the job opens
-    twice.
+    """A job reads one epoch by the plan, and then one with another seed. At first, many of the
+    latest accesses still fit the plan. In a short epoch, the tracker must not take the other
+    accesses for files that the job opens twice.
 
     size : steps of an epoch, and ranks"""
     steps, ranks = size
@@ -213,7 +214,9 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
-    """The last accesses before the search may lie partly in one epoch and partly in the next."""
+    """A job goes on in another epoch, shortly before the epoch's end. The tracker finds it,
+    although the last accesses before the search may lie partly in this epoch and partly in the
+    next."""
     steps, rng = 100, random.Random(seed)
     tracker = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
     for epoch in (2, 3):
@@ -345,7 +348,8 @@ def test_a_search_finds_the_run_that_most_of_the_opens_fit(
 
 
 def test_a_search_that_takes_long_ends_where_the_job_is_by_then() -> None:
-    """During the search, the job advances by more than the plan's window."""
+    """The tracker finds the job even if the job advances by more than the plan's window during the
+    search."""
     files, rng = BATCH * 1000, random.Random(3)
     executor = InTime(0)
     tracker = course_of(training(files), files=files, epochs=2, executor=executor)

@@ -45,8 +45,9 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
-    """Demands the file for a reader, and answers settled demands. Returns how many readers still
-    wait, and whether this reader is one of them."""
+    """Demands the file for a reader, and lets the daemon's code answer the demands for all files on
+    which it has decided. Returns how many readers still wait, and whether this reader is one of
+    them."""
     clients.demand[5] = (0 + 1) << 32 | 1
     waiting = int(lib.monarch_answer_settled(clients, catalog.c))
     return waiting, bool(clients.demand[5])
@@ -55,7 +56,8 @@ def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
 def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
-    """The file was opened after the daemon last took requests, so the file is still ABSENT."""
+    """The file was opened after the daemon last read the requests of readers, so the file is still
+    ABSENT."""
     assert answers(clients, catalog) == (0, False), (
         "the demand of an unwanted file must be answered"
     )
@@ -189,8 +191,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The total time of waits of mappings that end without the data is limited. In this test, the
-    limit allows two waits of 0.2 s each."""
+    """Programs that map a file wait for its copy. The total time of such waits that end without the
+    data is limited. In this test, the limit allows two waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
@@ -239,7 +241,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
 def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
     clients: Any,
 ) -> None:
-    clients.wanted.word[77] = 1 << 5  # the bit of this word in `summary` is not set
+    clients.wanted.word[77] = 1 << 5  # as if the client died before it set the bit in `summary`
     entry = 77 * 64 + 5
     assert take(clients, 64) == []
     assert lib.monarch_want_file(clients, entry)
@@ -249,8 +251,8 @@ def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_nex
 def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """Python passes at most 2,048 orders at a time to the engine; the other requests of a turn are
-    not lost."""
+    """In one turn, the daemon's loop passes at most 2,048 orders for fills to the engine. Further
+    requests of the turn must not be lost."""
     files = make_files(tmp_path / "source", sized(2500, 5000), 16)
     session = session_factory(tmp_path / "source").start()
     session.wait_scanned()

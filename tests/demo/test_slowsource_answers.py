@@ -169,14 +169,14 @@ def test_what_another_user_makes_is_that_users(source: SlowSource) -> None:
 
 def python_for(user: str) -> list[str]:
     """Returns the command of an interpreter that runs as `user`. Skips the test if the user may run
-    none."""
+    no interpreter."""
     become = ["setpriv", f"--reuid={user}", f"--regid={user_group(user)}", "--clear-groups"]
     script = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import monarch_py.demo"
     for python in (sys.executable, "/usr/bin/python3"):
         ran = subprocess.run([*become, python, "-c", script], capture_output=True, check=False)
         if ran.returncode == 0:
             return [*become, python]
-    pytest.skip(f"no interpreter here, or not this checkout, is open to the user {user}")
+    pytest.skip(f"the user {user} can run no interpreter here, or cannot read this checkout")
 
 
 def user_group(user: str) -> int:

@@ -17,7 +17,8 @@
 
 #include "hold.h"
 
-#define OF_HOLD 10 /* descriptors that hold opens: two pipes and a filter for each thread */
+/* The number of descriptors that hold() opens: two pipes and a filter for each thread. */
+#define OF_HOLD 10
 
 static int fd, before, status = -1;
 static const char *call;
@@ -49,7 +50,7 @@ int main(int argc, char **argv) {
     call = argv[1];
     fd = open(argv[2], O_RDONLY);
     must(fd >= 0, "open");
-    must(lseek(fd, 0, SEEK_SET) == 0, "lseek"); /* prevents the promotion of the descriptor */
+    must(lseek(fd, 0, SEEK_SET) == 0, "lseek"); /* an lseek prevents the promotion of fd */
     puts("open");
     fflush(stdout);
     getchar();

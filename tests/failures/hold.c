@@ -24,7 +24,7 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* a pipe: a byte once the listener exists, one at the end */
+    int done, into_done;    /* a pipe: gets a byte when the listener exists, and one at the end */
     int begins, into_begin; /* a pipe: gets a byte when the thread may begin */
 };
 
@@ -73,7 +73,7 @@ static void *run(void *data) {
 
 static int high(int low) {
     int number = fcntl(low, F_DUPFD_CLOEXEC, FIRST_NUMBER);
-    must(number >= 0 && close(low) == 0, "a high number");
+    must(number >= 0 && close(low) == 0, "dup to a high number");
     return number;
 }
 
@@ -87,7 +87,7 @@ static void begin(struct thread *t) {
     t->begins = high(ends[0]);
     t->into_begin = high(ends[1]);
     must(pthread_create(&t->id, NULL, run, t) == 0, "pthread_create");
-    must(read(t->done, &byte, 1) == 1, "its filter");
+    must(read(t->done, &byte, 1) == 1, "wait for the thread's filter");
     t->listener = high(t->listener);
     must(write(t->into_begin, "", 1) == 1, "write");
 }
@@ -102,14 +102,14 @@ static int asks(const struct thread *t, struct seccomp_notif *asked) {
     if (!(at[0].revents & POLLIN))
         return 0;
     memset(asked, 0, sizeof *asked);
-    must(ioctl(t->listener, SECCOMP_IOCTL_NOTIF_RECV, asked) == 0, "what it asks");
+    must(ioctl(t->listener, SECCOMP_IOCTL_NOTIF_RECV, asked) == 0, "receive the held call");
     return 1;
 }
 
 static void let_go(const struct thread *t, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp go = {.id = asked->id, .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
     if (ioctl(t->listener, SECCOMP_IOCTL_NOTIF_SEND, &go) != 0)
-        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1); /* EINVAL before Linux 5.5 */
+        exit(errno == EINVAL ? HOLD_UNAVAILABLE : 1); /* Linux before 5.5 returns EINVAL */
 }
 
 /* Lets the thread make all its further calls, until it ends. */

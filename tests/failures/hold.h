@@ -2,7 +2,7 @@
 #ifndef HOLD_H
 #define HOLD_H
 
-#define HOLD_UNAVAILABLE 77 /* the program's exit status where hold cannot work */
+#define HOLD_UNAVAILABLE 77 /* exit status if the kernel refuses a seccomp listener */
 
 /* Runs `first` in a thread. When this thread is about to make the system call `call` for the nth
  * time, with `argument` as the call's first argument (-1: any), a seccomp filter holds the thread,

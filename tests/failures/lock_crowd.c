@@ -1,6 +1,6 @@
 /* Changes a POSIX lock in one thread while another thread locks and closes descriptors. When a
- * program locks a copy, the library opens a descriptor of its own, to lock the source's file, and
- * closes that descriptor when the program closes the copy.
+ * program locks a copy, the library opens a descriptor of the source's file, and locks this file
+ * too. It closes this descriptor when the program closes the copy.
  *
  *   lock_crowd fcntl|lockf FILE OTHER
  *
@@ -11,7 +11,7 @@
  * Prints three lines: the result of the first thread's call; 1 if the second thread has closed
  * OTHER MOST times, otherwise 0; the result of the first thread's call when it is repeated without
  * the second thread.
- */
+ * */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -68,7 +68,7 @@ static void await_sleep(int number) {
         int is_known = stat && fscanf(stat, "%*d (%*[^)]) %1s", state) == 1;
         if (over[number])
             exit(OVER);
-        must(is_known, "it has not waited");
+        must(is_known, "the read's wait or end was not seen");
         fclose(stat);
         usleep(1000);
     }

@@ -203,9 +203,9 @@ print(hashlib.sha256(os.read(fd, 1 << 20)).hexdigest())
 def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A read that has begun gives the bytes of the file that was opened, whatever happens to the
-    name. Meanwhile, the daemon learns that the name belongs to another file, and then this other
-    file is replaced as well."""
+    """A read has begun, and gives the bytes of the file that was opened. During the read, the
+    daemon learns that the name belongs to another file, and then this other file is replaced as
+    well."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)
     behind.wait_until_old()
@@ -231,7 +231,7 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
         second = replace(1)
         entries = session.connection.ask("look", paths=[[0, name]])["entries"]
         session.connection.ask("warm", entries=entries, ticket="test")
-        wait_until(lambda: known_inode() == second, what="the daemon's look")
+        wait_until(lambda: known_inode() == second, what="the new inode number")
         replace(2)
         assert reader.poll() is None, "the read was over too soon"
         slow.latency(read=0)
@@ -272,7 +272,7 @@ def test_a_file_that_a_program_holds_open_for_writing_is_left_to_the_source(
         session = session_factory(files.root).start()
         session.wait_scanned()
         session.want_all()
-        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the others")
+        wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the other copies")
         writer.write(b"later")
         files.digests["f00001"] = digest(files.path("f00001").read_bytes())
         check_all(session, files)
@@ -303,8 +303,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     files.add("other", 50_000)
     view = mapped(path)
     view[0] ^= 1
-    # Because its time is in the future, the file counts as just changed, however late its fill
-    # begins.
+    # A time in the future makes the file count as just changed, however late its fill begins.
     os.utime(path, (time.time() + 3600,) * 2)
     times = (path.stat().st_mtime_ns, path.stat().st_ctime_ns)
     (tmp_path / "tier").mkdir()
@@ -319,7 +318,7 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
             lambda: (
                 session.status()["sources"][0]["bypass"] == found or "mapped" in copies_in(session)
             ),
-            what="the second look",
+            what="the second comparison",
         )
         return bool(session.status()["sources"][0]["bypass"] == found)
 

@@ -30,7 +30,9 @@ FILE_LIMIT_S = 15.0
 
 
 def moment_before_scan_ends(session: Session) -> None:
-    wait_until(lambda: session.status()["catalog_entries"], what="a file that a reader told of")
+    wait_until(
+        lambda: session.status()["catalog_entries"], what="a file that a reader has reported"
+    )
     assert not session.status()["scanned"]
 
 
@@ -58,7 +60,7 @@ def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[No
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
-        source.latency(getattr=0.25)  # 20 s for the scan, 1 or 2 s for the reader's first file
+        source.latency(getattr=0.25)  # the scan takes 20 s, and the reader's first file 1 or 2 s
     yield
     source.rate(0)
     source.latency(getattr=0)
@@ -88,8 +90,8 @@ def files(source: SlowSource) -> Files:
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
 # Each moment with each kind of tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-# `moment_present` is tried only with --long. In every run, a test of a descriptor below and
-# test_many_daemons.py kill a daemon when all copies are present.
+# `moment_present` is tried only with --long. In every run, a test below and test_many_daemons.py
+# kill a daemon when all copies are present.
 WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
 
@@ -145,7 +147,7 @@ def test_readers_outlive_a_killed_daemon_and_find_the_next(
 
 @pytest.mark.parametrize(
     "moment",
-    cases(MOMENTS, [moment_in_a_fill]),  # the test above kills a daemon at other moments
+    cases(MOMENTS, [moment_in_a_fill]),  # the test above tries other moments
     ids=lambda moment: moment.__name__.removeprefix("moment_"),
 )
 def test_readers_do_not_wait_for_a_stopped_daemon(

@@ -1,5 +1,5 @@
 """A process has no free descriptor when a daemon starts. Even so, the process's changes are
-recorded, and its open files stay as they are. Other tests in this file: a daemon has no free
+recorded, and its open files stay as they are. In the tests of the second part, a daemon has no free
 descriptor."""
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        assert process.wait() == [""]  # the pipe has ended, so no other process has it open
+        # The read gives no byte, so no other process has the pipe open for writing.
+        assert process.wait() == [""]
 
 
 THREADS = """
@@ -199,7 +200,7 @@ def test_a_daemon_without_descriptors_fills_later(
     session.wait_scanned()
     with limited(session, 3):
         check_all(session, files)
-        wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
+        wait_until(lambda: COMPLAINT in session.log.read_text(), what="the daemon's complaint")
     wait_until(lambda: session.status()["sources"][0]["present"] == 10, what="the copies")
     assert session.status()["tiers"][0]["usable"]
     check_all(session, files)
@@ -223,8 +224,10 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             with limited(session, free + 1):
-                wait_until(lambda: COMPLAINT in session.log.read_text(), what="its complaint")
-                wait_until(lambda: wanted(session) == 10, what="the end of a try")
+                wait_until(
+                    lambda: COMPLAINT in session.log.read_text(), what="the daemon's complaint"
+                )
+                wait_until(lambda: wanted(session) == 10, what="the end of the fills")
                 assert session.status()["pending"] == 10
                 assert process.poll() is None
             out, _ = process.communicate(timeout=30)
@@ -315,8 +318,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """A fill that waits for descriptors is ordered again with the same purpose as before: ahead, or
-    for programs that use the file."""
+    """A fill that waits for descriptors is ordered again. The new order is again a fill ahead, or
+    again a fill for programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)

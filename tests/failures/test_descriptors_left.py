@@ -1,4 +1,5 @@
-"""The library leaves no descriptor of its own open, even if the program's descriptor is closed."""
+"""The library leaves no descriptor of its own open, even if the program meanwhile closes the
+descriptor with which the library is working."""
 
 from __future__ import annotations
 

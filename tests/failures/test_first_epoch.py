@@ -74,8 +74,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # The first wait may come a moment later: the readers share the source's rate, so they get their
-    # first units at about the same time.
+    # The readers share the source's rate, so they finish their first units at about the same time.
+    # The first wait is counted only then.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
@@ -368,7 +368,8 @@ int main(int argc, char **argv) {
     }
     if (fwrite(seen, 1, sizeof seen, out) != sizeof seen || fclose(out) != 0)
         return 5;
-    /* A handler that reads waits itself, for most of the time that the program would have. */
+    /* The handler runs often if it jumps out of the reads. Otherwise it waits in its own read, and
+     * may run only once. */
     return calls < (argc > 3 ? 5 : 1);
 }
 """

@@ -183,7 +183,7 @@ CHANGES = [
 ]
 
 
-# Among these cases are each writer and each change, once.
+# These cases cover each writer and each change once.
 EACH = [
     ("the_library", "rewritten"),
     ("another_program", "truncated"),
@@ -257,7 +257,9 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
         os.truncate(source.mountpoint / "1", 0)
         source.rate(0)
         # Wait until the fill has ended, with or without a copy, and no program wants another fill.
-        wait_until(lambda: not told(session)["filling"] + told(session)["wanted"], what="the end")
+        wait_until(
+            lambda: not told(session)["filling"] + told(session)["wanted"], what="the last fill"
+        )
         new = content(1 << 20, SIZE)
         (source.mountpoint / "1").write_bytes(new)
         reader.go()
@@ -286,9 +288,12 @@ def test_bandwidth_is_limited(
     with Reader(epoch_reader, session, "read", UNIT, 4, source.mountpoint, files):
         wait_until(lambda: source.counts()["bytes_read"] > 0, what="the first bytes")
         start, before = time.monotonic(), source.counts()["bytes_read"]
-        wait_until(lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough")
+        wait_until(
+            lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough requests"
+        )
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # In addition, each thread may have a read of 1 MiB under way that was allowed before `start`.
+    # Besides the limit, up to 5 MiB are allowed: each thread may have begun a read of 1 MiB before
+    # `start`.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 
@@ -307,7 +312,7 @@ def test_operations_are_limited(session_factory: Factory, source: SlowSource) ->
 
     wait_until(lambda: asked() > 0, what="the first operation")
     start, before = time.monotonic(), asked()
-    wait_until(lambda: asked() - before > 2 * limit, what="enough")
+    wait_until(lambda: asked() - before > 2 * limit, what="enough requests")
     assert asked() - before <= limit * (time.monotonic() - start) + 15
 
 
@@ -342,7 +347,7 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
             other.end()
         reader.go()
         reader.wait()
-        wait_until(lambda: told(session)["present"] == 2, what="its copy")
+        wait_until(lambda: told(session)["present"] == 2, what="two copies")
         reader.go()
         reader.end()
 
@@ -373,7 +378,7 @@ def test_small_files_leave_no_pages_and_those_that_others_have_read_stay(
     session_factory: Factory, mounts: Mounts
 ) -> None:
     if tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16):
-        pytest.skip("this kernel cannot drop pages behind a read, or not safely")
+        pytest.skip("dropping pages behind a read needs Linux 6.16")
     size = 100_000
     point = mounts.ext4("plain", 64 * MIB)
     files = make_files(point / "data", 20, size)

@@ -183,20 +183,21 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
             started = time.monotonic()
             wait_until(none_for_a_while, what="reads from the source")
             assert time.monotonic() - started < 20
-            wait_until(lambda: session.status()["switched_off"], what="the daemon's look at it")
+            wait_until(lambda: session.status()["switched_off"], what="the daemon's reaction")
             check_all(session, files)
             assert none_for_a_while()
             switch.unlink()
             wait_until(lambda: not none_for_a_while(), what="reads from the copies")
         loop.end()
-    # A file that changes while the switch is off must not be read from its old copy later.
+    # The library is switched off, and a program changes a file. When the library is switched on
+    # again, the file must not be read from its old copy.
     switch.touch()
     changed = files.path("f00002")
     session.python("import sys; open(sys.argv[1], 'wb').write(b'new')", changed)
     files.digests["f00002"] = digest(b"new")
     check_all(session, files)
     switch.unlink()
-    wait_until(lambda: not session.status()["switched_off"], what="the daemon's look at it")
+    wait_until(lambda: not session.status()["switched_off"], what="the daemon's reaction")
     check_all(session, files)
 
 
@@ -204,8 +205,8 @@ def test_a_switch_file_turns_a_running_job_off_and_on(
 def test_another_version_is_said_once(
     session_factory: Callable[..., Session], files: Files, case: tuple[int, int]
 ) -> None:
-    """The library reports once that the daemon has another version. `case` holds how much
-    the daemon's version and the size of its segment [bytes] differ from the library's own. An older
+    """The library reports once that the daemon has another version. The first number of `case` is
+    added to the version, and the second to the size of the daemon's segment [bytes]. An older
     version may have a smaller segment."""
     version, size = case
     session = session_factory(files.root).start()

@@ -49,10 +49,12 @@ def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
             check=False,
         )
         if done.returncode == 77:
-            pytest.skip(f"no seccomp filter can ask here: {done.stderr}")
+            pytest.skip(f"seccomp filters cannot notify a listener here: {done.stderr}")
         assert (done.returncode, done.stderr) == (0, "")
         is_held, *locks = done.stdout.splitlines()
-        assert bool(int(is_held)) == preload, "nothing is closed there"
+        assert bool(int(is_held)) == preload, (
+            "a close was held without the library, or none with it"
+        )
         found.append(locks)
     assert found[0] == found[1]
     assert found[1] == ["0 free", "100 free" if change == "unlock" else "100 locked"]
@@ -84,7 +86,7 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
         wait_until(lambda: session.status()["sources"][0]["present"], what="the copy")
         said, _ = process.communicate("\n")
     if process.returncode == 77:
-        pytest.skip("no seccomp filter can ask here")
+        pytest.skip("seccomp filters cannot notify a listener here")
     assert (process.returncode, said) == (0, "1 locked\n")
 
 
@@ -101,6 +103,6 @@ def test_a_lock_that_is_doubtful_every_time_is_refused(
     session.wait_all_present()
     done = session.run([lock_crowd, call, files.path("a"), files.path("b")])
     if done.returncode == 77:
-        pytest.skip(f"no seccomp filter can ask here: {done.stderr}")
+        pytest.skip(f"seccomp filters cannot notify a listener here: {done.stderr}")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.split() == ["ENOLCK", "0", "done"]

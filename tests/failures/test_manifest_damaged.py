@@ -144,8 +144,8 @@ def newer_version(path: Path) -> None:
 
 
 def wrong_sums(path: Path) -> None:
-    """Makes the recorded checksums wrong. Marks the tier as not ended in order, so that the next
-    daemon checks the copies."""
+    """Makes the recorded checksums wrong. Also records that the last daemon did not end in order,
+    so that the next daemon checks the copies."""
     change(path, "UPDATE copies SET sum = sum + 1", "UPDATE meta SET value = 0 WHERE key = 'clean'")
 
 
@@ -165,7 +165,8 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
-# One damage for each way in which the daemon finds damage and then still uses the tier.
+# Damages after which the daemon still uses the tier: one for each check by which the daemon finds
+# damage.
 EACH_WAY = [
     lost,
     garbage_inside,

@@ -74,12 +74,16 @@ def test_a_process_without_room_for_a_new_daemon(
         process.wait()
         assert first_bytes(session, files.path(name)) == "rewritten"
         # The daemon has marked only this file as changed.
-        wait_until(lambda: settle(session) == {"present": COUNT + 1, "changed": 1}, what="the mark")
+        wait_until(
+            lambda: settle(session) == {"present": COUNT + 1, "changed": 1}, what="a changed file"
+        )
         process.go("rename:d")
         process.wait()
         assert first_bytes(session, files.root / "d" / "file") == "second on"
         maps = Path(f"/proc/{process.process.pid}/maps").read_text()
-        assert f"{session.paths.clients}\n" not in maps  # the old daemon's is "(deleted)"
+        # The process has mapped no segment of the new daemon. In `maps`, a line of the old daemon's
+        # segments ends with "(deleted)".
+        assert f"{session.paths.clients}\n" not in maps
     assert_quiet(session)
 
 
@@ -104,4 +108,6 @@ def test_a_process_that_starts_without_room(
     assert str(session.paths.clients) not in done.stdout
     assert "this process cannot map the segments of the daemon" in done.stderr
     assert first_bytes(session, changed) == "rewritten"
-    wait_until(lambda: settle(session) == {"present": COUNT - 1, "changed": 1}, what="the mark")
+    wait_until(
+        lambda: settle(session) == {"present": COUNT - 1, "changed": 1}, what="a changed file"
+    )

@@ -96,7 +96,7 @@ def test_an_interrupt_afterwards_is_the_commands(
         text=True,
     ) as status:
         wait_until(
-            lambda: any("socket:" in path for path in open_by(status.pid)), what="the question"
+            lambda: any("socket:" in path for path in open_by(status.pid)), what="the open socket"
         )
         status.send_signal(signal.SIGINT)
         out, err = status.communicate(timeout=30)
@@ -132,7 +132,8 @@ def test_a_command_whose_name_the_kernel_cuts_within_a_letter(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     session = session_factory(Files(tmp_path / "source").add_many(1, 20_000).root)
-    for letters in ("", "x"):  # the kernel cuts names to 15 bytes, one of these inside a letter
+    # The kernel cuts the name of a process to 15 bytes. One of these cuts is inside a letter.
+    for letters in ("", "x"):
         script = tmp_path / f"{letters}обучение-модели.sh"
         script.write_text("#!/bin/sh\necho RAN\n")
         script.chmod(0o755)

@@ -127,7 +127,9 @@ def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files)
         program.go()
         program.wait()
         session.forget()
-        wait_until(lambda: not list((tier_root(session.tiers[0]) / "c").iterdir()), what="the end")
+        wait_until(
+            lambda: not list((tier_root(session.tiers[0]) / "c").iterdir()), what="no copies"
+        )
         program.go()
         assert program.wait() == [files.digests["a"], before[0]]
         program.end()
@@ -226,9 +228,9 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One entry for each code path in the library. Each other entry takes the same path as one of these:
-# `readv` the path of `read`, fdopen in C that of `fopen`, and a child that of a program that
-# inherits the descriptor.
+# One entry for each code path in the library. The missing entries take code paths of these entries:
+# `readv` takes the path of `read`, fdopen in C the path of `fopen`, and a forked child the path of
+# a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",
@@ -245,7 +247,7 @@ SOME_WAYS = [
 @pytest.mark.parametrize("way", cases(WAYS, SOME_WAYS))
 def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: str) -> None:
     if way == "a_raw_call" and os.uname().machine != "x86_64":
-        pytest.skip("the number of read() is written down for x86-64 alone")
+        pytest.skip("a_raw_call uses the system call number of read() on x86-64")
     with Steps(session, POSITION.format(way=WAYS[way]), files.path("a")) as program:
         program.wait()
         wait_present(session)
@@ -274,7 +276,7 @@ step(os.lseek(fd, 0, 1))
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the first read must find no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so the first read finds no copy
     with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -298,11 +300,11 @@ LOCKS = {
 # The locks are shared: the descriptor is not open for writing, so F_WRLCK would fail with EBADF.
 LOCKING = """
 LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-signal.signal(signal.SIGIO, signal.SIG_IGN)  # a lease is broken by a signal
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel sends SIGIO to break a lease
 path, where = sys.argv[1:]
 fd = os.open(path, 0)
 reader = os.open(path, 0) if where == "another" else fd
-step()  # nothing was read: the copy may be there by now, and a read would promote what it reads
+step()  # no read so far: the copy may be complete, and a read would then promote the descriptor
 if where == "of_the_copy":
     fd = os.open(path, 0)
 {lock}
@@ -327,8 +329,8 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# Among these cases are each kind of lock, and a POSIX lock with each place: the kernel drops a
-# POSIX lock when the process closes any descriptor of the file.
+# These cases cover each kind of lock. A POSIX lock is tried with each value of WHERE, because the
+# kernel drops it when the process closes any descriptor of the file.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
     ("posix", "the_same"),
@@ -351,7 +353,7 @@ def test_a_lock_outlives_all_promotions_that_could_have_been(
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
     assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the second open must find no copy
+    session.daemon.send_signal(signal.SIGSTOP)  # so the second open finds no copy
     with Steps(session, script, files.path("a"), where) as program:
         program.wait()
         session.daemon.send_signal(signal.SIGCONT)
@@ -443,8 +445,8 @@ os.chroot(planted + '/root')
 def test_a_descriptor_from_before_has_its_file(
     session: Session, files: Files, tmp_path: Path, move: str
 ) -> None:
-    """A descriptor that was opened before a chroot or a mount still reads its own file, although
-    the paths of the copies lead to other files after the chroot or the mount."""
+    """After a chroot or a mount, the paths of the copies lead to other files. A descriptor that was
+    opened before still reads its own file."""
     copies = tier_root(session.tiers[0]) / "c"
     planted = tmp_path / "planted"
     words = [planted, files.root, copies, *(files.path(name) for name in "abc")]

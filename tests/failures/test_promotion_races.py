@@ -75,7 +75,7 @@ os.pread(fd, 100, 0)
 step(fd)
 def promote():
     try: os.pread(fd, 100, 0)
-    except OSError: pass  # it may be closed by now
+    except OSError: pass  # another thread may have closed fd
 thread = threading.Thread(target=promote)
 thread.start()
 step()
@@ -162,8 +162,8 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# For each case: how the other file is opened, the other file's offset, and the results that a read
-# may have if it does not give bytes of one file.
+# For each case: how the other file is opened, its offset, and the results that a read may have
+# besides bytes of one of the two files.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -254,7 +254,7 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
         check=False,
     )
     if done.returncode == 77:
-        pytest.skip(f"no seccomp filter can ask here: {done.stderr.decode()}")
+        pytest.skip(f"seccomp filters cannot notify a listener here: {done.stderr.decode()}")
     assert (done.returncode, done.stderr) == (0, b"")
     line, data = done.stdout.split(b"\n", 1)
     is_held, offset, length = map(int, line.split())
@@ -274,8 +274,8 @@ def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
     """Runs the program `name`.c. The program opens a file, and gets a line when the file has a
-    copy. Checks the program's report: one call was held, and the error for which the program tests
-    has not occurred."""
+    copy. Checks that the program has held one call, and has not found the error that it looks
+    for."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")
@@ -295,15 +295,15 @@ def check_race(
         wait_present(session)
         said, errors = process.communicate("\n", timeout=60)
     if process.returncode == 77:
-        pytest.skip(f"no seccomp filter that asks, or no real-time priority: {errors}")
+        pytest.skip(f"the program needs a seccomp listener and a real-time priority: {errors}")
     assert (process.returncode, said, errors) == (0, "1 0\n", "")
 
 
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close that waits for the promotion of the descriptor leaves the processor to the promoting
-    thread, even if the promoting thread has a lower real-time priority (see priority_race.c)."""
+    """A close waits for a thread that is promoting the descriptor. The close leaves the processor
+    to this thread, even if the thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 
@@ -333,7 +333,7 @@ def test_a_file_that_comes_to_the_number_meanwhile_is_known(
         assert process.stdin is not None and process.stdout is not None
         is_held = process.stdout.readline()
         if not is_held and process.wait() == 77:
-            pytest.skip("no seccomp filter can ask here")
+            pytest.skip("seccomp filters cannot notify a listener here")
         assert is_held == "1\n"
         wait_until(lambda: session.status()["sources"][0]["present"] == 2, what="the copies")
         name, _ = process.communicate("\n")

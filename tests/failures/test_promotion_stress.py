@@ -52,7 +52,7 @@ def test_stress_of_numbers_that_come_and_go(
                 clears += 1
                 return process.poll() is not None
 
-            wait_until(turn, timeout=STRESS_SECONDS + 60, what="the end", every=0.05)
+            wait_until(turn, timeout=STRESS_SECONDS + 60, what="the program's end", every=0.05)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -66,4 +66,4 @@ def test_stress_of_numbers_that_come_and_go(
     found = json.loads(said)
     assert found.pop("wrong") == 0
     assert totals["promotions"] > 20 * STRESS_SECONDS
-    assert min(found.values()) > 0, "something was never done"
+    assert min(found.values()) > 0, f"some operation was never done: {found}"

@@ -42,7 +42,7 @@ def test_many_fills_at_a_time_stay_below_it(
         if persistent:
             wait_until(lambda: not session.status()["pending"], what="the manifest's last rows")
         looks = watch.looks
-        wait_until(lambda: watch.looks > looks + 1, what="a look at all of it")
+        wait_until(lambda: watch.looks > looks + 1, what="two checks of the tier")
         session.stop()
     assert watch.looks > 5
     assert quota * 0.9 < watch.most_bytes <= quota

@@ -1,7 +1,7 @@
 """On a slow source, a read waits in the kernel for another thread's read of the same open file.
-Meanwhile, calls of other threads on the descriptor must return at once. The reads must give what
-they give without the library (see read_under_way.c). In another test, a mapping waits for a copy
-(see map_under_way.c)."""
+Meanwhile, calls of other threads on the descriptor must return at once. The reads must give the
+same bytes as without the library (see read_under_way.c). In another test, a mapping waits for a
+copy (see map_under_way.c)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
     """Yields a session in which an mmap waits for the copy of its file, for one or two seconds.
-    Meanwhile, the source's latency is lower than `session` has set it."""
+    Until the test ends, the source's latency is a quarter of LATENCY_S."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
         source.latency(read=LATENCY_S / 4)
@@ -81,8 +81,8 @@ def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[S
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
-    """Checks that the reads give the same as without the library, and that the call takes less than
-    `limit_us`."""
+    """Checks that the reads give the same bytes as without the library, and that the call takes
+    less than `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:
         if preload:

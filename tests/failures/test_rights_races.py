@@ -26,5 +26,5 @@ def test_an_older_look_does_not_hide_that_rights_are_gone(
     session.wait_all_present()
     done = session.run([program, path])
     if done.returncode == 77:
-        pytest.skip("no seccomp filter can ask here")
+        pytest.skip("seccomp filters cannot notify a listener here")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"1 {path}\n", "")

@@ -253,7 +253,7 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
     finally:
         stopped = session.monarch("stop")
     assert stopped.stdout == f"the daemon has stopped (process {pid})\n"
-    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
+    wait_until(lambda: not psutil.pid_exists(pid), what="the end of the daemon")
     assert_nothing_left(session)
 
 

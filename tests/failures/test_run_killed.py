@@ -111,7 +111,7 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
         for session in (plain, left):
             wait_until(partial(is_gone, session), timeout=20, what="the daemon's end")
         assert serves(taken) and serves(shared)
-    wait_until(lambda: not serves(shared), what="the end by the second run")
+    wait_until(lambda: not serves(shared), what="the second daemon's end")
     assert taken.monarch("stop").returncode == 0
 
 

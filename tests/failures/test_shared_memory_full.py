@@ -19,7 +19,7 @@ from monarch_py.native import ffi
 SMALL = 4 * MIB
 FOLDERS = sized(40, 100)  # number of folders, each with a thousand files
 SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
-# Room for these segments, and for the catalog of some thousand files [bytes].
+# Room for SEGMENTS, and for a catalog of a few thousand files [bytes].
 ENOUGH_FOR_A_FEW = sum(map(ffi.sizeof, SEGMENTS)) + 7 * MIB // 4
 
 
@@ -71,7 +71,8 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
 
 @pytest.fixture
 def many(mounts: Mounts) -> Files:
-    """Makes far more files than fit into the catalog. `Files` has 30 of each 1000 files."""
+    """Makes far more files than fit into the catalog. The tests read only the 30 files of each
+    folder that are recorded in the returned `Files`."""
     files = Files(mounts.tmpfs("source", 512 * MIB))
     for i in range(FOLDERS):
         folder = files.root / f"d{i:03d}"
@@ -93,8 +94,8 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
         loop.wait_passes(2)
         take_the_rest(shm)
         loop.wait_passes(2)
-        # On a fast source, such as memory, fills use only a tenth of the time that programs leave.
-        # So it may take a while until copies serve.
+        # The source is fast, because it is in memory. A thread fills files of a fast source during
+        # only a tenth of the time. So it may take a while until the first copy is complete.
         wait_until(lambda: session.totals()["hits"] > 0, what="copies that serve", timeout=60)
         status = session.status()
         assert 1000 < status["catalog_entries"] < 1000 * FOLDERS

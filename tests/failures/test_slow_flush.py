@@ -41,7 +41,7 @@ waits = [timed(fcntl.flock, b, fcntl.LOCK_SH), timed(lock, b), timed(fork),
 waits.append(timed(lock, again))
 reader.join()
 step(got + took + waits)
-os.wait()  # the child, whose end closes files
+os.wait()  # when the child ends, the kernel closes its descriptors
 step()
 """
 # Prints whether another process has a lock on the file.

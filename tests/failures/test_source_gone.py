@@ -40,7 +40,7 @@ def _ends(session: Session, command: list[str], status: int) -> bool:
 def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree: Path) -> None:
     session = session_factory(tree).start()
     session.wait_scanned()
-    (tree / "a/f1").unlink()  # catalogued, never filled
+    (tree / "a/f1").unlink()  # the file is in the catalog, but has no copy
     shutil.rmtree(tree / "a/b")
     for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
         done = same_without(session, ["cat", str(tree / name)])
@@ -247,7 +247,7 @@ def test_a_whole_session_as_an_ordinary_user(
         subprocess.Popen(monarch("serve"), env=env, stdout=log, stderr=log) as daemon,
     ):
         try:
-            # Each status starts a process, so the test polls slowly.
+            # `status` starts a process each time, so the test polls slowly.
             wait_until(lambda: source_status().get("scanned"), what="the daemon's scan", every=0.3)
             reading = [python, *READ_ALL[1:], str(guarded.root)]
             expected = run(as_nobody(*reading))

@@ -174,7 +174,10 @@ def test_a_large_file_does_not_block_small_ones(
     session = session_factory(files.root, tiers=[level(point, 8 * MIB)], shared_tpool_size=1)
     session.start().wait_scanned()
     session.python("import sys; open(sys.argv[1]).close()", files.path("large"))
-    wait_until(lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1}, what="its state")
+    wait_until(
+        lambda: session.status()["sources"][0]["bypass"] == {"no_room": 1},
+        what="a file without room",
+    )
     assert settle(session) == {"present": 10, "no_room": 1}
     check_all(session, files)
 

@@ -37,7 +37,7 @@ def add_late(session: Session, files: Files) -> None:
     """Adds files and reads them, so that the daemon writes to the tier."""
     for i in range(5):
         files.add(f"late{i}", 20_000)
-    wait_until(  # a listing may be up to a second old
+    wait_until(  # the listing that a program gets may be up to a second old
         lambda: read_all(session, files.root).keys() == files.digests.keys(), what="the late names"
     )
     check_all(session, files)
@@ -54,7 +54,8 @@ def wait_late(session: Session, files: Files) -> None:
     wait_until(all_present, timeout=90, what="the late copies")
 
 
-@pytest.mark.usefixtures("alone")  # new files may get inode numbers of other tests' files
+# A new file of this test must not get the inode number of a file that another test removes.
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_directory_of_the_tier_is_removed(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files, persistent: bool
@@ -118,7 +119,8 @@ def test_a_persistent_tier_that_was_never_used_is_in_order(
         assert (done.returncode, done.stdout, done.stderr) == (0, f"0 copies {said}\n", "")
 
 
-@pytest.mark.usefixtures("alone")  # new files may get inode numbers of other tests' files
+# A new file of this test must not get the inode number of a file that another test removes.
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_tier_becomes_read_only(
     session_factory: Callable[..., Session],

@@ -78,12 +78,14 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
         said = session.python(READ, *map(late.path, late.digests), timeout=20)
         assert said.split() == list(late.digests.values())
         wait_until(
-            lambda: session.totals()["fills"] >= fills + len(late.digests), what="what was opened"
+            lambda: session.totals()["fills"] >= fills + len(late.digests), what="the late fills"
         )
         assert session.totals()["fallbacks"] == 0
         assert tier.counts()["read"] == THREADS // 2
         assert session.status()["staging"]["read_ahead"] == 0
     finally:
         tier.latency(read=0)
-    wait_until(lambda: session.status()["staging"]["read_ahead"] > 0, what="what was read ahead")
+    wait_until(
+        lambda: session.status()["staging"]["read_ahead"] > 0, what="bytes that are read ahead"
+    )
     assert_quiet(session)

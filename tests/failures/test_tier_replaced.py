@@ -21,7 +21,7 @@ from support.session import MIB, Session, wait_until
 from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
-PAUSE_S = 0.3  # between two commands of Alice
+PAUSE_S = 0.3  # the pause between two commands of Alice [s]
 # As Bobby, replaces Alice's directory by his own, if he may rename it. The files in his directory
 # have the names and sizes of Alice's copies.
 PLANT = """

@@ -49,7 +49,7 @@ def test_a_second_start_says_that_one_serves_already(
         check_all(session, files)
     finally:
         assert session.monarch("stop").returncode == 0
-    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
+    wait_until(lambda: not psutil.pid_exists(pid), what="the end of the daemon")
 
 
 def test_a_second_serve_exits_with_3_and_harms_nothing(
@@ -66,7 +66,8 @@ def test_a_second_serve_exits_with_3_and_harms_nothing(
     assert session.totals()["hits"] == hits + 10
 
 
-@pytest.mark.long  # test_run_command.py has test_two_starts_at_once_start_one_daemon
+# In every run, test_run_command.py starts two daemons at once.
+@pytest.mark.long
 def test_of_many_starts_at_once_one_wins(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
@@ -82,7 +83,7 @@ def test_of_many_starts_at_once_one_wins(
             assert str(pid) in said
     finally:
         assert session.monarch("stop").returncode == 0
-    wait_until(lambda: not psutil.pid_exists(pid), what="whoever waits for it")
+    wait_until(lambda: not psutil.pid_exists(pid), what="the end of the daemon")
 
 
 @pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])

@@ -193,7 +193,7 @@ def test_the_root_changes_while_another_thread_finds_out_whether_it_is_ours(
     for nth in itertools.count(1):
         done = session.run([root_race, path, other, str(nth)])
         if done.returncode == 77:
-            pytest.skip(f"no seccomp filter can ask here: {done.stderr}")
+            pytest.skip(f"seccomp filters cannot notify a listener here: {done.stderr}")
         assert (done.returncode, done.stderr) == (0, "")
         is_held, found = done.stdout.splitlines()
         assert found == f"5 {b'other'.hex()}"

@@ -30,8 +30,9 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# Which process gets the faults, by role: a daemon, a program that reads, the daemon of one of two
-# nodes, a daemon that follows a plan, or `monarch run` and all processes that it starts.
+# For each role, the class of its site. The faults go into these processes: a daemon; a program that
+# reads; the daemon of one of two nodes; a daemon that follows a plan; `monarch run` and all
+# processes that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,
@@ -39,7 +40,7 @@ SITES: dict[str, type[Site]] = {
     "planned": PlannedSite,
     "run": RunSite,
 }
-# The threads of a program under the library; under `monarch run`, they have the same names.
+# The names of the threads of a program under the library, in every role.
 READERS = ("reader", "monarch-maps")
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 
@@ -65,7 +66,7 @@ def plan(
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
             if fault.action == "kill" and bearer != role:
-                continue  # "kill" would kill the process of the role, not the reader with this call
+                continue  # "kill" would not kill this reader, but the process of the role
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

@@ -1,18 +1,19 @@
 /* Runs a program and puts one fault into one of its system calls.
  *
  *   faulter CALLS PREFIX LOG trace                 -- COMMAND...
- *   faulter CALLS PREFIX LOG ACTION NUMBER CLASS   -- COMMAND...
+ *   faulter CALLS PREFIX LOG ACTION NTH CLASS      -- COMMAND...
  *
- * CALLS lists the observed system calls, joined by commas: NUMBER:TARGET. TARGET is f and the index
- * of an argument that is a descriptor, or p and the index of an argument that is a path, or n if
- * the call has neither. A call's class consists of the thread's name, the call's number, the path
- * of its target, and the return addresses on the stack that are in Monarch's own modules, as
+ * CALLS lists the observed system calls, joined by commas. Each of them is written as
+ * NUMBER:TARGET. NUMBER is the number of the system call. TARGET says which argument names a file:
+ * "f0" if argument 0 is a descriptor, "p1" if argument 1 is a path, and "n" if no argument names a
+ * file. A call's class consists of the thread's name, the call's number, the path of the file, and
+ * return addresses on the stack. Only return addresses in Monarch's own modules count, written as
  * MODULE+OFFSET. PREFIX is DIRECTORY:DIRECTORY...; if the path is below one of these directories,
  * the name of the directory is left out. Numbers in the path are replaced by #.
  *
- * With trace, the class of every call is written to LOG, one line per call. If many calls differ in
- * nothing but their stacks, they are no longer logged once no new class has come for a while.
- * Without trace, the NUMBERth call of CLASS (from 1) gets ACTION:
+ * With trace, each call's class is written to LOG as one line. Calls that differ only in their
+ * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
+ * of this kind are not logged. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made
@@ -22,10 +23,10 @@
  *
  * LOG then gets the line "hit".
  *
- * The faulter ends with COMMAND's status as soon as all processes started by COMMAND have ended.
- * If some still run after LINGER_S, the faulter ends too, and LOG gets the line "lingered". If a
- * signal ends COMMAND, the processes started by COMMAND are killed. The tracer does not pass
- * SIGSTOP on to the program. */
+ * After the end of COMMAND, the faulter waits until all processes that COMMAND started have ended,
+ * but for LINGER_S at most. Then it ends with COMMAND's status. If some processes still run after
+ * LINGER_S, LOG gets the line "lingered". If a signal ends COMMAND, the processes started by
+ * COMMAND are killed. The faulter does not pass SIGSTOP on to the program. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -144,7 +145,7 @@ static const struct looked *looked_at(long number) {
     return NULL;
 }
 
-/* Returns how many bytes could be read. */
+/* Reads memory of another process. Returns how many bytes could be read. */
 static size_t peek(pid_t tid, uint64_t at, void *to, size_t n) {
     struct iovec here = {to, n}, there = {(void *)(uintptr_t)at, n};
     ssize_t got = process_vm_readv(tid, &here, 1, &there, 1, 0);
@@ -296,16 +297,15 @@ static int is_the_interpreters(const char *target) {
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* A kind is a class without the stack: calls that differ in nothing but their stacks are of one
- * kind. `quiet` counts the calls of a kind since one of them last had a class that had not occurred
- * before. After ENOUGH such calls, the stacks of this kind are no longer read, because reading a
- * stack takes long. */
+/* Calls that differ only in their stacks are of one kind. `quiet` counts the calls of a kind since
+ * its last new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
+ * read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* for a class: it has occurred before */
+    int is_known; /* if `hash` is the hash of a class: the class has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -366,9 +366,9 @@ static void shorten(struct thread *t, struct user_regs_struct *r) {
     set_registers(t->tid, r);
 }
 
-/* Restores the register that `shorten` has changed. If the call transferred another number of bytes
- * than the shortened one, for example at the end of a file, the next call of the class gets the
- * fault. */
+/* Restores the register that `shorten` has changed. Then checks the number of bytes that the call
+ * has transferred. If it differs from the shortened number, for example at the end of a file, the
+ * next call of the class gets the fault. */
 static void end_short(struct thread *t) {
     struct user_regs_struct r;
     uint64_t asked = t->asked;
@@ -582,7 +582,7 @@ static void become(char **command) {
     unsetenv(PRELOAD);
     if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) != 0)
         die("PTRACE_TRACEME");
-    raise(SIGSTOP); /* wait until the tracer has set its options */
+    raise(SIGSTOP); /* stops this process until the tracer has set its options */
     if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filter) != 0)
         die("seccomp");
     execvp(command[0], command);
@@ -602,7 +602,7 @@ static void take_calls(char *text) {
 int main(int argc, char **argv) {
     int is_trace = argc > 4 && strcmp(argv[4], "trace") == 0, first = is_trace ? 6 : 8;
     if (argc <= first || strcmp(argv[first - 1], "--") != 0) {
-        fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NUMBER CLASS -- COMMAND\n");
+        fprintf(stderr, "usage: faulter CALLS PREFIX LOG trace | ACTION NTH CLASS -- COMMAND\n");
         return 125;
     }
     give_up_preload(argv);

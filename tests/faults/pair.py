@@ -99,7 +99,9 @@ class PairSite(Site):
             timeout=END_LIMIT_S,
             what="the start of a node, or its end",
         )
-        node.listener.close()  # while it is open, peers do not notice that the daemon is gone
+        # The daemon has inherited this socket. If this process kept it open too, peers could still
+        # connect after the daemon's end.
+        node.listener.close()
         stack.callback(end, node, outcome, words)
         if not words and has_ended(node):
             outcome.broken.append("a node that got no fault did not start")

@@ -52,7 +52,9 @@ class RunSite(Site):
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            if not reading.process.poll():  # it still runs, or has ended with status 0
+            # If the program still runs, or has ended with status 0, it has printed no reason for
+            # the error.
+            if not reading.process.poll():
                 raise
             said = reading.finish(2 * END_LIMIT_S)
         status = reading.process.returncode

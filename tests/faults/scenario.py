@@ -169,8 +169,8 @@ class Site:
         return [str(self._faulter), looked_at, places, str(self.log), *words, "--"]
 
     def _places(self) -> list[Path]:
-        """Returns the directories whose names are left out of targets. A directory comes before the
-        directories that contain it."""
+        """Returns the directories that faulter.c leaves out of the paths in a call's class. A
+        directory comes before the directories that contain it."""
         return [self.directory, self.memory]
 
     # --- what runs ------------------------------------------------------------------------------

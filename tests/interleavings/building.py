@@ -22,10 +22,10 @@ WRAPPED = (
     "pthread_mutex_timedlock",
     "pthread_mutex_unlock",
 )
-# ENGINE: the folders of the daemon's engine. OF_DAEMON: libc's functions that the code in ENGINE
-# must not call: its calls go to functions of behind_daemon.c instead. The scheduler has to know of
-# some of these calls. The others would go through the preload library, which is in the same
-# program.
+# ENGINE: the folders of the daemon's engine. OF_DAEMON: functions of libc that the code in ENGINE
+# calls, and whose calls are redirected to functions of behind_daemon.c. Some of these calls must be
+# steps of the scheduler. The other calls would reach the preload library, which is linked into the
+# same program.
 ENGINE = ("copy/", "engine/", "handover/", "publish/", "serving/", "testing/")
 OF_DAEMON = (
     "close", "dup3", "fcntl", "fstat", "fstatfs", "futimens", "madvise", "mmap", "munmap", "openat",

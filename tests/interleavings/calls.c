@@ -83,7 +83,7 @@ long scheduled_futex(uint32_t *word, int how, uint32_t value, const struct times
     case FUTEX_WAKE_BITSET:
         break;
     default:
-        wrong("a futex is used in another way: %d", how);
+        wrong("unknown futex operation: %d", how);
     }
     wake(word, (int)value, bits);
     step_of(at);

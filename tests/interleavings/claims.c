@@ -26,9 +26,9 @@
 #define PART_BYTES (MEDIUM_BYTES / 3)
 
 static int held_fd, has_ended;
-static uint64_t claimed_ns; /* just before the claim was made or last renewed */
-static uint64_t ended_ns;   /* just after the reader ended its claim; NEVER: it has not */
-static uint64_t opened_ns;  /* when the daemon opened the file at the source; NEVER: it has not */
+static uint64_t claimed_ns; /* time just before the claim was made or last renewed */
+static uint64_t ended_ns;   /* time just after the reader ended its claim, or NEVER */
+static uint64_t opened_ns;  /* time when the daemon opened the file at the source, or NEVER */
 
 static int may_have_ended(void) { return has_ended || now_ns() - claimed_ns >= CLAIM_NS - TICK_NS; }
 
@@ -41,7 +41,7 @@ static void expect_no_claim(const char *name) {
     opened_ns = now_ns();
 }
 
-/* The program has opened MEDIUM and thereby claimed it; PAUSE_NS of the claim have passed. */
+/* The program has opened MEDIUM and so has claimed it. PAUSE_NS have passed since then. */
 static void reset_claimed(void) {
     note_descriptors();
     has_ended = 0;

@@ -22,7 +22,7 @@ extern void (*when_source_is_opened)(const char *name);
 unsigned source_opens(void);
 /* The run fails if the daemon has more descriptors from programs than this. */
 extern unsigned most_handed;
-/* The limit that getrlimit(RLIMIT_NOFILE) tells the daemon. */
+/* The limit that getrlimit(RLIMIT_NOFILE) returns to the daemon. */
 extern uint64_t most_descriptors;
 
 /* --- the daemon: daemon.c -----------------------------------------------------------------------

@@ -11,7 +11,7 @@
 
 static unsigned first_copy;
 static int held_fd, other_fd, has_lock;
-static int is_anothers; /* the number held_fd has been closed, and may belong to OTHER by now */
+static int is_anothers; /* 1: held_fd was closed, and its number may belong to OTHER */
 
 /* SMALL is being filled, and held_fd is a descriptor of SMALL. OTHER has a complete copy. */
 static void reset_open(void) {
@@ -35,8 +35,8 @@ static void publish_first(void) {
     EXPECT(publish_copy(SMALL, first_copy));
 }
 
-/* Reads from a descriptor number that another thread closes and reuses. The bytes must be those of
- * SMALL or OTHER, and not those of SMALL if the number was closed before the read began. */
+/* Reads from a descriptor number that another thread closes and reuses. The bytes must belong to
+ * SMALL or OTHER. If the number was closed before the read began, they must not belong to SMALL. */
 static void read_whole(int fd) {
     uint64_t got[SMALL_BYTES / 8];
     int must_be_anothers = is_anothers;

@@ -11,7 +11,7 @@
 #include "trials.h"
 
 static unsigned first_copy;
-static int is_replaced; /* the rename that replaces the file has returned */
+static int is_replaced; /* 1: the rename that replaces the file has returned */
 
 static void reset_entry(void) {
     note_descriptors();

@@ -36,7 +36,7 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: wake() of this ends the wait; NULL: another thread's step does */
+    const void *on;    /* WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* WAITING: the wait ends at this time in any case */
     int is_woken, is_joined;
@@ -55,9 +55,9 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run. The first `known` ones are those of the run before, except that the last
- * of them takes its next option. All later decisions take their first option. The memory is shared
- * with the processes of the runs. */
+/* The decisions of a run. The first `known` decisions repeat the run before, but the last of these
+ * takes its next option. All later decisions take their first option. The memory is shared with the
+ * processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;
@@ -80,7 +80,7 @@ static unsigned ignored_count;
 
 void ignore_memory(const void *at, size_t n) {
     if (ignored_count == MOST_IGNORED)
-        wrong("too much is ignored");
+        wrong("too many ranges are ignored");
     ignored[ignored_count].begin = at;
     ignored[ignored_count++].end = (const char *)at + n;
 }
@@ -131,8 +131,8 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins, and is no interrupt. The number of the first decision that is an interrupt
- * determines the share to which an order belongs. */
+ * thread begins, and is no interrupt. Each order belongs to the share of one process. The number of
+ * the order's first interrupt determines this share. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
@@ -152,9 +152,9 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* The scheduler can choose each thread that is ready, or whose wait has a time limit. Appends to
- * the `n` options the threads in this state that it can choose, beginning with thread `first`.
- * Returns the new number of options. */
+/* Appends threads whose state is `state` to the `n` options, beginning with thread `first`. Leaves
+ * out waiting threads without a time limit, because the scheduler cannot choose them. Returns the
+ * new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;
@@ -164,7 +164,7 @@ static unsigned add_threads(int first, enum state state, int *options, unsigned 
     return n;
 }
 
-/* Puts the thread whose wait ends first at the front. */
+/* Puts the option of the thread whose wait ends first at the front of the `n` options. */
 static void put_earliest_first(int *options, unsigned n) {
     for (unsigned i = 1; i < n; i++)
         if (threads[options[i]].until_ns < threads[options[0]].until_ns) {
@@ -182,9 +182,9 @@ static int is_anybody_left(void) {
 }
 
 /* Returns the thread that makes the next step after a step of thread `from`; -1 if there is none.
- * from: -1 at the start of a run. The first option is thread `from`. If it waits, the first option
- * is the next thread that does not wait. If all threads wait, it is the thread whose wait ends
- * first. Any other option is an interrupt. */
+ * from: -1 at the start of a run. The first option is thread `from`. If thread `from` waits, the
+ * first option is the next thread that does not wait. If all threads wait, the first option is the
+ * thread whose wait ends first. Any other option is an interrupt. */
 static int successor(int from) {
     int options[MOST_THREADS], first = from >= 0 && threads[from].state == READY ? from : from + 1;
     unsigned ready = add_threads(first, READY, options, 0), n = ready;
@@ -213,8 +213,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. Adds to `held_ns` the time in which some thread could have gone
- * on: from now on if a thread is ready, and otherwise from the end of the first wait. */
+/* Advances the clock to `until_ns`. Adds to `held_ns` the time for which this holds up a thread
+ * that could have gone on. If a thread is ready, this time begins now. Otherwise, it begins at the
+ * end of the first wait. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {
@@ -316,7 +317,7 @@ int start_thread(pthread_t *id, const pthread_attr_t *attributes, void *(*functi
     sem_init(&t->may_run, 0, 0);
     int r = pthread_create(&t->id, attributes, run_thread, (void *)(intptr_t)count);
     if (r != 0)
-        wrong("no thread");
+        wrong("a thread cannot be started");
     count++;
     if (id)
         *id = t->id;
@@ -328,7 +329,7 @@ void join_thread(pthread_t id) {
     while (i < count && !pthread_equal(threads[i].id, id))
         i++;
     if (i == count || threads[i].is_joined)
-        wrong("no such thread");
+        wrong("there is no such thread");
     while (threads[i].state != DONE)
         sleep_on(&threads[i], NEVER, ANY_BIT);
     threads[i].is_joined = 1;
@@ -387,7 +388,7 @@ static int is_led_as_before(void) {
         _exit(0);
     }
     if (child < 0 || waitpid(child, &status, 0) != child)
-        wrong("no process");
+        wrong("a process cannot be started");
     if (WIFEXITED(status) && WEXITSTATUS(status) == LED_ELSEWHERE)
         return 0;
     if (status != 0)
@@ -402,7 +403,7 @@ static void run_once(void (*restore)(void)) {
         if (is_led_as_before())
             return;
     }
-    wrong("the same order leads elsewhere each time: what the trial begins with is not the same");
+    wrong("runs of one order differ: they do not begin in the same state");
 }
 
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most) {
@@ -411,7 +412,7 @@ uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned boun
     decisions =
         mmap(NULL, sizeof *decisions, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (decisions == MAP_FAILED)
-        wrong("no memory");
+        wrong("there is no memory");
     for (most_interrupts = 0; most_interrupts <= bound; most_interrupts++) {
         decisions->known = 0;
         do {

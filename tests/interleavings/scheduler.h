@@ -23,12 +23,12 @@ struct trial {
 };
 
 /* Runs a trial in all orders with at most `bound` interrupts; orders with fewer interrupts come
- * first. Without an interrupt, a thread runs until it waits or ends. The next thread is then one
- * that does not wait or, if all wait, the one whose wait ends first. An interrupt is any other
- * choice. An interrupt may also choose a waiting thread although others could go on: the clock then
- * advances to the end of its wait. Before each run, the calling process calls restore(). Returns
- * the number of runs, and stops after about `most` runs. If a run fails, prints its thread switches
- * and ends the program. */
+ * first. Without an interrupt, a thread runs until it waits or ends. The next thread is then a
+ * thread that does not wait. If all threads wait, it is the thread whose wait ends first. An
+ * interrupt is any other choice. An interrupt may also choose a waiting thread although others
+ * could go on: the clock then advances to the end of its wait. Before each run, the calling process
+ * calls restore(). Returns the number of runs, and stops after about `most` runs. If a run fails,
+ * prints its thread switches and ends the program. */
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
 /* Divides the orders among `of` processes; explore() in this process then runs share `number`. Only

@@ -159,8 +159,9 @@ void restore(void) {
     }
     memcpy(site.catalog, snapshot, snapshot->bytes);
     memset(site.clients->demand, 0, sizeof site.clients->demand);
-    /* Files that trials make have new inode numbers in each run. If their bits stayed, the bits of
-     * thousands of runs would lead later runs to other steps. */
+    /* Files that trials make have new inode numbers in each run. If their bits in this filter were
+     * not cleared, the bits of thousands of runs would add up, and later runs would take other
+     * steps. */
     memset(site.clients->changed_coarse, 0, sizeof site.clients->changed_coarse);
     site.clients->silent_at = 0;
     for (unsigned k = 0; k < FILES; k++) {

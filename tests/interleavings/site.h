@@ -15,7 +15,7 @@ extern const char *const names[FILES];
 #define LARGE_BYTES (3 * MONARCH_UNIT)
 #define MOST_BYTES LARGE_BYTES
 #define TIER 0
-#define MOST_COPIES 8 /* in one run */
+#define MOST_COPIES 8 /* number of copies that one run may make */
 
 extern struct site {
     const char *root; /* has the directories `source`, `tier` (with the copies) and `kept` */

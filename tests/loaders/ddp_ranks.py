@@ -1,9 +1,9 @@
 """Compares a training under DDP on four gloo ranks with a training on whole global batches.
 
-For each way to deal samples, the program prints the largest difference between the gradients of the
-two trainings: the norm of the difference relative to that of the gradients, and the largest element
-of the difference relative to that of the gradients. The program also prints the results of further
-checks of samplers on several ranks.
+For each way to deal samples, the program compares the gradients of the two trainings, and prints
+the largest difference as two ratios: the norm of the difference to the norm of the gradients, and
+the largest element of the difference to the largest element of the gradients. It also prints the
+results of further checks of samplers on several ranks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 
 RANKS, LENGTH, FILES = 4, 4000, 50
-# The number of samples of a rank in a step, by the way to deal samples.
+# For each way to deal samples: the number of samples of a rank in a step.
 BATCHES = {"equal": 4, "uneven": 4, "solar": 4, "empty": 2}
 
 
 def sampler_of(way: str, files: Any) -> ScheduledSampler:
-    # With "empty", every sample must have a holder. Samples without a holder would be dealt evenly
-    # to all ranks, so no batch would be empty.
+    # For "empty", the quota is so large that every sample has a holder. Samples without a holder
+    # would be dealt evenly to all ranks, so no batch would be empty.
     where: dict[str, Any] = {"ranks_per_node": 1, "quota": LENGTH if way == "empty" else 700}
     if way in ("equal", "uneven"):
         made: ScheduledSampler = LocalFirstSampler(files, BATCHES[way], **where)

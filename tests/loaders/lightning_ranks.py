@@ -95,11 +95,12 @@ def main() -> None:
     torch.set_num_threads(1)
     import lightning  # noqa: F401
 
-    # The garbage collector of a forked rank then skips the objects that exist now.
+    # The objects that exist now are frozen, so that the garbage collector of a forked rank skips
+    # them.
     gc.collect()
     gc.freeze()
-    # train("alone") has one rank, so it computes gradients in this process, which must not fork
-    # afterwards. So this case comes last.
+    # The case `alone` comes last: it has one rank, so it computes gradients in this process, which
+    # must not fork afterwards.
     train("local", directory, RANKS, use_distributed_sampler=False)
     train("solar", directory, RANKS, use_distributed_sampler=False)
     # Lightning replaces samplers only in a DataLoader. So a StagedLoader does not need the setting

@@ -67,8 +67,8 @@ class Now(Rows):
 
 
 class Forwarding:
-    """Wraps a dataset with its own `__getitem__`, which could change samples. All other attributes
-    are those of the wrapped dataset."""
+    """A wrapper around a dataset. It has its own `__getitem__`, which could change samples. All
+    other attributes are those of the wrapped dataset."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -12,7 +12,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
-# The sizes of the smallest and the largest batch of a rank, by the way to deal samples.
+# For each way to deal samples: the sizes of the smallest and the largest batch of a rank.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
 # The short form of the test has this number of steps, which include empty batches. It leaves out
 # the way `equal`, because `uneven` runs the same code.
@@ -32,10 +32,11 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    # Each of two nodes holds 80 of the 200 samples. The ranks read the other 40, and the few held
-    # samples that are dealt to the node that does not hold them.
+    # Each of two nodes holds 80 of the 200 samples in memory. So the ranks read the other 40
+    # samples from the source. They also read a few samples that one node holds but the other node
+    # got.
     assert 40 <= told.pop("share") <= 80
-    # One rank's quota counts for all, and the two ranks with the other quota are refused.
+    # The quotas of two ranks differ from the quota that is valid for all, so these two are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
     # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.

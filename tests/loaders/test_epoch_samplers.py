@@ -334,7 +334,7 @@ def test_any_number_of_ranks_continues_the_same_global_batches(
         if kind is LocalFirstSampler:
             sizes = [len(b) if weight else 0 for b, weight in zip(step, weights, strict=True)]
             assert max(sizes) - min(sizes) <= 1
-    assert len(steps_of(new, 2)) == len(steps_of(old, 2)), "the next epoch has as many steps"
+    assert len(steps_of(new, 2)) == len(steps_of(old, 2)), "the next epoch must have as many steps"
 
 
 def test_set_epoch_keeps_the_place_in_the_resumed_epoch_only() -> None:
@@ -346,7 +346,7 @@ def test_set_epoch_keeps_the_place_in_the_resumed_epoch_only() -> None:
     resumed.set_epoch(3)
     assert resumed.state_dict()["done"] == 6
     assert list(resumed) == all_of_it[6:]
-    assert list(resumed) == all_of_it, "a second pass begins at the beginning"
+    assert list(resumed) == all_of_it, "a second pass must begin at the beginning"
     resumed.load_state_dict(sampler.state_dict(6))
     resumed.set_epoch(4)
     assert len(list(resumed)) == 10
@@ -443,8 +443,9 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
     old = samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=8)
     want = [[whole(step) for step in steps_of(old, epoch)] for epoch in range(8)]
     state = json.loads(json.dumps(old[0].state_dict(0)))
-    # The new samplers have other holders than the old ones. The first new sampler has another
-    # number of epochs, and the second would not reorder epochs without the loaded state.
+    # The new samplers have one node instead of two, so the samples have other holders. One of the
+    # samplers has another number of epochs. The other would not reorder its epochs without the
+    # loaded state.
     for more in ({"epochs": 5, "epoch_order": True}, {}):
         new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
         steps_of(new, 0)  # makes the sampler compute its own order first

@@ -54,8 +54,8 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """Yields a loader that is closed at the end of the context. Unless `options` contains `epochs`,
-    the loader does not warn that there are more epochs than samples in a group."""
+    """Yields a loader that is closed at the end of the context. Only if `options` contains
+    `epochs`, the loader may warn that there are more epochs than samples in a group."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -127,7 +127,7 @@ def test_ranks_share_an_epoch(
             for samples, labels in batches:
                 assert [bytes(s) for s in samples] == [values[i].tobytes() for i in labels]
                 taken += labels.tolist()
-    assert len(steps) == 1, "all ranks have batches of the same sizes"
+    assert len(steps) == 1, "all ranks must have batches of the same sizes"
     counts = np.bincount(taken, minlength=length)
     if drop_last:
         assert counts.max() == 1
@@ -180,7 +180,9 @@ def test_batches_are_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert batch.dtype == torch.float32
     assert torch.equal(batch, torch.from_numpy(values)[labels])
     with loading(RecordDataset(tmp_path / "big.h5", dataset="x"), 30, 15) as loader:
-        assert [each.dtype for each in loader] == [">f4"], "torch has no such dtype"
+        assert [each.dtype for each in loader] == [">f4"], (
+            "torch has no such dtype, so batches must stay arrays"
+        )
 
 
 # --- reads ---------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
         loader.set_epoch(2)
         for _ in loader:
             pass
-        assert loader.times.wait_s >= 0.1, "a training that computes nothing waits"
+        assert loader.times.wait_s >= 0.1, "a training that computes nothing must wait"
 
 
 @pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))
@@ -366,8 +368,8 @@ def test_groups_change_only_between_epochs(tmp_path: Path) -> None:
 
 
 def test_iterations_one_after_the_other(tmp_path: Path) -> None:
-    """An iteration yields all samples although an earlier one was left early, and the earlier one
-    then raises an error."""
+    """If an iteration is left early, the next iteration still yields all samples. The first
+    iteration then raises an error."""
     values = write(tmp_path / "a.bin", 100)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 20) as loader:

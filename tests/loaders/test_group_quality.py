@@ -23,15 +23,19 @@ torch = pytest.importorskip("torch")
 # that is added to a class's pattern.
 SIDE, CLASSES, NOISE = 10, 8, 2.0
 BATCH, GROUP = 32, 128
-# The largest relative difference of the mean losses that counts as equally good, and Student's t
-# for a 90 % interval, by the number of seeds.
+# MARGIN: two mean losses count as equally good up to this relative difference. STUDENT_T: number of
+# seeds -> Student's t for a 90 % interval.
 MARGIN = 0.03
 STUDENT_T = {4: 2.353, 10: 1.833}
 
 
 @dataclass(frozen=True)
 class Images:
-    """images : (samples, SIDE, SIDE) float32;  labels : (samples,) int64"""
+    """Images and their classes.
+
+    images : (samples, SIDE, SIDE) float32
+    labels : (samples,) int64
+    """
 
     images: Array
     labels: Array
@@ -123,7 +127,7 @@ def ratios(place: Path, images: Images, make: Any, *, seeds: int, epochs: int) -
         loader = GroupLoader(
             dataset, BATCH, GROUP, epochs=epochs, seed=seed, rank=0, world_size=1, collate=image
         )
-        loader.labels = images.labels  # set here, because the constructor warns of sorted labels
+        loader.labels = images.labels  # the constructor would warn of sorted labels
         for order in (in_groups(loader, epochs), fully_shuffled(images, seed, epochs)):
             torch.manual_seed(seed)
             losses.append(loss_of(trained(make(), order, epochs), validation))

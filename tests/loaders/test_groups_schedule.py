@@ -51,7 +51,7 @@ def test_a_rank_reads_contiguous_ranges_of_its_groups(
             if not pieces or sample // group != pieces[-1][-1] // group:
                 pieces.append([])
             pieces[-1].append(sample)
-        # The last piece may be cut where the padding begins.
+        # The last piece is not checked, because it may end where the padding begins.
         for piece in pieces[:-1]:
             assert max(piece) - min(piece) == len(piece) - 1
         if length >= ranks * group:

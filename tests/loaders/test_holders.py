@@ -56,8 +56,8 @@ class Session:
         )
 
 
-# Each entry contains the quotas of a node's tiers [bytes]. All files fit into the tier of the last
-# entry; on one node, they do not fit into the tiers of any other entry.
+# The quotas of the tiers of each node [bytes]. One node has room for all files only with the last
+# of these settings.
 QUOTAS = [(MIB,), (MIB // 2, MIB), (2 * MIB,), (16 * MIB,)]
 CLUSTERS = [(nodes, quotas) for nodes in (1, 2, 3) for quotas in QUOTAS]
 SHORT = [(1, QUOTAS[1]), (2, QUOTAS[3]), (3, QUOTAS[0])]

@@ -18,7 +18,8 @@ LENGTH = 1200
 
 
 class Counted:
-    """A dataset that writes the number of each sample it reads to a file, in any process."""
+    """A dataset that records its reads in a file: the number of each sample, no matter which
+    process reads the sample."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -51,7 +52,8 @@ class Recorded(Counted):
 
 
 class Decoded(Counted):
-    """A Counted whose samples are larger than `sizes` says, as if files were decoded."""
+    """A dataset like Counted, but its samples are larger than `sizes` says, as if files were
+    decoded."""
 
     def __getitem__(self, at: int) -> bytes:
         return super().__getitem__(at) * 20

@@ -81,7 +81,7 @@ def test_a_sample_is_what_the_dataset_has_and_is_read_once(
     [
         ("bytes", "fork", 2),
         ("objects", "fork", 2),
-        # In every run, test_a_spawned_process_shares_it tests a spawned process without torch.
+        # test_a_spawned_process_shares_it always runs, and tests a spawned process without torch.
         pytest.param("bytes", "spawn", 1, marks=pytest.mark.long),
     ],
 )
@@ -136,7 +136,7 @@ def test_staged_loader_reads_it_in_place(
     loader.close()
     sources = loader.statistics()["sources"]
     assert sources["memory"] + sources["source"] == 26
-    assert sources["source"] == 8 + 2 * 4 + 1  # 1 for sample 5, which one batch has twice
+    assert sources["source"] == 8 + 2 * 4 + 1  # the 1 is sample 5, which is twice in a batch
     assert kept.kept_bytes() <= 1 << 20
 
 

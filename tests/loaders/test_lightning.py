@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# In every run, test_with_torch.py tests DataLoaders and what Lightning does with a sampler, and
-# test_ddp.py tests ranks.
+# Runs only with --long. test_with_torch.py always tests DataLoaders and what Lightning does with a
+# sampler, and test_ddp.py always tests ranks.
 @pytest.mark.long
 def test_trainings_get_the_samplers_batches_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -59,7 +59,8 @@ def programs() -> list[tuple[str, str]]:
     text = PAGE.read_text()
     bases = dict(PROGRAM.findall(text))
     found = [(name, changed(bases[name], change)) for name, change in CHANGE.findall(text)]
-    # The unchanged programs run only with --long: the changed ones have nearly all of their lines.
+    # The unchanged programs run only with --long, because the changed programs contain nearly all
+    # of their lines.
     return found + [(name, bases[name]) for name in bases if draws.is_long]
 
 

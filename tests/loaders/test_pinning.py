@@ -19,7 +19,7 @@ from monarch_py.loaders.staged.loader import StagedLoader
 class FakeCuda:
     """Has the functions of CUDA that Pinned calls.
 
-    waits : how many queries of an event answer that it has not happened yet
+    waits : how many queries of an event answer "not yet" before one answers "done"
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class FakeCuda:
         self.calls = 0
         self.status = 0
         self.waits = 0
-        self.events: list[list[int]] = []  # for each event, the queries that still say no
+        self.events: list[list[int]] = []  # for each event: how many queries still answer no
         self.cuda = SimpleNamespace(
             cudart=lambda: self, Event=self._event, synchronize=lambda: None
         )
@@ -126,7 +126,7 @@ def test_memory_that_cuda_refuses_is_one_sentence(tmp_path: Path, cuda: FakeCuda
 def test_without_cuda_it_warns_and_goes_on(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
-        pytest.skip("there is CUDA here")
+        pytest.skip("this machine has CUDA, and the test is for machines without it")
     with pytest.warns(UserWarning, match="no CUDA"):
         loader = loader_of(Rows(tmp_path / "rows", [8192] * 2), [[0], [1]])
     assert len(list(loader)) == 2

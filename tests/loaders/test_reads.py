@@ -90,7 +90,7 @@ def test_reads_are_in_flight_together(slow_factory: Callable[..., SlowSource]) -
     finally:
         os.close(opened)
     assert got == CONTENT
-    assert 0.1 <= took_s < 0.8, "one after the other they take 1.6 s"
+    assert 0.1 <= took_s < 0.8, "one after the other, the reads would take 1.6 s"
 
 
 def test_the_first_failure_is_raised_with_its_file(descriptor: int, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_reads_that_turn_slow_get_threads(slow_factory: Callable[..., SlowSource
         os.close(again)
     finally:
         os.close(opened)
-    assert took_s < 0.6, "one after the other, 128 KiB each, they take 0.8 s"
+    assert took_s < 0.6, "one after the other, reads of 128 KiB would take 0.8 s"
 
 
 def test_the_threads_take_no_signal(slow_factory: Callable[..., SlowSource]) -> None:

@@ -95,7 +95,7 @@ def test_a_chunk_is_read_once_for_rows_one_after_the_other(
     assert all(np.array_equal(dataset[i], values[i]) for i in range(128))
     assert source.counts()["read"] == 2
     assert np.array_equal(np.array(dataset.__getitems__([130, 3, 100])), values[[130, 3, 100]])
-    assert source.counts()["read"] == 4, "the chunk of row 100 is there"
+    assert source.counts()["read"] == 4, "the chunk of row 100 must not be read again"
     assert len(dataset.__getitems__([])) == 0
 
 
@@ -400,10 +400,10 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
 @pytest.mark.parametrize(
     ("seconds", "longer", "expected"),
     [
-        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms, 1 GB/s: 250 kB would be too much
+        (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms and 1 GB/s; at most MOST_GAP
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
-        (4e-3, 3e-3, MOST_GAP),  # the longer read was faster, so the rate is unknown
+        (4e-3, 3e-3, MOST_GAP),  # the longer read took less time, so there is no rate
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:
@@ -418,7 +418,7 @@ def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSourc
     framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
     (source.backing / "a.tfrecord").write_bytes(framed * 300)
     dataset = RecordDataset(source.mountpoint / "a.tfrecord")
-    dataset.__getitems__([0, 299])  # measures up to which gap it is worth joining reads
+    dataset.__getitems__([0, 299])  # measures the largest gap over which reads are joined
     dataset.close()
     dataset[0]  # opens the file again, which drops its page cache
     source.reset()

@@ -68,8 +68,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# The sampler runs in the training's process, which sends the numbers of samples to the workers,
-# whatever their start method is. So the short form leaves out "spawn".
+# The short form leaves out "spawn". The sampler runs in the training's process and sends the
+# numbers of samples to the workers, so the start method of the workers does not matter.
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )
@@ -171,8 +171,8 @@ def test_a_distributed_sampler_around_a_sampler_is_refused() -> None:
 
 
 def test_a_sampler_in_the_place_of_the_files_is_refused() -> None:
-    """A sampler that is passed as `files` is refused. Lightning does this: it makes the batch
-    sampler anew with its own sampler as the first argument."""
+    """A sampler that is passed as `files` is refused. Lightning makes this mistake: it makes a new
+    batch sampler of the same class, and passes its own sampler as the first argument."""
     injected: Any = DistributedSampler(Numbers(), 2, 0)
     ours: Any = sampler_of(LocalFirstSampler)
     with pytest.raises(ConfigError, match="use_distributed_sampler=False"):
@@ -251,7 +251,8 @@ def test_ranks_are_those_of_the_process_group_or_the_launcher(
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
     for name in itertools.chain.from_iterable(LAUNCHERS.items()):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_NTASKS", "4")  # the tasks of the allocation, not of a launch
+    # Slurm sets this in a batch script too, which is a single process
+    monkeypatch.setenv("SLURM_NTASKS", "4")
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
     for name in LAUNCHERS:
         monkeypatch.setenv(name, "4")

@@ -1,6 +1,6 @@
 """Another user of a node, who has taken the address of a daemon that died. To be accepted by both
-sides, he relays messages between the dead daemon's peers and a living daemon. He also sends
-whatever else might get him data.
+sides, he relays messages between the dead daemon's peers and a living daemon. He also sends other
+messages by which he might get data.
 
 python impostor.py UID HOST:PORT LIVE-HOST:LIVE-PORT SOURCE-DIRECTORY REQUEST-IN-HEX
 
@@ -27,7 +27,7 @@ LIMIT_S = 3.0
 class Impostor:
     def __init__(self, listener: socket.socket, live: tuple[str, int], request: bytes) -> None:
         self._listener, self._live, self._request = listener, live, request
-        self._heard: bytes | None = None  # the first whole answer of a client
+        self._heard: bytes | None = None  # the first answer that a client has sent in full
         self.seen = {"clients": 0, "proofs": 0, "trusted": 0, "stolen": 0, "replayed": 0}
 
     def run(self) -> None:
@@ -71,7 +71,8 @@ class Impostor:
                 self.seen["stolen"] += len(part)
 
     def _replay(self) -> None:
-        """Repeats, on another connection, what a member has sent."""
+        """Sends the recorded answer of a member once more, on a new connection to the living
+        daemon."""
         with socket.create_connection(self._live, timeout=LIMIT_S) as live:
             receive(live, HELLO)
             live.sendall((self._heard or b"") + self._request)

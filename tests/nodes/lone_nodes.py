@@ -25,7 +25,8 @@ class ReplicaServer:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # For each file, the node that peers are told to ask instead; NOBODY for most.
+        # For each file that this node has passed on, the node to which it refers peers; for any
+        # other file, NOBODY.
         self.moved: dict[int, int] = {}
         self.patience = -1
 
@@ -60,7 +61,7 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """A placement whose trackers have the files of their plans in `found`."""
+    """A placement that finds the files of a plan in the attribute `found` of the plan's tracker."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found
@@ -86,7 +87,7 @@ def alone() -> Iterator[None]:
 
 
 def node(rank: int, quotas: Sequence[Sequence[int]], catalog: Catalog, **more: Any) -> Nodes:
-    """Makes a node without peers.
+    """Makes the node `rank` of several nodes. It cannot reach the other nodes.
 
     quotas : for each node, the quotas of its tiers [bytes]"""
     members = tuple(Member(f"n{i}", "127.0.0.1", 1 + i, tuple(q)) for i, q in enumerate(quotas))

@@ -23,10 +23,10 @@
 #include "shared/doorbell.h"
 
 #define NODES 3
-#define READERS 2           /* per node */
+#define READERS 2           /* number of readers of each node */
 #define RANKS 5             /* readers have ranks below RANKS; 0: none */
-#define BLOCK (1024 * 1024) /* so large that several answers share a link */
-#define RANGES 6            /* ranges of file numbers, each with a large file */
+#define BLOCK (1024 * 1024) /* large, so that several answers are under way on a link */
+#define RANGES 6            /* number of ranges of file numbers; each range has one large file */
 #define FILES 20
 #define CATALOGS 40
 #define LINKS 64
@@ -82,8 +82,7 @@ static void connect_pair(int end[2]) {
     CHECK(end[1] >= 0 && close(listener) == 0);
 }
 
-/* Both directions of a link use the same keys, because nothing here could mistake one direction for
- * the other. */
+/* The test uses the same keys for both directions of a link, because it does not test attacks. */
 static const struct monarch_peer_keys keys;
 static const unsigned char content_key[MONARCH_KEY_BYTES] = {1};
 
@@ -240,8 +239,8 @@ static void order(struct node *n, uint64_t id) {
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
         from[i] = i || owner_of(n, id) == n->number ? -1 : (int32_t)owner_of(n, id);
-    /* The hint that the owner has the whole file may be wrong, because only time limits depend on
-     * the hint. */
+    /* In half of the orders, a hint says that the owner has the whole file. The hint may be wrong,
+     * because only time limits depend on it. */
     if (from[0] >= 0 && below(&n->rng, 2))
         from[0] += MONARCH_HAS_IT;
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));

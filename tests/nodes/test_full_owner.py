@@ -18,7 +18,7 @@ from monarch_py.demo.slowsource import SlowSource
 NODES, FULL = 4, 1
 FILES, SIZE = 240, 48 << 10
 ROOM = FILES * (SIZE + 8192)
-# How many of the full node's own files still fit.
+# How many of the full node's own files still fit into its tier.
 LEFT = 10
 
 
@@ -49,7 +49,7 @@ def cluster(
 
 
 def fill_up(tier: Path) -> None:
-    """Fills the file system up to room for LEFT files."""
+    """Fills the file system, and leaves only room for LEFT files."""
     found = os.statvfs(tier)
     room_bytes = found.f_bavail * found.f_frsize - LEFT * (SIZE + 4096)
     (tier / "ballast").write_bytes(bytes(room_bytes))
@@ -75,13 +75,14 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
 ) -> None:
     own = counts(cluster, "own_files")
     fill_up(full_tier)
-    # The owner stages the files for which its tier has no room, for all nodes, until it has lacked
-    # room for a while.
+    # Some of the owner's files have no room in its tier. At first, the owner stages these files for
+    # all nodes. When it has lacked room for a while, it passes them on to the next node.
     assert read_once(cluster, 0) <= 1.05
     passed_on = counts(cluster, "passed_on_files")
     assert 0 < passed_on[FULL] < own[FULL]
     assert sum(passed_on) == passed_on[FULL]
-    # The other nodes are told where these files are, and so is the program on the full node.
+    # The full node refers the other nodes, and its own program, to the node that now keeps these
+    # files.
     assert read_once(cluster) <= 0.05
     assert sum(counts(cluster, "taken_over_files")) == sum(counts(cluster, "passed_on_files"))
     assert sum(counts(cluster, "own_files")) == FILES

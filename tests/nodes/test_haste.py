@@ -1,5 +1,5 @@
-"""Data that a reader waits for comes first, also from other nodes; a node that cannot give a file
-says so at once."""
+"""A node first gives the data that a reader waits for, even if this reader is on another node. A
+node that cannot give a file says so at once."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def owner_of_all(cluster: Cluster) -> int:
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """The owner first reads the parts that the other node asks for, so the other node does not read
-    them from the source itself."""
+    """The owner first reads the parts of the file that the other node requests. So the other node
+    need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
     # On a busy machine the source may be faster than the other node, so the nodes must ask only
     # holders.
@@ -65,12 +65,13 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
-@pytest.mark.long  # without --long, test_crowds.py has orders that wait for a node
+@pytest.mark.long  # without --long, test_crowds.py tests orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The nodes open more files than the engines take at a time. The orders that wait for another
-    node must leave room in the engine for other orders: the other node waits for their files."""
+    """Each of two nodes opens more files than its engine takes orders at a time. Orders that wait
+    for a peer must leave room in the engine for the node's own fills, because the peer waits for
+    these fills."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:

@@ -45,4 +45,4 @@ def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:
         for place in places:
             shutil.rmtree(place)
             place.mkdir()
-    raise AssertionError(f"hardly any of something: {total}, {LEAST}")
+    raise AssertionError(f"a number is too small: reached {total}, required {LEAST}")

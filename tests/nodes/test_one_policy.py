@@ -270,8 +270,9 @@ def test_along_a_plan(trace: Trace) -> None:
 @pytest.mark.parametrize("is_planned", [False, True])
 @pytest.mark.parametrize("trace", TRACES)
 def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
-    """Each copy is made when its file is first used. So in the last epoch a node has copies of the
-    files that it owns, and of the other nodes' files that it keeps and has used before."""
+    """Each copy is made when its file is first used. So in the last epoch a node has copies of all
+    files that it owns. It also has copies of other nodes' files, if it keeps these files and has
+    used them before."""
     decision = planned(trace.job) if is_planned else hashed(trace.job, trace.keys)
     decision = replace(decision, when=When.ON_USE)
     local = remote = source = 0

@@ -45,7 +45,7 @@ def without_peers() -> Iterator[None]:
 
 
 def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
-    """Makes a node without peers.
+    """Makes the node `rank` of several nodes. It cannot reach the other nodes.
 
     quotas : for each node, the quota of its only tier [bytes]"""
     return lone_nodes.node(rank, [(quota,) for quota in quotas], catalog, **more)
@@ -126,7 +126,7 @@ def test_files_that_are_met_late_change_nothing_for_the_others(
         made = node(rank, quotas, catalog)
         made.step(scanned=True)
         before = owner_of(made, catalog)
-        # The late files come one by one, or several in a turn.
+        # The node learns of one or several of the late files at a time.
         while catalog.count < len(catalog.entries):
             catalog.count += shuffled.randint(1, len(catalog.entries) - catalog.count)
             made.step(scanned=True)
@@ -199,7 +199,8 @@ def test_of_two_holders_the_one_with_the_shorter_queue_is_asked_first() -> None:
     # With queues of the same length, each holder is asked for half of the files.
     engine.waiting[:] = 4
     assert sorted(made.asked(ids)[:, 0].tolist()) == [1] * 4 + [2] * 4
-    # A node that holds the file too asks the other holder, and the owner asks the source.
+    # If this node is the file's second holder, it asks the first holder. If this node is the first
+    # holder, it asks no node, but reads the source.
     follow(1, 0, 0)
     assert made.asked(ids).tolist() == [[1, NOBODY]] * 8
     follow(0, 1, 0)
@@ -234,8 +235,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # A node that has passed a file on names the file's present holder, even after the next node has
-    # passed the file on too.
+    # A node that has passed on a file refers peers to the file's present holder, even if the next
+    # node has passed on the file too.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas

@@ -21,7 +21,7 @@ FILES, SIZE = 300, 8 << 10
 @contextmanager
 def packed(sources: list[SlowSource], place: Path, count: int, size: int) -> Iterator[Nodes]:
     """Starts a node on each mount of one dataset, whose files are all in a pack. Yields the nodes
-    once all are idle."""
+    when all of them are idle."""
     backing = sources[0].backing
     make_files(backing / "data", count, size)
     age(backing / "data")

@@ -71,8 +71,8 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
 
 
 def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
-    """Reads this epoch on all nodes. Waits until all nodes know where the training is: at the end
-    of this epoch, or at the beginning of the next epoch."""
+    """Reads this epoch on all nodes. Waits until all nodes know that the training is at the end of
+    this epoch, or at the beginning of the next epoch."""
     planned.read(orders_of(epoch))
 
     def known() -> bool:
@@ -85,8 +85,8 @@ def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
 
 
 def goes_on(planned: PlannedNodes) -> None:
-    """Reads epochs 2 to 4. Asserts that in epoch 4 hardly anything comes from the source, because
-    the copies of all files have been made, and that the victim gives files again."""
+    """Reads epochs 2 to 4. In epoch 4, all files have copies, so hardly anything may come from the
+    source. The victim must give files again."""
     victim = planned.all[VICTIM]
 
     def usable() -> bool:

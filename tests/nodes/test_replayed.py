@@ -55,7 +55,8 @@ def test_bytes_come_from_where_the_simulator_says(
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
-    # Always ask holders: the simulator's policies do so, and do not know how fast peers are.
+    # The nodes always ask holders, as in the simulator, whose policies do not consider how fast
+    # peers are.
     settings = {"peers": {"fetch": "holders"}}
     layout = Layout([tier] * NODES, AREA, settings, planned=planned, keep_pages=True, threads=4)
     (memory / "run").mkdir()
@@ -67,7 +68,8 @@ def test_bytes_come_from_where_the_simulator_says(
     assert found.apart("source") == pytest.approx(0, abs=APART)
     assert found.apart("peers") == pytest.approx(0, abs=APART)
     if planned:
-        # Without a plan, with owners by hash, two thirds of the bytes would come from peers.
+        # Without the plan, a hash would choose the owner of each file, and two thirds of the bytes
+        # would come from peers.
         assert sum(epoch.peers for epoch in found.simulated) / found.bytes < 0.6
         return
     for real, simulated in zip(found.real, found.simulated, strict=True):

@@ -128,8 +128,8 @@ def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
 
 
 def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
-    """The node ends connections whose clients do not receive what they have requested. The
-    connections of other nodes go on."""
+    """If a client does not receive the data that it has requested, the node ends the connection.
+    The connections of other nodes go on."""
     node = cluster.nodes[0]
     cluster.epoch(0)
     node.wait_idle()
@@ -141,7 +141,7 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
-    # A request names a file also by its times: a file with another time is another file.
+    # A request contains the file's times. A node takes a file with other times for another file.
     peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     fetch_ranges(peer, gets)

@@ -1,5 +1,5 @@
-"""A node sends to other nodes the checksums of blocks that were recorded when its copy was
-filled."""
+"""A node records the checksums of a copy's blocks when it fills the copy. It sends these checksums
+to other nodes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
     sources = mounts(2)
-    size = 32 * MIB  # more than the sockets' buffers hold
+    size = 32 * MIB  # larger than the sockets' buffers
     (name,) = make_files(sources[0].backing, 1, size)
     nodes = nodes_factory(sources, [size + MIB] * 2, block_size=MIB).start()
     owner = max(nodes.all, key=lambda node: int(node.nodes()["own_files"]))
@@ -149,9 +149,9 @@ def test_an_answer_that_has_begun_is_finished_when_its_copy_is_dropped(
 def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]]
 ) -> None:
-    """The copy is damaged just after the node has checked a block, because a part of this block was
-    requested. The node checks the block again because the receiver of the whole block reports wrong
-    bytes."""
+    """A peer requests a part of a block, so the node checks the block. Just after this check, the
+    copy is damaged. Then a peer receives the whole block and reports wrong bytes, so the node
+    checks the block again."""
     sources = mounts(2)
     (name,) = make_files(sources[0].backing, 1, SIZE)
     nodes = nodes_factory(sources, [SIZE + MIB] * 2).start()
@@ -175,7 +175,7 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
         copy.chmod(0o600)
         with copy.open("r+b") as content:
             os.pwrite(content.fileno(), b"rotten", 5 * MIB)
-        # Nobody has reported the damage yet.
+        # The node still gives this part, because no peer has reported the damage.
         assert fetch(4 * MIB + 5, 1) == PeerStatus.OK
         wait_until(lambda: time.monotonic() - looked_at > 1, what="a second")
         assert fetch(4 * MIB, 4 * MIB) == PeerStatus.WRONG_BYTES

@@ -29,7 +29,8 @@ INPUTS = 64
 
 
 class Folder(Dataset[tuple[torch.Tensor, int]]):
-    """The files `root`/CLASS/*, each as (float32 (INPUTS,), class)."""
+    """The files `root`/CLASS/*. Each sample is a tuple: float32 values of shape (INPUTS,), and the
+    number of the class."""
 
     def __init__(self, root: Path) -> None:
         self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())

@@ -17,8 +17,8 @@ import monarch_py
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGING = ROOT / "packaging"
-# pip needs these files to check the certificate of the package index: a machine may have its own
-# certificate authority.
+# These directories of the machine are mounted into the container. With them, pip accepts the
+# certificate of the package index even if a certificate authority of this site has signed it.
 CERTIFICATES = ("/etc/ssl/certs", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
 BASE = "localhost/debian:bookworm-slim"
 

@@ -27,7 +27,7 @@ def server_factory() -> Iterator[Callable[..., FileServer]]:
             return server
 
         yield make
-    # Up to 40 descriptors may belong to the test's peers and files, which may still be open.
+    # Up to 40 more descriptors are allowed, because the test's peers and files may still be open.
     assert len(os.listdir("/proc/self/fd")) <= before + 40, "servers leave descriptors behind"
 
 

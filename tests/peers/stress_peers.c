@@ -278,7 +278,7 @@ static int traffic(double seconds, uint64_t seed) {
         pthread_join(asker[i].thread, NULL);
     for (int i = 0; i < HOSTILE; i++)
         pthread_join(hostile[i], NULL);
-    /* The thread that shares files still runs while the server stops. */
+    /* Stop the server while the thread that shares files still changes the server's table. */
     monarch_peer_server_stop(table, server);
     pthread_join(sharing, NULL);
     monarch_peer_table_free(table);

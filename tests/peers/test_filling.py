@@ -104,7 +104,8 @@ def test_no_wake_is_lost_between_looking_and_waiting(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     """A request for a block must be answered even if the block becomes available just when the
-    server begins to wait for it. If this event is missed, no later one wakes the request."""
+    server begins to wait for it. A server that missed this event would wait forever, because no
+    other event follows."""
     server, file = server_factory(wait_s=10), offer(b"x" * 100)
     peer = peer_of(server, first_byte_s=3)
     for turn in range(150):

@@ -168,7 +168,8 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer,
         started = time.monotonic()
         assert_serves(server, file)
         assert time.monotonic() - started < 0.8
-        # The latest connections are still open. The server must close them after their time limit.
+        # The server has not closed the latest connections yet. It must close them after their time
+        # limit.
         assert all(ends(connection) for connection in crowd)
         assert time.monotonic() - started < 3
     finally:
@@ -274,7 +275,8 @@ def test_no_more_connections_than_there_may_be(
     large.share(server, block=4 << 20)
     held = [connect(server) for _ in range(3)]
     try:
-        for connection in held:  # busy, because the answer is larger than the socket buffers
+        # A connection stays busy, because its answer is larger than the socket buffers.
+        for connection in held:
             connection.sendall(connection.request(large.id))
             assert connection.recv(1)
         assert fetch(peer_of(server), file.id)[0] == PeerStatus.REFUSED
@@ -326,7 +328,8 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
     """The server sends a small answer in one call. If the kernel accepts only a part of the answer,
     the server must send the rest later, whether the part ends in a frame or in the content."""
     server = server_factory(stall_s=20.0)
-    # Most files are so small that the part that the kernel accepts often ends in a frame.
+    # Most files are so small that frames make up much of an answer. So the part that the kernel
+    # accepts often ends in the middle of a frame.
     sizes = [*range(1, 400), 20_001, SMALL, SMALL + 1]
     files = [offer(os.urandom(size), i + 1) for i, size in enumerate(sizes)]
     for file in files:
@@ -338,7 +341,8 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
 
 
 def take_late(server: FileServer, line: Line, asked: list[Offer]) -> None:
-    """Requests the files, and takes the answers when the socket has no room for more of them."""
+    """Requests the files. Receives the answers only when the socket buffers are full, so that the
+    server has had to stop sending."""
     line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
     # Wait until the server stops sending, because the socket buffers are full.
     sent = -1
@@ -358,7 +362,8 @@ def take_late(server: FileServer, line: Line, asked: list[Offer]) -> None:
 def test_answers_of_which_no_byte_is_accepted_are_sent_later(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
-    """A Unix socket accepts all bytes of a call or none."""
+    """Over a Unix socket, the kernel accepts either all bytes of an answer or none. If it accepts
+    none, the server must send the whole answer later."""
     server = server_factory(stall_s=20.0)
     sizes = [200, 20_001, SMALL]
     files = [offer(os.urandom(size), i + 1).share(server) for i, size in enumerate(sizes)]

@@ -132,7 +132,7 @@ def swapped(line: Line) -> bytes:
 
 
 def cut_out(line: Line) -> bytes:
-    """Returns the second block only, as if somebody had removed the first."""
+    """Returns the second block as it is sent behind the first block, but without the first."""
     line.right(FIRST)
     return line.right(SECOND)
 
@@ -239,10 +239,11 @@ def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
     script.play = play
     started = time.monotonic()
     assert fetch(script.peer(), FILE)[0] == PeerStatus.TIMEOUT
-    # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit is
-    # so long that a peer that sends 128 KiB/s keeps it (client.c).
+    # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit
+    # allows for a peer that sends 128 KiB/s (client.c).
     limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
-    assert time.monotonic() - started < limit + 10  # all bytes would take more than 1,000 s
+    # To send all bytes, the server would need more than 1,000 s.
+    assert time.monotonic() - started < limit + 10
 
 
 def test_a_server_that_cannot_prove_itself_is_refused() -> None:

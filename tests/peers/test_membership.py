@@ -36,7 +36,8 @@ def test_no_part_of_its_name_depends_on_a_part_of_the_secret() -> None:
         other = int.from_bytes(SECRET, "big") ^ 1 << bit
         name = replace(CLUSTER, secret=other.to_bytes(len(SECRET), "big")).name
         same = sum(a == b for a, b in zip(name, CLUSTER.name, strict=True))
-        assert same <= len(name) / 2  # by chance, one digit in sixteen stays the same
+        # Even if the names are unrelated, one digit in sixteen is the same by chance.
+        assert same <= len(name) / 2
 
 
 def test_what_is_told_comes_back() -> None:

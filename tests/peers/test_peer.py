@@ -54,7 +54,9 @@ class Scripted:
         with connection, contextlib.suppress(ConnectionError):
             while requests := connection.recv(REQUEST_BYTES, socket.MSG_WAITALL):
                 if struct.unpack_from("<Q", requests, 48)[0] == 1:
-                    return  # the client requests one byte, to have a wrong block checked here
+                    # After a wrong block, the client requests one byte of the block, so that the
+                    # peer checks its copy. This request gets no answer.
+                    return
                 requests += connection.recv(REQUEST_BYTES, socket.MSG_WAITALL)
                 if meanwhile := self.meanwhile:
                     self.meanwhile = None
@@ -147,7 +149,8 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
         before = script.connects
         script.now += min(expected, LONGEST_PAUSE_S) - 0.001
         assert not peer.is_usable
-        assert ask(peer) == peer.last_failure != PeerStatus.OK  # fails at once, without a link
+        # During the pause, a request fails at once, and no link is connected.
+        assert ask(peer) == peer.last_failure != PeerStatus.OK
         assert script.connects == before
         script.now += 0.001
         assert peer.is_usable
@@ -166,8 +169,8 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
 def test_the_first_success_after_a_failure_is_reported(
     failure: PeerStatus, made: tuple[Peer, Scripted]
 ) -> None:
-    """Also if nothing was asked during the pause. Otherwise the peer would count as failing, and
-    its next pause would be twice as long."""
+    """A success after a pause ends the row of failures, even if nobody asked the peer during the
+    pause. If the success were not reported, the next pause would be twice as long."""
     peer, script = made
     for _ in range(2):
         script.answers = [failure]

@@ -93,7 +93,7 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
     port = port_of(first)
     peer = peer_at(("127.0.0.1", port))
     status, part, seconds = interrupted(peer, first, signal.SIGKILL)
-    # REFUSED: the process was killed during the handshake of a new link.
+    # The status is REFUSED if the process was killed during the handshake of a new link.
     assert status in (PeerStatus.CUT, PeerStatus.REFUSED)
     assert expected.startswith(part)
     assert seconds < WAIT_LIMIT_S
@@ -108,7 +108,8 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
 
 def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
     """Fetches a small file in several threads at the same time. Returns the status of each fetch,
-    and how long it took [s]. A small file needs no turn (csrc/peers/peer.c)."""
+    and how long it took [s]. The file is small, because the requests of a large file would wait
+    for each other (csrc/peers/peer.c)."""
     together = threading.Barrier(threads)
 
     def ask() -> tuple[PeerStatus, float]:
@@ -132,7 +133,8 @@ def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
         assert waited[-2] < 0.9 * CONNECT_LIMIT_S
         hanging.settimeout(0)
         with ExitStack() as stack:
-            for _ in range(2):  # the link of the first fetch, and that of one thread
+            # There are two connections: one of the first fetch, and one of the eight threads.
+            for _ in range(2):
                 stack.enter_context(hanging.accept()[0])
             with pytest.raises(BlockingIOError):
                 hanging.accept()

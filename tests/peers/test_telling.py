@@ -38,7 +38,8 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    assert server.counts()["accepted"] == 0  # for a query, the C code gets no connection
+    # Python answers queries, so the server in C has accepted no connection.
+    assert server.counts()["accepted"] == 0
 
 
 def test_more_than_an_answer_has_is_not_listened_to(
@@ -67,7 +68,7 @@ def test_a_purpose_that_is_not_known_closes(
 ) -> None:
     server = server_factory()
     file = offer(b"content").share(server)
-    later: Any = SimpleNamespace(value=b"?")  # like a purpose that a later version adds
+    later: Any = SimpleNamespace(value=b"?")  # a purpose that a later version might add
     with bare(server) as connection:
         introduce(connection, party(server.address, 1), 0, time.monotonic() + 5, later)
         assert ends(connection)

@@ -98,7 +98,8 @@ static void accesses(uint64_t units) {
     free(all), free(first), free(next);
 }
 
-/* Deals samples in all ways; one node holds no sample, and one holds most of them. */
+/* Deals samples with all combinations of options. Node 1 holds more samples than node 2. Nodes 0
+ * and 3 hold none. */
 static void deals(uint64_t n) {
     enum { NODES = 4, RANKS = 8, WIDTH = 3 };
     struct monarch_mersenne g;

@@ -1,6 +1,6 @@
-"""Frequencies, uses and holders that follow from orders.
+"""Frequencies, first and next uses, and holders of samples, computed from the order of accesses.
 
-They are compared with plain loops over small orders, and with published numbers of NoPFS."""
+They are compared with plain loops over short orders, and with published numbers of NoPFS."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def by_hand(timeline: Timeline, node: int) -> list[tuple[int, int]]:
 
 @st.composite
 def timelines(draw: st.DrawFn) -> Timeline:
-    """Draws timelines with all splits, with and without replacement and validation."""
+    """Draws timelines: with any split, with or without replacement, with or without validation."""
     length, nodes = draw(st.integers(4, 60)), draw(st.integers(1, 5))
     ranks, batch = nodes * draw(st.integers(1, 3)), draw(st.integers(1, 3))
     sampler = RandomSampler(length, draw(st.integers(0, 9)), draw(st.booleans()))
@@ -108,9 +108,11 @@ def test_frequencies_first_and_next_uses(timeline: Timeline, draw: st.DataObject
 @settings(max_examples=examples(40), deadline=None, database=None)
 @given(timelines(), st.integers(1, 3), st.sampled_from([1, 2, 5, 32]))
 def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
-    """Holders are the same for any number of passes over the timeline.
+    """`find_holders` returns the nodes that use a unit most often.
 
-    Ties go to the node with the earlier first use, by position and then by node."""
+    Of two nodes that use a unit equally often, the node with the earlier first use comes first. If
+    its memory is small (`slot_bytes`), `find_holders` passes over the timeline several times, and
+    the result must be the same."""
     frequencies = all_frequencies(timeline)
     found = find_holders(timeline, top, slot_bytes=slot_bytes)
     first = np.array([analyse(timeline, n).first_use for n in range(timeline.nodes)])
@@ -133,8 +135,8 @@ def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
 
 
 def test_three_epochs_by_hand() -> None:
-    """Two nodes read six files; node 0 reads the places 0, 2 and 4 of each row, node 1 the
-    others."""
+    """Two nodes read six files in three epochs. Each row of `rows` is the order of an epoch. Node 0
+    reads the places 0, 2 and 4 of a row, and node 1 reads the other places."""
     rows = np.array([[0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 5, 3, 1, 4, 2]])
     timeline = Timeline.of(Loader(Listed(6, rows), 2, 1), epochs=3, nodes=2)
     found = analyse(timeline, 0)
@@ -155,7 +157,7 @@ def test_files_of_many_samples_are_accessed_alike() -> None:
     assert spread(np.zeros(3, dtype=np.uint32)) == 0.0
 
 
-# --- timelines from a given place on, and refused arguments -------------------------------------
+# --- timelines that begin in a later epoch or batch; refused arguments --------------------------
 
 
 def test_a_timeline_can_be_entered_anywhere() -> None:
@@ -183,13 +185,13 @@ def test_a_timeline_can_be_entered_anywhere() -> None:
     *_, last = timeline.sections()
     assert last.start + last.node(0).size == 5 * 12 + 2 * 5
     for epoch, part, message in (
-        (5, None, "epoch: there is no epoch 5; the plan has 5, counted from 0"),
+        (5, None, "epoch: there is no epoch 5; the plan has epochs 0 to 4"),
         (2, "validation", "epoch: no part 'validation' runs in epoch 2; choose another one"),
     ):
         for ask in (timeline.section, lambda *where: timeline.position(where[0], 0, where[1])):
             with pytest.raises(ConfigError, match=f"^{message}$"):
                 ask(epoch, part)
-    said = "batch: there is no batch 3; 'validation' has 3 in an epoch, counted from 0"
+    said = "batch: there is no batch 3; an epoch of 'validation' has batches 0 to 2"
     with pytest.raises(ConfigError, match=f"^{said}$"):
         timeline.position(3, 3, "validation")
     longer = Timeline((training, validation), 9, 1, 24)
@@ -263,15 +265,17 @@ def often_on_a_node(samples: int) -> int:
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """With fewer samples the share is the same, within 5 standard deviations."""
+    """With a hundredth of the samples, the expected number is a hundredth of 31,635. The counted
+    number differs from it by at most 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5
 
 
-@pytest.mark.long  # the test above is its short form
+@pytest.mark.long  # `test_a_part_of_nopfs_figure_3` does the same with fewer samples
 def test_nopfs_figure_3_with_numpys_generator() -> None:
-    """With NumPy's generator and seed 42, the number is 31,863."""
+    """With NumPy's generator and seed 42, one node accesses 31,863 samples more than 1.8 times as
+    often as the mean."""
     assert often_on_a_node(SAMPLES) == 31_863
 
 
@@ -303,4 +307,5 @@ def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
         bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
         assert least <= bound
-        assert nodes > 2 or least == bound  # of two nodes, the other one has all other accesses
+        # If there are only two nodes, the number is equal to the bound.
+        assert nodes > 2 or least == bound

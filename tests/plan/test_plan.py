@@ -132,10 +132,11 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
 
 
 def test_bytes_by_source_by_hand() -> None:
-    """Two nodes read four files of 1, 10, 100 and 1000 bytes.
+    """Two nodes read four files of 1, 10, 100 and 1000 bytes in three epochs.
 
-    Node 0 reads 0 1, 2 1, 0 2 and node 1 reads 2 3, 0 3, 1 3. If nodes use a file equally often,
-    the node that uses it first holds it, so node 0 holds 0, 1 and 2."""
+    Node 0 reads the files 0 and 1, then 2 and 1, then 0 and 2. Node 1 reads the files 2 and 3, then
+    0 and 3, then 1 and 3. Node 0 holds the files 0, 1 and 2, because it reads each of them more
+    often than node 1."""
     rows = np.array([[0, 2, 1, 3], [2, 0, 1, 3], [0, 1, 2, 3]])
     part = PlanPart("training", 0, Loader(Listed(4, rows), 2, 1))
     plan = Plan((Index.of("files", "/d", list("abcd"), [1, 10, 100, 1000]),), (part,), 3, 2)
@@ -145,7 +146,7 @@ def test_bytes_by_source_by_hand() -> None:
     assert figures.frequency.tolist() == [1, 0, 3]
     assert (figures.owned_units.tolist(), figures.owned_bytes.tolist()) == ([3, 1], [111, 1000])
     assert figures.epochs.tolist() == [[0, 0, 1111], [1110, 1, 0], [1101, 10, 0]]
-    # With this quota node 0 holds only two of its three files, those that it uses first.
+    # With this quota, node 0 holds only the files 0 and 1. File 2 does not fit.
     small = figures_of(plan, quota=50)
     assert small.owned_bytes.tolist() == [11, 0]
     assert small.epochs.tolist() == [[0, 0, 1111], [10, 1, 1100], [1, 10, 1100]]
@@ -305,7 +306,8 @@ def test_the_page_names_every_sampler() -> None:
 
 @pytest.mark.parametrize(
     "example",
-    # The other examples are parts of tiers.yaml or need files below /pfs; tests/config loads them.
+    # This list leaves out examples that are parts of tiers.yaml and examples that need files below
+    # /pfs. tests/config loads them.
     [
         text
         for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)

@@ -116,8 +116,8 @@ def test_a_file_that_is_not_made_of_records(tmp_path: Path, wrong: bytes) -> Non
 
 
 def test_tfrecords_that_tensorflow_has_written(tmp_path: Path) -> None:
-    """The bytes are those that tf.io.TFRecordWriter of TensorFlow 2.21 writes for b'hello' and
-    b''."""
+    """`hello` and `empty` are the records that tf.io.TFRecordWriter of TensorFlow 2.21 has written
+    for b'hello' and b''."""
     hello = bytes.fromhex("0500000000000000eab2043e68656c6c6fbb1f1c19")
     empty = bytes.fromhex("000000000000000029039807d8ea82a2")
     (tmp_path / "a.tfrecord").write_bytes(hello + empty)

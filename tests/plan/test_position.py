@@ -105,9 +105,10 @@ def test_a_right_plan_is_never_lost(
 
 
 def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
-    """Continues where the last accesses lie close together, as the daemon does.
+    """Searches all runs for the place where the last accesses lie close together. Moves the
+    estimator to this place, as the daemon does.
 
-    Returns the number of the run that contains this place; None if there is no such place."""
+    Returns the number of the run that contains the place; None if there is no such place."""
     found = [locate(run, follower.recent) for run in runs]
     best = max(range(len(runs)), key=lambda number: found[number][0])
     if not found[best][0]:
@@ -228,7 +229,8 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
 
 
 def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
-    """Eight workers with four batches of 32 have 1,056 samples under way, which lie in 12 files."""
+    """If units are files, a window is a number of files. Eight workers with four batches of 32 have
+    1,056 samples under way. These lie in only 12 files, so the window has its least length."""
     samples, each = 51_200, 100
     loader = Loader(SequentialSampler(samples), 1, 32, workers=8, prefetch_factor=4)
     lookup = np.r_[np.arange(samples) // each, -1].astype(np.int32)
@@ -239,8 +241,8 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 
 def test_a_window_has_the_groups_that_are_read_ahead() -> None:
-    """The window has two groups of 500; without groups, 33 batches of 8 samples would be under
-    way."""
+    """With groups, two groups of 500 samples are read ahead, not 33 batches of 8 samples. The
+    window is twice as long as what is read ahead."""
     samples, group = 20_000, 500
     loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
     section = Timeline((Part("training", loader),), 1, 1, samples).section(0)
@@ -264,9 +266,11 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """Accesses that lie close together give a place only if this is hardly due to chance.
+    """If the last accesses lie close together, they give a place only if chance can hardly be the
+    reason.
 
-    With the probability p ** SEARCHED, the accesses lie in a part p of all units by chance."""
+    The probability that SEARCHED random accesses all lie in a given share p of the units is
+    p ** SEARCHED."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

@@ -155,7 +155,7 @@ def test_shuffles_of_tf_data(arguments: tuple[int, int, int, int | None, bool]) 
     assert hashed(np.concatenate([sampler.epoch(e) for e in range(3)])) == SHUFFLES[arguments]
 
 
-@pytest.mark.long  # tensorflow takes seconds to load
+@pytest.mark.long  # TensorFlow takes seconds to load
 def test_tf_data_shuffles_as_it_did() -> None:
     pytest.importorskip("tensorflow", reason="tensorflow is not installed: .[tensorflow]")
     done = subprocess.run(
@@ -169,7 +169,8 @@ def test_tf_data_shuffles_as_it_did() -> None:
 
 
 def test_philox_gives_the_published_numbers() -> None:
-    """For counter 0 and key 0, Random123 publishes 6627e8d5 e169c58d bc57ac4c 9b00dbd8."""
+    """The expected numbers are those that the authors of Philox (Random123) have published for
+    counter 0 and key 0."""
     out = ffi.new("uint32_t[4]")
     lib.monarch_philox(0, 0, out, 4)
     assert list(out) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]

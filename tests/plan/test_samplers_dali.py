@@ -36,7 +36,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
 
 def ours(reader: str, shards: int, rank: int, options: dict[str, Any]) -> list[list[int]]:
     """Returns the samples of one rank in each epoch."""
-    # The sampler's seed is that of rank 0, and each rank adds its number.
+    # The sampler takes the seed of rank 0, and adds `seed_step` for each further rank. So the seed
+    # of rank 0 is computed from the seed of this rank.
     step = {"seed": options["seed"] - rank, "seed_step": 1} if "seed" in options else {}
     known = {**options, **step, "delivered": True}
     loader = Loader(DALIReader(SAMPLES, shards, reader, **known), shards, 2, split="chunks")
@@ -63,8 +64,8 @@ def test_it_delivers_what_dali_delivers(tmp_path: Path) -> None:
 
 
 def test_what_is_read_does_not_depend_on_the_seed() -> None:
-    """The shuffle buffer is filled in the order of the list, so reads are the same in all
-    epochs."""
+    """A reader reads files in the order of the list, and shuffles only what it has read. So the
+    order of the reads is the same for all seeds and in all epochs."""
     one, other = (DALIReader(50, 2, seed=seed, stick_to_shard=True) for seed in (1, 2))
     assert one.epoch(0).tolist() == other.epoch(3).tolist()
     buffer_of_one = DALIReader(50, 2, delivered=True, initial_fill=1, stick_to_shard=True)

@@ -55,7 +55,7 @@ def same(sampler: Sampler, theirs: Any, n_epochs: int) -> None:
 def test_distributed_sampler(
     length: int, ranks: int, seed: int, n_epochs: int, shuffle: bool, drop_last: bool
 ) -> None:
-    seed %= 2**62  # seed + epoch must also be a valid seed
+    seed %= 2**62  # torch uses seed + epoch as a seed, so the sum must be valid too
     if drop_last and length < ranks:
         with pytest.raises(ConfigError, match="length"):
             DistributedSampler(length, ranks, seed, shuffle, drop_last)

@@ -1,4 +1,4 @@
-"""The baseline policies decide what their papers describe, on twelve files."""
+"""Each baseline policy makes the decisions that its paper describes, for a job of twelve files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ ORDERS = [
 def test_nothing_is_kept_by_the_first_three() -> None:
     """The perfect, naive and staging-buffer policies keep no copies.
 
-    They differ in which accesses wait for the file system: none, all, or those whose files reach
-    the staging buffer too late."""
+    They differ in which accesses wait for the file system: with `perfect` none, with `naive` all,
+    and with `staging_buffer` the accesses whose files reach the staging buffer too late."""
     job = written(ORDERS, cluster([[6], [6]]))
     decisions = [policy(job) for policy in (perfect, naive, staging_buffer)]
     assert [len(each.copies.file) for each in decisions] == [0, 0, 0]
@@ -37,9 +37,9 @@ def test_nothing_is_kept_by_the_first_three() -> None:
 
 
 def test_deepio_loads_shares_that_lie_together() -> None:
-    """Of 12 files, node 0 loads 0 to 5 and node 1 loads 6 to 11, into memory, before training.
+    """Before training, node 0 loads files 0 to 5 into memory, and node 1 loads files 6 to 11.
 
-    The order of accesses remains the sampler's."""
+    DeepIO's ordered mode does not change the sampler's order of accesses."""
     decision = deepio(written(ORDERS, cluster([[6, 100], [6, 100]])))
     assert held_by(decision, 0, 1) == [0, 1, 2, 3, 4, 5]
     assert held_by(decision, 1, 1) == [6, 7, 8, 9, 10, 11]
@@ -48,7 +48,7 @@ def test_deepio_loads_shares_that_lie_together() -> None:
 
 
 def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
-    """In hybrid mode with memory for 4 files, each node keeps 4 files and reads the others.
+    """Each of two nodes has memory for 4 files, and keeps the first 4 of its 6 files.
 
     The disks stay empty, because DeepIO uses memory only."""
     decision = deepio(written(ORDERS, cluster([[4, 100], [4, 100]])))
@@ -58,9 +58,9 @@ def test_deepio_keeps_what_fits_and_reads_the_rest() -> None:
 
 
 def test_lbann_dynamic_keeps_what_a_node_reads_first() -> None:
-    """Each node keeps the files of its first epoch, in the order in which it reads them.
+    """Each node keeps the files that it reads in the first epoch, in the order of reading.
 
-    Node 0 reads the even files and node 1 the odd ones."""
+    In the first epoch, node 0 reads the even files, and node 1 reads the odd files."""
     decision = lbann_dynamic(written(ORDERS, cluster([[6], [6]])))
     assert held_by(decision, 0, 1) == [0, 2, 4, 6, 8, 10]
     assert held_by(decision, 1, 1) == [1, 3, 5, 7, 9, 11]
@@ -75,9 +75,10 @@ def test_lbann_preloading_takes_contiguous_shares() -> None:
 
 @pytest.mark.parametrize("policy", [lbann_dynamic, lbann_preloading])
 def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
-    """LBANN needs memory for the whole dataset, and room on disks does not count.
+    """The dataset has 12 bytes, and the nodes' memories have 11 bytes: LBANN refuses the job.
 
-    Section 6 of the NoPFS paper says that the data store fails in this case."""
+    The room on the disks does not count. Section 6 of the NoPFS paper says that LBANN's data store
+    fails in this case."""
     job = written(ORDERS, cluster([[6, 100], [5, 100]]))
     with pytest.raises(PolicyError, match=r"12 B.*11 B in all.*add nodes or memory"):
         policy(job)
@@ -87,5 +88,5 @@ def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
 def test_without_a_class_for_copies_there_is_one_sentence(
     policy: Policy,
 ) -> None:
-    with pytest.raises(PolicyError, match="classes has only the staging buffer"):
+    with pytest.raises(PolicyError, match="'classes' has only the staging buffer"):
         policy(written(ORDERS, cluster([[], []])))

@@ -49,11 +49,11 @@ def test_hash_has_one_owner_for_a_file() -> None:
 
 
 def test_lru_up_and_down() -> None:
-    """The cache has room for 4 of 12 files, which are read up, down, up and up.
+    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
 
-    The first epoch leaves files 8 to 11 in the cache, which the way down finds. The way down leaves
-    files 0 to 3, which the next way up finds. The last epoch repeats the same direction and finds
-    nothing."""
+    Epoch 0 reads up and leaves files 8 to 11 in the cache, so epoch 1, which reads down, finds
+    these 4. Epoch 1 leaves files 0 to 3, so epoch 2 finds these 4. Epoch 2 leaves files 8 to 11.
+    Epoch 3 reads up too, and has evicted these files before it reaches them. So it finds none."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = lru(job)
     assert loads(job, decision) == [12, 8, 8, 12]
@@ -61,21 +61,22 @@ def test_lru_up_and_down() -> None:
 
 
 def test_lru_of_two_classes_is_one_stack() -> None:
-    """With two classes of 2 files, LRU treats both as one stack.
+    """Two classes with room for 2 files each work as one LRU stack of 4 files.
 
-    After the way up, class 1 has files 11 and 10 and class 2 has 9 and 8. The way down finds 11 and
-    10 in class 1. File 9 is found in class 2 and moved to class 1, which moves 11 down to class 2.
-    File 8 then displaces 10 in the same way."""
+    Epoch 0 reads files 0 to 11. Afterwards class 1 has files 11 and 10, and class 2 has 9 and 8.
+    Epoch 1 reads the files in reverse. It finds 11 and 10 in class 1. It finds 9 in class 2 and
+    moves it to class 1, which pushes 11 into class 2. It finds 8 in class 2 too, and moves it to
+    class 1, which pushes 10 into class 2."""
     job = written([UP, DOWN], cluster([[2, 2]]))
     decision = lru(job)
     assert decision.served is not None
     served = decision.served(1, job.orders(1))
     assert served.cls[0, :5].tolist() == [1, 1, 2, 2, 0]
-    # Each file that was not in class 1 is written there (into); the file that it displaces is
-    # written to class 2 (down).
+    # If an accessed file was not in class 1, the file is written into class 1 (`into`). The file
+    # that it pushes out is written into class 2 (`down`).
     assert served.into[0, :5].tolist() == [0, 0, 1, 1, 1]
     assert served.down[0, :5].tolist() == [0, 0, 2, 2, 2]
-    # In the first epoch, files 0 and 1 find class 1 empty, so nothing moves down.
+    # In epoch 0, class 1 still has room for files 0 and 1, so they push no file into class 2.
     assert decision.served(0, job.orders(0)).down[0, :4].tolist() == [1, 1, 2, 2]
 
 
@@ -85,14 +86,13 @@ def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
 
 
 def test_belady_up_down_and_up_again() -> None:
-    """The cache has room for 4 of 12 files, which are read up, down, up and up.
+    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
 
-    On the first way up, file f is used again at 23 - f, so each file is used sooner than those
-    before it: files 8 to 11 stay and are found on the way down. On the way down, file f is used
-    again at 24 + f, so again each file is used sooner than those before it: files 3 to 0 stay and
-    are found on the second way up. Between the two equal epochs each file is used again 12 accesses
-    later, so the cached files are always used sooner than a new one. Nothing is exchanged, and the
-    last epoch finds the same four files."""
+    In epoch 0, the next use of file f is access 23 - f, so later files are used again sooner. Files
+    8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is access 24 + f, so
+    again later files are used sooner. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2, each
+    file is used again 12 accesses later, so the cached files are used sooner than any new file. No
+    file is evicted, and epoch 3 finds the same four files."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]
@@ -142,8 +142,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int, seed: int) -> None:
     """With equal sizes on one node, each epoch from the second on loads exactly D - C files.
 
-    D is the number of files of the dataset and C the room of the cache. No cache loads less; the
-    test compares with LRU."""
+    D is the number of files in the dataset, and C is the number of files that fit into the cache.
+    LRU does not load less."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))
@@ -186,9 +186,10 @@ def test_classes_of_an_lru_hit_as_one(files: list[int], fast: int, slow: int) ->
 def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
     """File f has f + 1 bytes, and the classes have room for 2 and 4 bytes.
 
-    LRU: file 2 (3 bytes) is written to the second class. Files 0 and 1 are written to the first,
-    where 1 moves 0 down. File 5 is larger than both classes. Under Belady's rule a file in a class
-    keeps its place unless a new file is used sooner: file 1 evicts file 2 from the second class."""
+    The accesses are to files 2, 0, 1 and 5. File 5 is larger than both classes. With LRU, file 2
+    goes into the second class, file 0 goes into the first class, and file 1 pushes file 0 into the
+    second class. With farthest next use, no file is pushed to another class: file 0 stays in the
+    first class, and file 1 evicts file 2 from the second class, because file 1 is used sooner."""
     files, sizes = [2, 0, 1, 5], [3, 1, 2, 6]
     lru = LeastRecent(np.array([0, 2, 4])).run(files, sizes)
     assert (list(lru.into), list(lru.down)) == ([2, 1, 1, 0], [2, 1, 2, 0])
@@ -201,7 +202,8 @@ def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
 @settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=80), st.integers(0, 40), st.integers(0, 40))
 def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: int) -> None:
-    """The files in each class never take more bytes than the class has.  File f has f + 1 bytes."""
+    """The files in a class never take more bytes than the class has room for. File f has f + 1
+    bytes."""
     after = [
         next((j for j in range(i + 1, len(files)) if files[j] == files[i]), NEVER)
         for i in range(len(files))
@@ -222,9 +224,10 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
-    """Of 3 nodes, each with room for 100 of 600 files, sharing nodes load D - C = 300 in all.
+    """Three nodes have room for 100 of 600 files each. If they share their caches, they load
+    D - C = 600 - 300 files in an epoch.
 
-    Nodes that cache for themselves load more."""
+    If each node caches for itself, the nodes together load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)
     together, alone = (loads(job, belady(job, shared=each)) for each in (True, False))
     assert together[1:] == [300, 300, 300]
@@ -253,7 +256,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # The next use of each evicted file is later than that of some file that comes in.
+        # Each evicted file is used later than the new file that is used soonest.
         assert held_use[goes].min() > coming_use[stays].min()
 
 

@@ -35,7 +35,7 @@ def room(n_bytes: int, inodes: int = PLENTY, block: int = 1) -> TierRoom:
         ([3, 20, 3], [room(10), room(20)], [0, 1, 0]),
         # Files are placed in the given order, even if another order would pack better.
         ([1, 10], [room(10)], [0, NOWHERE]),
-        # Empty files take no bytes, but an inode each.
+        # Empty files take no bytes, but each takes an inode.
         ([0, 0, 0], [room(0, inodes=2)], [0, 0, NOWHERE]),
         ([7, 7, 7], [room(PLENTY, inodes=1), room(PLENTY, inodes=1)], [0, 1, NOWHERE]),
         # A file takes whole blocks: the second one needs 8192 bytes, but only 4096 are left.
@@ -123,7 +123,7 @@ def test_a_file_goes_where_it_is_meant_to_and_else_where_there_is_room() -> None
     preferred = np.array([1, 1, 0, NOWHERE, 1, NOWHERE], dtype=np.int32)
     sizes = np.array([200, 200, 700, 150, 100, 400], dtype=np.uint64)
     chosen = first_fit(sizes, rooms, preferred)
-    # The second file no longer fits in tier 1, beside the first one, and goes to tier 0. The fourth
-    # finds too little room in both tiers, and so does the last one.
+    # File 1 does not fit into tier 1 beside file 0, so it goes to tier 0. Files 3 and 5 fit into no
+    # tier.
     assert chosen.tolist() == [1, 0, 0, NOWHERE, 1, NOWHERE]
     assert first_fit(sizes[:0], rooms, preferred[:0]).tolist() == []

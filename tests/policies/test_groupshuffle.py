@@ -42,9 +42,9 @@ def test_groups_stay_together_and_are_shuffled_within() -> None:
 def test_two_of_the_largest_groups_fit_the_buffer() -> None:
     """The buffer must hold two groups of the largest size.
 
-    The samples have 1 to 12 bytes. Groups of 4 take 10, 26 and 42 bytes, so two of the largest need
-    a buffer of 84 bytes, and 83 bytes are too few. Groups of 5 would fit in 83 bytes, because they
-    take 15, 40 and 23, but the policy does not search for other sizes of groups."""
+    The samples have 1 to 12 bytes. Groups of 4 samples take 10, 26 and 42 bytes. Two groups of 42
+    bytes need a buffer of 84 bytes, so a buffer of 83 bytes is refused. Groups of 5 samples would
+    fit into it, but the policy does not change the size that the user has chosen."""
     job = written(ORDER, cluster([[]]), np.arange(1, 13))
     assert largest_group(job.sizes, 4) == 42
     with pytest.raises(PolicyError, match=r"2 groups of 4 samples take 84 B,.*capacity of 83 B"):

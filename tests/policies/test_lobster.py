@@ -50,13 +50,14 @@ def test_a_model_of_nothing_is_refused(x: list[int], y: list[int], pieces: int) 
 
 
 def test_what_queues_load() -> None:
-    """Two GPUs read batches of six files: from their node (0), another node (1) or the file system
-    (2)."""
+    """Two GPUs read batches of six files. Source 0 is the GPUs' own node, source 1 is another node,
+    and source 2 is the file system."""
     sizes = np.array([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]])
     source = np.array([[0, 0, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0]], dtype=np.int8)
     amount = queue_bytes(sizes, source, 3)
     assert amount.tolist() == [[3, 3, 15], [12, 45, 0]]
-    # The rates per thread are 3, 1.5 and 0.5 bytes/s. A source that is not used may have rate 0.
+    # One thread reads 3, 1.5 and 0.5 bytes/s from the three sources. The second GPU reads nothing
+    # from source 2, so that source may have the rate 0.
     seconds = queue_seconds(amount, np.array([3, 1.5, 0.5]), most=2)
     assert seconds[0].tolist() == [1 + 2 + 30, 16.5]
     assert seconds[1].tolist() == [4 + 30, 17]
@@ -65,11 +66,11 @@ def test_what_queues_load() -> None:
 
 
 def test_threads_in_proportion_where_that_balances() -> None:
-    """With one thread the queues take 12 and 6 s, and the time falls as 1 / threads.
+    """With one thread, the two queues take 12 and 6 s; with n threads, they take 1 / n of that.
 
-    3 threads are shared as 2 and 1 (6 s each). 6 threads are shared as 4 and 2, which is equally
-    even and faster (3 s each). 5 threads are again shared as 2 and 1, because 3 and 2 would end at
-    4 and 3 s."""
+    Of 3 threads, the queues get 2 and 1, and both take 6 s. Of 6 threads, they get 4 and 2, and
+    both take 3 s. Of 5 threads, they get only 2 and 1: with 3 and 2, they would take 4 and 3 s,
+    which is faster but less even."""
     alone = np.array([12.0, 6.0])[:, None] / np.arange(1, 7)
     assert share_threads(alone, 3).tolist() == [2, 1]
     assert share_threads(alone, 6).tolist() == [4, 2]
@@ -82,7 +83,7 @@ def test_more_threads_are_not_taken_where_they_slow_a_queue_down() -> None:
 
 
 def test_every_queue_needs_a_thread() -> None:
-    with pytest.raises(PolicyError, match="2 loading threads for 3 queues"):
+    with pytest.raises(PolicyError, match="2 loading threads are too few for 3 queues"):
         share_threads(np.ones((3, 4)), 2)
 
 
@@ -93,9 +94,10 @@ def test_every_queue_needs_a_thread() -> None:
 def test_sharing_is_as_even_as_brute_force(
     queues: int, extra: int, falling: bool, seed: int
 ) -> None:
-    """For any times, the gap between the queues that end first and last is as small as possible.
+    """For any predicted times, the difference between the largest and the smallest time of the
+    queues is as small as possible.
 
-    The shares may not add up to more than the number of threads."""
+    The queues together never get more threads than there are."""
     rng = np.random.default_rng(seed)
     total = min(16, queues + extra)
     seconds = rng.uniform(1, 20, (queues, total))
@@ -115,10 +117,11 @@ def test_sharing_is_as_even_as_brute_force(
 def test_the_first_two_rules() -> None:
     """The test applies the rules of reuse distance and reuse count to four files.
 
-    Epochs have I = 6 iterations. At iteration 7, the second one of an epoch (h = 2), the limit is 2
-    I - h = 10 iterations. A file used by iteration 17, the end of the next epoch, stays; one used
-    at 18 is evicted. A file that is never used again is evicted if another node has a copy; the
-    rule of distance does not apply to it."""
+    Epochs have I = 6 iterations. Iteration 7 is the second iteration of its epoch, so h = 2, and
+    the limit of the reuse distance is 2 I - h = 10 iterations. A file whose next use is iteration
+    17 stays, and a file whose next use is iteration 18 is evicted. The rule of reuse distance does
+    not apply to a file that is never used again. Such a file is evicted if another node has a copy.
+    """
     upcoming = np.array([8, 17, 18, NEVER])
     assert too_far(upcoming, 7, 2, 6).tolist() == [False, False, True, False]
     assert no_more_use(upcoming, np.array([2, 2, 2, 2])).tolist() == [False, False, False, True]
@@ -132,12 +135,12 @@ SWAPPED = [[[1], *EVEN[1:]], [[0], *ODD[1:]]]
 def test_reuse_distance_by_hand() -> None:
     """A file whose next use is more than 2 I - h iterations away is evicted.
 
-    Two nodes have room for everything. Node 0 reads the even files and node 1 the odd ones, but in
-    the third epoch they exchange files 0 and 1. In the second epoch (h = 1 of I = 6) node 0 uses
-    file 0 again 12 iterations later, which is more than 11, so it is evicted there; likewise file 1
-    on node 1. In the third epoch each of the two files is loaded by the other node. It is used
-    there for the last time, but it stays because no other node has a copy. The fourth epoch reads
-    both from there."""
+    Two nodes have room for everything. Node 0 reads the even files, and node 1 reads the odd files;
+    only in the third epoch, node 0 reads file 1 and node 1 reads file 0. In the second epoch (h = 1
+    of I = 6), the next use of file 0 on node 0 is 12 iterations away. The limit is 11 iterations,
+    so node 0 evicts file 0; in the same way node 1 evicts file 1. In the third epoch, each of the
+    two files is loaded by the other node, and kept there, because it is the only copy. The fourth
+    epoch reads both files from these copies."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)
@@ -151,11 +154,12 @@ def test_reuse_distance_by_hand() -> None:
 def test_reuse_count_by_hand() -> None:
     """A file that is never used again on its node is evicted if another node has a copy.
 
-    From the third epoch on, the nodes have exchanged files 0 and 1. In the second epoch node 0 uses
-    file 0 for the last time and keeps it, because it is the only copy. In the third epoch node 1
-    reads it from node 0 and keeps it for the fourth. After that use node 1 evicts it, because node
-    0 still has it. The same happens with file 1. No file is loaded twice, and nothing else is
-    evicted."""
+    In the first two epochs, node 0 reads file 0 and node 1 reads file 1; later, node 1 reads file 0
+    and node 0 reads file 1. After its last use of file 0, node 0 keeps the file, because this is
+    the only copy. In the third epoch, node 1 reads file 0 from node 0, and makes a copy. In the
+    fourth epoch, node 1 uses file 0 for the last time, and evicts its copy, because node 0 has one
+    too. The same happens with file 1 in the other direction. No file is loaded twice, and no other
+    copy is evicted."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, SWAPPED], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)
@@ -168,7 +172,8 @@ def test_reuse_count_by_hand() -> None:
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_on_one_node_only_prefetching_evicts(part: float) -> None:
-    """On one node only the prefetching rule evicts, and each later epoch loads D - C files.
+    """On one node, only the prefetching rule evicts. Each epoch but the first loads D - C files,
+    for a dataset of D files and a cache of C files.
 
     Every file is used in every epoch, so no reuse distance goes beyond the next epoch. No other
     node has a copy, so the rule of reuse count never applies."""
@@ -192,10 +197,10 @@ def test_on_several_nodes_all_three_act() -> None:
 
 
 def test_threads_go_where_more_is_to_be_loaded() -> None:
-    """A node has two ranks and six threads; two steps of one sample each are read, nothing is held.
+    """A node without copies has two ranks and six threads. In a step, each rank reads one sample.
 
-    In the first step rank 0 reads 20 bytes and rank 1 reads 10: four and two threads take equally
-    long. In the second step both read 10 bytes: three threads each."""
+    In the first step, rank 0 reads 20 bytes and gets four threads; rank 1 reads 10 bytes and gets
+    two threads. In the second step, both ranks read 10 bytes, and get three threads each."""
     job = written([[[[0, 1], [2, 3]]]], cluster([[0]], ranks=2, threads=[6, 1]), [20, 10, 10, 10])
     decision = lobster(job)
     assert decision.threads is not None
@@ -203,11 +208,11 @@ def test_threads_go_where_more_is_to_be_loaded() -> None:
 
 
 def test_threads_go_where_what_is_loaded_lies_far_away() -> None:
-    """The rank that reads from the file system gets more threads than the one that reads locally.
+    """A rank that reads from the file system gets more threads than a rank that reads locally.
 
-    The node has room for one of two files of 10 bytes. From the second epoch on rank 0 finds its
-    sample on the node, and rank 1 never does. Local reads are ten times as fast, and preprocessing
-    takes no time."""
+    The node has room for one of two files of 10 bytes. In the second epoch, rank 0 finds its file
+    on the node, and rank 1 reads its file from the file system. Local reads are ten times as fast,
+    and preprocessing takes no time."""
     machine = cluster(
         [[10]], ranks=2, threads=[12, 12], read_rate=1000, pfs=lambda clients: 100, preprocess=1e15
     )

@@ -10,8 +10,8 @@ from monarch_py.errors import PolicyError
 from monarch_py.policies.named import NAMES, POLICIES
 from monarch_py.policies.view import NO_FILE, PFS, STAGING, Decision, Job
 
-# These policies deal samples out anew. They may refuse nodes with different numbers of ranks, or
-# give the nodes batches of different sizes.
+# These policies change which node uses which sample. They may refuse nodes with different numbers
+# of ranks, or give the nodes batches of different sizes.
 UNEVEN = ("locality-aware", "solar", "solar-reordered")
 
 
@@ -23,7 +23,8 @@ def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
 def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
-    """Copies fit, none is listed twice, orders name existing files, and holders hold copies."""
+    """The copies of a class fit into it, no copy is listed twice, orders name only existing files,
+    and an access that finds a copy finds it in a class for copies."""
     job = job_of(ranks)
     try:
         decision = POLICIES[name](job)
@@ -67,8 +68,8 @@ def told(job: Job, decision: Decision) -> str:
 def test_no_two_are_one() -> None:
     """Any two policies differ on at least one of two jobs, in a decision or in a refusal.
 
-    DeepIO and LBANN's preloading decide the same where memory holds all files. Where it does not,
-    LBANN refuses the job."""
+    If memory holds all files, DeepIO's ordered mode and LBANN's preloading make equal decisions. So
+    memory does not hold all files in one of the two jobs, and LBANN refuses that job."""
     small = shuffled(120, cluster([[60, 24]] * 3), epochs=4, batch=4)
     decided: dict[str, str] = {}
     for name in NAMES:

@@ -36,7 +36,8 @@ TABLE = np.array([[3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1,
 
 
 def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint16]:
-    """Returns a table (nodes, files) of frequencies of use, from shuffles dealt in turn."""
+    """Returns how often each node uses each file, (nodes, files). In each epoch, the files are
+    shuffled and then dealt to the nodes in turn."""
     rng = np.random.default_rng(seed)
     table = np.zeros((nodes, files), dtype=np.uint16)
     for _ in range(epochs):
@@ -49,9 +50,9 @@ def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint1
 def test_to_the_letter_a_sixth_has_no_holder() -> None:
     """NoPFS's placement, taken literally, leaves two of twelve files without a holder.
 
-    Each node has room for 6 files. Node 0 takes files 0 to 3, and 4 and 5 of the four that it uses
-    twice. Node 1 takes 10, 11, 8 and 9, and of those that it uses once also 4 and 5. No node holds
-    6 and 7."""
+    Each node has room for 6 files. Node 0 takes files 0 to 3, which it uses three times, and two of
+    the files that it uses twice: 4 and 5. Node 1 takes files 8 to 11, which it uses most, and two
+    of the files that it uses once: also 4 and 5. So no node holds files 6 and 7."""
     held = literal(list(TABLE), ONES, np.array([6, 6]))
     assert held[0].tolist() == [0, 1, 2, 3, 4, 5]
     assert held[1].tolist() == [10, 11, 8, 9, 4, 5]
@@ -60,9 +61,10 @@ def test_to_the_letter_a_sixth_has_no_holder() -> None:
 def test_made_complete_every_file_has_an_owner() -> None:
     """With the same table and room, the complete placement gives every file an owner.
 
-    Files 0 to 3 belong to node 0 and 8 to 11 to node 1, and each node owns two of 4 to 7. The sum
-    of frequency x size is 4 x 3 + 2 x 2 on node 0 and 2 x 3 + 2 x 2 + 2 x 1 on node 1. The total of
-    28 is the largest possible, as the bound confirms."""
+    Node 0 owns files 0 to 3, node 1 owns files 8 to 11, and each node owns two of the files 4 to 7.
+    All files have size 1, so the value of a placement is the sum of the frequencies of its copies:
+    4 x 3 + 2 x 2 = 16 on node 0, and 2 x 3 + 2 x 2 + 2 x 1 = 12 on node 1. The bound shows that no
+    placement has a value above 28."""
     placed = place(list(TABLE), ONES, np.array([6, 6]))
     assert placed.owner[:4].tolist() == [0] * 4
     assert placed.owner[8:].tolist() == [1] * 4
@@ -74,8 +76,9 @@ def test_made_complete_every_file_has_an_owner() -> None:
 def test_room_left_over_takes_what_is_used_most() -> None:
     """Room that is left after every file has an owner holds second copies of the most used files.
 
-    With room for 10 and 8, node 0 owns 0 to 7 and node 1 owns the other four. Node 0 also takes 8
-    and 9, and node 1 the four files that it uses once, 4 to 7. The values are 20 + 2 and 10 + 4."""
+    The nodes have room for 10 and 8 files. Node 0 owns files 0 to 7, and node 1 owns files 8 to 11.
+    In the room that is left, node 0 also holds files 8 and 9, and node 1 also holds files 4 to 7,
+    each of which it uses once. The value is 20 + 2 on node 0 and 10 + 4 on node 1."""
     placed = place(list(TABLE), ONES, np.array([10, 8]))
     assert placed.owner.tolist() == [0] * 8 + [1] * 4
     assert [sorted(each.tolist()) for each in placed.extra] == [[8, 9], [4, 5, 6, 7]]
@@ -83,8 +86,8 @@ def test_room_left_over_takes_what_is_used_most() -> None:
 
 
 def test_where_room_is_short_no_file_is_held_twice() -> None:
-    """With room for 4 each, the nodes hold the files used three times and two of those used
-    twice."""
+    """Each node has room for 4 files. Node 0 holds the 4 files that it uses three times. Node 1
+    holds the 2 files that it uses three times and the 2 files that it uses twice."""
     placed = place(list(TABLE), ONES, np.array([4, 4]))
     assert placed.owner[:4].tolist() == [0] * 4
     assert placed.owner[10:].tolist() == [1, 1]
@@ -106,9 +109,9 @@ def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
 def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
     """Files go to the fastest classes by frequency, and each class fills in the order of first use.
 
-    Node 0 holds files 0 to 7, and its classes have room for 4 and 3. Files 0 to 3 are used 3 times
-    and go to the first class, in the order 3 2 1 0. The others are used twice: 7, 6 and 5 fill the
-    second class, and 4, the last, finds no room."""
+    Node 0 should hold files 0 to 7, and its classes have room for 4 and 3 files. Files 0 to 3 are
+    used three times, and go to the first class, in the order 3 2 1 0. Files 4 to 7 are used twice.
+    Files 7, 6 and 5 fill the second class. File 4 is used last, and finds no room."""
     twice, once = [3, 2, 1, 0, 7, 6, 5, 4], [3, 2, 1, 0, 8, 9, 10, 11]
     job = written([[[order]] for order in (twice, twice, once)], cluster([[4, 3]]))
     classes = classes_of(policy_of(job, 0, np.arange(8)), job.cluster, job.sizes)
@@ -142,9 +145,11 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     uneven=st.floats(0, 0.7),
     seed=st.integers(0, 2**32),
 )
-# All files that a node uses have the same value, which is the optimal price.
+# A hard case: all files that a node uses have the same value, and the optimal price of the node's
+# room equals this value.
 @example(nodes=4, epochs=1, ratio=0.5, spread=0.0, uneven=0.625, seed=1)
-# The files without an owner have the value 1 on both nodes, which is the optimal price.
+# A hard case: the files without an owner have the value 1 on both nodes, and the optimal price of
+# both nodes' room is 1 too.
 @example(nodes=2, epochs=2, ratio=0.96875, spread=0.0, uneven=0.0, seed=0)
 def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     nodes: int, epochs: int, ratio: float, spread: float, uneven: float, seed: int
@@ -163,26 +168,27 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     if ratio >= 1.05:
         assert np.count_nonzero(placed.owner < 0) == 0
     elif ratio < 1:
-        # The room that is left is too small for the files without an owner.
+        # Second copies take only room that is too small for the files without an owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
-    # The bound may split one file on each node.
+    # The bound may count a part of a file, but of at most one file on each node.
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
-    # If room is slightly too small for all files, leaving some out may make room for second copies.
-    # The bound assumes that every file has an owner, so it does not hold in that case.
+    # If the quotas can just hold the dataset, the bound holds only for placements in which every
+    # file has an owner. A placement with fewer owners may have more second copies, and so a larger
+    # value.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("epochs", "room"), [(10, 1500), (10, 1575), (90, 1500), (90, 1575)])
 def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: int) -> None:
-    """With exactly the room that the dataset needs, or 5 % more, every file has a holder on 4
-    nodes.
+    """If 4 nodes together have exactly the room that the dataset needs, or 5 % more, our placement
+    gives every file a holder.
 
-    NoPFS's literal placement leaves a sixth of the files without one."""
+    NoPFS's literal placement leaves a sixth of the files without a holder."""
     job = shuffled(6000, cluster([[room]] * 4), epochs=epochs, batch=10)
     published, ours = (each(job).copies.file for each in (nopfs_literal, nopfs))
     missing = 1 - len(np.unique(published)) / job.files
@@ -193,8 +199,8 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
 def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
     """A file that no single class of its node can take is given to another node.
 
-    Node 0 has classes of 4 and 5 bytes: together room for 3 files of 3 bytes, but each class holds
-    only one. Node 1 holds the files that do not fit."""
+    Node 0 has two classes, of 4 and 5 bytes. Together they have room for 3 files of 3 bytes, but
+    each class holds only one file. Node 1 holds the other files."""
     orders = [[[[0, 1, 2, 3]], [[4, 5, 6, 7]]]]
     machine = cluster([[4, 5], [15, 4]])
     copies = nopfs(written(orders, machine, [3] * 8)).copies
@@ -206,9 +212,9 @@ def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
 def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     """Monarch's plan places copies as NoPFS does, and the owner of a file reads it for all nodes.
 
-    In two epochs node 0 uses files 0 and 1 twice, so it owns them. Node 1 uses 2 and 3 twice, and
-    owns these. Files 4 and 5 are used once by each node; both nodes hold both files, but each file
-    has only one owner."""
+    In two epochs, node 0 uses files 0 and 1 twice, so it owns them. Node 1 uses files 2 and 3
+    twice, so it owns them. Each node uses files 4 and 5 once. Both nodes hold files 4 and 5, but
+    each of these files has only one owner."""
     orders = [[[[0, 1, 4]], [[2, 3, 5]]], [[[1, 0, 5]], [[3, 2, 4]]]]
     job = written(orders, cluster([[4], [4]]))
     ours, theirs = planned(job), nopfs(job)
@@ -217,7 +223,7 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
     assert (theirs.owner, theirs.pfs, ours.pfs) == (None, True, False)
     assert ours.owner is not None
     assert ours.owner[:4].tolist() == [0, 0, 1, 1]
-    # One node owns 4, one owns 5, and both hold both files.
+    # Files 4 and 5 have an owner each, and both nodes hold both files.
     assert set(ours.owner[4:].tolist()) <= {0, 1}
     assert sorted(held_by(ours, 0, 1)) == [0, 1, 4, 5]
     assert sorted(held_by(ours, 1, 1)) == [2, 3, 4, 5]
@@ -226,8 +232,8 @@ def test_a_plan_places_as_nopfs_does_and_its_owners_read() -> None:
 def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() -> None:
     """Files that only node 1 uses are fetched by node 0 in time for node 1.
 
-    Node 1 has no room, so node 0 owns all files and fetches them by the first use on either
-    node."""
+    Node 1 has no room, so node 0 owns all files. It fetches the files in the order of their first
+    use on any node."""
     orders = [[[[0], [1], [2]], [[3], [4], [5]]]]
     decision = nopfs(written(orders, cluster([[6], [0]])))
     assert sorted(held_by(decision, 0, 1)[:2]) == [0, 3]
@@ -236,10 +242,11 @@ def test_files_that_their_owner_never_uses_are_fetched_in_time_for_the_others() 
 
 @pytest.mark.parametrize("policy", [nopfs, nopfs_literal])
 def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
-    """The policy refuses whole files as the grain if every node reads every file each epoch.
+    """The policy refuses a job in which every node reads parts of every file in each epoch.
 
-    Six files have 400 samples each, and each of two nodes reads about 200 samples of every file in
-    an epoch. On one node, which has no other node to share with, the policy accepts the job."""
+    Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
+    file. The policy accepts the same files on a single node, because there is no other node to
+    choose."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):
@@ -251,10 +258,11 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
 def test_a_copy_saves_most_behind_a_slow_link() -> None:
     """A copy is worth more on a node whose link is slow.
 
-    RAM delivers 100 MB/s per thread, and the links have 50, 50 and 25 MB/s. A file of 1 MB takes
-    10 ms from local RAM; from another node it takes 20 ms on the first two nodes and 40 ms on the
-    third. A copy thus saves 10, 10 and 30 ms, or 0.6, 0.6 and 1.8 of the mean. Between two nodes
-    the slower link limits both."""
+    RAM delivers 100 MB/s to a thread, and the links of three nodes have 50, 50 and 25 MB/s. Reading
+    a file of 1 MB takes 10 ms from local RAM. From another node, it takes 20 ms on the first two
+    nodes and 40 ms on the third node. So a copy saves 10, 10 and 30 ms, which is 0.6, 0.6 and 1.8
+    times the mean saving. With only two nodes, the slower link limits transfers in both directions.
+    """
     machine = cluster([[1]] * 3, threads=[1, 4], read_rate=400e6, network=[50e6, 50e6, 25e6])
     assert saved_by_a_copy(machine, 1e6).tolist() == pytest.approx([0.6, 0.6, 1.8])
     two = cluster([[1]] * 2, threads=[1, 4], read_rate=400e6, network=[50e6, 25e6])
@@ -263,7 +271,7 @@ def test_a_copy_saves_most_behind_a_slow_link() -> None:
 
 
 class Rows(list[npt.NDArray[np.uint16]]):
-    """Rows of a table that count how often one of them was read."""
+    """The rows of a table. `asked` counts how often any row was read."""
 
     asked = 0
 
@@ -274,10 +282,10 @@ class Rows(list[npt.NDArray[np.uint16]]):
 
 @pytest.mark.parametrize("files", cases([5_000, 20_000], short=[5_000]))
 def test_it_goes_by_rows(files: int) -> None:
-    """For any number of files, the row of a node is read fewer than thirty times.
+    """The number of reads of the table's rows does not grow with the number of files: each node's
+    row is read fewer than thirty times on average.
 
-    A row can therefore be computed whenever it is read, and the placement does not iterate over
-    files."""
+    So a row may be computed each time it is read."""
     rows = Rows(used(files, 16, 20, 1))
     sizes = np.full(files, 110_000, dtype=np.int64)
     quotas = np.full(16, int(1.05 * sizes.sum() / 16))

@@ -1,4 +1,4 @@
-"""Claims of the literature, on jobs that are small enough for a test.
+"""Claims of papers about policies, checked on jobs that are small enough for a test.
 
 Larger checks are in benchmarks/policies."""
 

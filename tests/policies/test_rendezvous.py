@@ -24,8 +24,8 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The share of each node is within five standard deviations of the mean of its binomial
-    distribution."""
+    """The number of files that a node gets is binomial. It is within five standard deviations of
+    its mean."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
     spread = np.sqrt(FILES * share * (1 - share))
@@ -33,15 +33,15 @@ def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> N
 
 
 def test_neighbours_lie_on_nodes_of_their_own() -> None:
-    """Consecutive files go to the same one of four nodes in a quarter of all cases."""
+    """With four nodes, a file goes to the same node as the file before it in a quarter of cases."""
     first = scores(file_keys(FILES), np.ones(4)).argmin(axis=1)
     assert np.mean(first[1:] == first[:-1]) == pytest.approx(0.25, abs=0.02)
 
 
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
-    """If node 3 of 4 leaves, its files spread over the others, whose own files stay.
+    """If one of 4 nodes leaves, its files spread over the other nodes. No other files move.
 
-    By symmetry, if a node joins, the only files that move are those that it gets."""
+    By symmetry, if a node joins, the only files that move are the files that it gets."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
     before = owners(keys, sizes, np.full(4, PLENTY))
     after = owners(keys, sizes, np.array([PLENTY] * 3 + [0]))
@@ -57,7 +57,8 @@ def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
     keys, quotas = file_keys(3000), np.array([1000, 5000, 5000])
     table = scores(keys, quotas.astype(float))
     wanted = table.argmin(axis=1)
-    # The files of node 0 are larger than the others, so that it has too little room for them.
+    # The files whose first node is node 0 are larger than the other files, so that node 0 has too
+    # little room for them.
     sizes = np.where(wanted == 0, 10, 1)
     owner = owners(keys, sizes, quotas)
     mine = np.flatnonzero(wanted == 0)
@@ -83,7 +84,7 @@ def test_quotas_hold_and_nothing_is_left_that_fits(
     owner = owners(keys, bytes_, room)
     left = room - np.bincount(owner[owner != PFS], bytes_[owner != PFS], minlength=len(room))
     assert (left >= 0).all()
-    # A node without a quota has weight zero and is in no file's list.
+    # A node without a quota has the weight 0, so it is never an owner.
     missing = bytes_[owner == PFS]
     if len(missing) and (room > 0).any():
         assert missing.min() > left[room > 0].max()
@@ -109,11 +110,13 @@ def test_many_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (owner != PFS).all()
-    assert peak < 240 << 20  # a table of all scores would have 320 MB, or 800 MB with --long
+    # A table of all scores would take 320 MB, or 800 MB with --long.
+    assert peak < 240 << 20
 
 
 def test_files_that_fit_nowhere_cost_no_rounds() -> None:
-    """With room for half of the files, no further rounds are made once all nodes are full."""
+    """The nodes have room for half of the files. When all nodes are full, `owners` makes no further
+    rounds for the files that are left."""
     rounds = []
     real = rendezvous._next_choice
 
@@ -145,5 +148,5 @@ def test_the_next_node_is_that_of_the_next_higher_score() -> None:
             mine = nodes == node
             following[mine] = next_nodes(keys[mine], weights, node)
         nodes = following
-    # Node 2 has weight zero, so it is in no file's order.
+    # Node 2 has the weight 0, so each file has only four nodes in its order.
     assert (nodes == PFS).all()

@@ -1,4 +1,5 @@
-"""Baselines that deal samples out anew: examples by hand, and properties for all orders."""
+"""Baselines that change which node uses which sample: examples computed by hand, and properties
+that hold for all orders."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ ORDERS = [[[[0, 7, 8], [1, 2, 3]], [[9, 4, 10], [5, 6, 11]]]]
 def test_locality_aware_exchanges_within_a_step() -> None:
     """Nodes exchange samples within a step so that each reads as many of its own as possible.
 
-    Node 0 holds 0 to 5 and node 1 holds 6 to 11. Step 0 has 0 7 8 and 9 4 10. Node 0 gets 0 and 4;
-    node 1 holds four samples of the step and takes three (7 8 9), so node 0 also gets 10. Step 1
-    has 1 2 3 and 5 6 11. Node 0 holds four of them and keeps 1 2 3, so 5 goes to node 1 with 6 and
-    11."""
+    Node 0 holds samples 0 to 5, and node 1 holds samples 6 to 11. Each node takes three samples in
+    a step. Step 0 has samples 0 4 7 8 9 10: node 0 gets 0 and 4, node 1 gets three of the four
+    samples that it holds (7 8 9), and the rest (10) goes to node 0. Step 1 has samples 1 2 3 5 6
+    11: node 0 gets three of the four samples that it holds (1 2 3), and node 1 gets 5, 6 and 11."""
     job = written(ORDERS, cluster([[6], [6]]))
     decision = locality_aware(job)
     assert decision.orders is not None
@@ -55,7 +56,7 @@ def test_an_exchange_keeps_steps_and_moves_as_few_as_it_can(
 
 
 def test_parallel_staging_uses_its_share_alone() -> None:
-    """Each node's epoch is a permutation of its own share (0 to 5 or 6 to 11)."""
+    """In an epoch, each node uses exactly the samples of its own share: 0 to 5, or 6 to 11."""
     job = written(ORDERS, cluster([[6], [6]]))
     decision = parallel_staging(job)
     assert decision.orders is not None
@@ -67,9 +68,10 @@ def test_parallel_staging_uses_its_share_alone() -> None:
 
 
 def test_parallel_staging_says_what_it_never_uses() -> None:
-    """With room for 4 and 2 files, the nodes read only those, and a note says so.
+    """The nodes have room for 4 and 2 files, and use only these 6 of 12 files. A note says so.
 
-    Six accesses read the 4 files one and a half times and the 2 files three times."""
+    Each node makes six accesses in an epoch. So it uses its 4 files one and a half times, or its 2
+    files three times."""
     decision = parallel_staging(written(ORDERS, cluster([[4], [2]])))
     assert decision.orders is not None
     first, second = decision.orders(0).reshape(2, -1)
@@ -79,10 +81,11 @@ def test_parallel_staging_says_what_it_never_uses() -> None:
 
 
 def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
-    """With memory for all files, an epoch is one pass over all, not in the sampler's order.
+    """If memory holds all 12 files, an epoch uses each file once, in another order than the
+    sampler's.
 
-    With memory for 3 files on each node (0 1 2 and 6 7 8), it is two passes over these six, and
-    nothing is read from the file system."""
+    If each node has memory for 3 files (0 1 2 and 6 7 8), an epoch uses each of these six files
+    twice, and nothing is read from the file system."""
     job = written(ORDERS, cluster([[6], [6]]))
     whole = deepio_opportunistic(job)
     assert whole.orders is not None
@@ -96,8 +99,8 @@ def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
 
 
 def test_deepio_opportunistic_reads_one_in_nodes_at_home() -> None:
-    """On 4 nodes, 1/4 of 4,000 accesses find the file on the node, with a standard deviation of
-    27."""
+    """On 4 nodes, a quarter of 4,000 accesses find the file on their own node. The number of these
+    accesses has a standard deviation of 27."""
     job = shuffled(4000, cluster([[1000]] * 4), epochs=1, batch=10)
     decision = deepio_opportunistic(job)
     assert decision.orders is not None

@@ -29,24 +29,26 @@ A, B, C = list(range(12)), list(range(11, -1, -1)), [*range(6, 12), *range(6)]
 
 
 def test_edges_by_hand() -> None:
-    """The cost of an edge is the number of samples that the second epoch must load.
+    """The cost of two epochs in a row is the number of samples that must be loaded in between: the
+    first 4 samples of the second epoch, without the last 4 samples of the first epoch.
 
-    The buffer has room for 4. A begins with 0 1 2 3 and ends with 8 9 10 11, B is A reversed, and C
-    begins with 6 7 8 9 and ends with 2 3 4 5. B after A and A after B load nothing. C after A loads
-    6 and 7, and A after C loads 0 and 1. C after B and B after C load four samples."""
+    The buffer has room for 4 samples. Epoch A begins with 0 1 2 3 and ends with 8 9 10 11. Epoch B
+    is A reversed. Epoch C begins with 6 7 8 9 and ends with 2 3 4 5. B after A, and A after B, load
+    nothing. C after A loads 6 and 7, and A after C loads 0 and 1. C after B, and B after C, load
+    four samples."""
     job = written([[[A]], [[B]], [[C]]], cluster([[4]]))
     costs = edge_costs(job.orders, 3, 4, 12)
     assert costs.tolist() == [[0, 0, 2], [0, 0, 4], [2, 4, 0]]
     path = order_epochs(costs)
     assert path_cost(costs, path) == 2
-    # The bound does not require one path, so A and B may follow each other in a cycle.
+    # The lower bound may use successors that form no path: B follows A, and A follows B.
     assert lower_bound(costs) == 0
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """Edges between shuffles have the mean and deviation that chance gives.
+    """The costs of shuffled epochs in a row have the mean and the deviation of random samples.
 
-    With a buffer of c of n samples the mean is c (1 - c / n), and the standard deviation is
+    With a buffer for c of n samples, the mean is c (1 - c / n), and the standard deviation is
     c (1 - c / n) / sqrt(n)."""
     job = shuffled(4000, cluster([[1]]), epochs=40, batch=10)
     costs = edge_costs(job.orders, 40, 2000, 4000)
@@ -91,9 +93,10 @@ def test_the_path_is_near_its_bound(part: float) -> None:
 
 
 def test_water_fills_alike() -> None:
-    """Loads are divided evenly among nodes with room for 1, 3 and 4 under a cap of 4.
+    """Loads are divided as evenly as the cap of 4 samples on each node permits.
 
-    5 loads are divided as 1, 2 and 2; 8 loads fill all nodes."""
+    Three nodes already have 3, 1 and 0 samples, so they can take 1, 3 and 4 more. Of 5 loads, they
+    get 1, 2 and 2. Of 8 loads, they get 1, 3 and 4, which fills all nodes."""
     assert balanced(np.array([3, 1, 0]), 5, 4).tolist() == [1, 2, 2]
     assert balanced(np.array([3, 1, 0]), 8, 4).tolist() == [1, 3, 4]
     assert balanced(np.array([3, 1, 0]), 0, 4).tolist() == [0, 0, 0]
@@ -101,11 +104,11 @@ def test_water_fills_alike() -> None:
 
 
 def test_a_step_is_dealt_by_hand() -> None:
-    """Three nodes deal a step of twelve samples under a cap of 5.
+    """A step of twelve samples is dealt to three nodes, which take at most 5 samples each.
 
-    Node 0 holds 1 3 5 7 9 11: five of them stay, and 11 is loaded elsewhere. Node 1 holds 2. No
-    node holds 0 4 6 8 10. As node 0 is full, the six loads go to node 1 (0 4 6) and node 2 (8 10
-    11), each a run of neighbours."""
+    Node 0 holds 1 3 5 7 9 11. It takes five of these samples, and another node must load sample 11.
+    Node 1 holds 2. No node holds 0 4 6 8 10. Node 0 is full, so the other nodes divide the six
+    loads: node 1 loads 0 4 6, and node 2 loads 8 10 11."""
     files = np.arange(12)
     holder = np.array([PFS, 0, 1, 0, PFS, 0, PFS, 0, PFS, 0, PFS, 0])
     node, loaded = deal(files, holder, 3, 5)
@@ -125,21 +128,22 @@ def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, 
     counts = np.bincount(node[loaded], minlength=nodes)
     assert taken.max() <= most
     assert (node[~loaded] == holder[~loaded]).all()
-    # A node that loads at least two fewer than another one has reached the cap.
+    # A node loads at least two samples fewer than another node only if it has reached the cap.
     assert (taken[counts < counts.max() - 1] == most).all()
 
 
 def test_reads_are_joined_by_hand() -> None:
     """Neighbouring samples of one chunk are joined into one read.
 
-    Chunks have ten samples. 3 5 6 are one read of four, one of them redundant. 20 and 21 are one
-    read of two. 9 and 10 lie in different chunks, and 40 is far from the others."""
+    Chunks have ten samples. Samples 3, 5 and 6 are joined into one read of four samples, of which
+    sample 4 is redundant. Samples 20 and 21 are joined. Samples 9 and 10 are not joined, because
+    they lie in different chunks. Sample 40 is far from all other samples."""
     reads = join(np.array([40, 5, 3, 6, 21, 20, 10, 9]), gap=1, chunk=10)
     assert reads.start.tolist() == [3, 9, 10, 20, 40]
     assert reads.count.tolist() == [4, 1, 1, 2, 1]
     assert reads.redundant.tolist() == [1, 0, 0, 0, 0]
     assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
-    # If no redundant samples are allowed, 3 is read alone, and the neighbours 5 and 6 stay joined.
+    # If no redundant samples are allowed, sample 3 is read by itself. Samples 5 and 6 are joined.
     assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
 
 
@@ -170,13 +174,13 @@ def test_a_cap_below_the_batch_is_refused() -> None:
 
 
 def test_two_epochs_by_hand() -> None:
-    """Two nodes have room for 3 samples each and read two steps of six samples.
+    """Two nodes have room for 3 samples each. An epoch has two steps of six samples.
 
-    The first epoch loads everything. Its first step loads 0 1 2 on node 0 and 3 4 5 on node 1 (runs
-    of neighbours), and its second step loads 6 7 8 and 9 10 11. The second epoch starts with the
-    samples of that second step. These are used sooner than those of the first step, so node 0 has
-    by then replaced 0 1 2 by 6 7 8, and node 1 has 9 10 11. All six are read locally, and the other
-    six are loaded, three on each node."""
+    The first epoch loads all samples. In its first step, node 0 loads 0 1 2, and node 1 loads 3 4
+    5. In its second step, node 0 loads 6 7 8, and node 1 loads 9 10 11. The second epoch has the
+    two steps in reverse order, so samples 6 to 11 are used sooner than samples 0 to 5. The nodes
+    keep 6 to 11, and drop 0 to 5. So the second epoch finds six samples on their nodes, and loads
+    six samples."""
     first, second = [[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]
     job = written([[first, second], [first[::-1], second[::-1]]], cluster([[3], [3]]))
     decision = Solar(cap=1.0)(job)
@@ -212,18 +216,19 @@ def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) 
 
 
 def test_what_is_read_in_vain_is_counted() -> None:
-    """Redundant bytes are counted for each step.
+    """The bytes of unwanted samples that are read too are counted for each step.
 
-    One node has no room, chunks have twelve samples of 100 bytes, and gaps of one sample are
-    allowed. 0 2 4 are read as 0 to 4, two of them redundant; 6 8 10 are read with 7 and 9."""
+    The only node keeps no samples. Chunks have twelve samples of 100 bytes, and a read may include
+    one unwanted sample between two wanted samples. The first step wants 0 2 4, and also reads 1 and
+    3. The second step wants 6 8 10, and also reads 7 and 9."""
     job = written([[[[0, 2, 4], [6, 8, 10], [1, 3, 11]]]], cluster([[0]]), [100] * 12)
     decision = Solar(chunk=12, gap=1, vain=1)(job)
     assert decision.served is not None
     redundant = decision.served(0, order_of(job, decision, 0)).redundant
     assert redundant is not None
     assert redundant.reshape(3, -1).sum(axis=1).tolist() == [200, 200, 100]
-    # One sixth of the samples may be redundant: half a sample for a step of three samples. So the
-    # first step may read none, the second one, and the third none.
+    # With `vain` = 1/6, one unwanted sample may be read for every six loaded samples. Each step
+    # loads three samples. So only the second step may read one unwanted sample.
     frugal = Solar(chunk=12, gap=1, vain=1 / 6)(job)
     assert frugal.served is not None
     redundant = frugal.served(0, order_of(job, frugal, 0)).redundant
@@ -232,9 +237,10 @@ def test_what_is_read_in_vain_is_counted() -> None:
 
 
 def test_a_sample_that_comes_twice_in_a_step_is_held_once() -> None:
-    """A file that occurs three times in a step takes the room of one file.
+    """A file that occurs three times in a step takes the room of one file in the buffer.
 
-    The buffer has room for two files, 0 and 1, and the second epoch finds both."""
+    Each epoch uses file 0 three times and file 1 once. The buffer has room for two files, so the
+    second epoch finds both files."""
     job = written([[[[0, 0, 0, 1]]]] * 3, cluster([[2]]))
     assert loads(job, Solar()(job)) == [4, 0, 0]
 
@@ -250,9 +256,10 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
-    """A sample counts as read from where it was when it was used, even if its step evicts it later.
+    """A sample counts as held if it was held when it was used, even if it is evicted later in the
+    same step.
 
-    File 0 occurs twice in a step, and the load of file 1 evicts it in between."""
+    File 0 occurs twice in a step. Between the two uses, the load of file 1 evicts file 0."""
     buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))
     step = {"node": np.array([0]), "loaded": np.array([True])}
     buffers.use(np.array([0]), np.array([5]), now=1, **step)

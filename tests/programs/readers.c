@@ -59,8 +59,8 @@ int checked(int fd, const struct file *file) {
 }
 
 /* The digest is a polynomial of all bytes, so it does not depend on how the bytes are split into
- * calls. Steps cannot overlap, because each depends on the previous one; to be faster, a step
- * therefore takes eight bytes. */
+ * calls. The processor cannot overlap the steps, because each step needs the result of the previous
+ * step. So a step takes eight bytes, to have fewer steps. */
 uint64_t digest(uint64_t sum, const void *data, size_t size) {
     const unsigned char *byte = data;
     const uint64_t base = UINT64_C(0x100000001b3);
@@ -187,7 +187,8 @@ static int run_named(char *names) {
         }
         if (is_later) {
             puts("next");
-            /* A buffered stream could also take the line that is meant for the next reader. */
+            /* Read without a buffer: a buffered stream could also take the following line, which is
+             * meant for the next reader. */
             if (read(0, &line, 1) != 1)
                 die("standard input");
         }

@@ -9,12 +9,13 @@
 #include <sys/stat.h>
 
 enum {
-    CHUNK = 100003, /* a prime: no read begins or ends at a block's edge [bytes] */
+    /* The size of a read [bytes]. It is a prime, so that reads do not end at a block's edge. */
+    CHUNK = 100003,
 };
 
 struct file {
     char *path; /* absolute */
-    char *name; /* relative to the dataset, a part of path */
+    char *name; /* the path relative to the dataset; points into `path` */
     off_t size; /* [bytes] */
 };
 
@@ -71,8 +72,8 @@ int checked(int fd, const struct file *file);
 
 #define SUM_START UINT64_C(0xcbf29ce484222325)
 
-/* Returns the 64-bit digest of all bytes so far: of those that gave `sum`, and of `data`. The first
- * call passes SUM_START. */
+/* Adds `data` to a 64-bit digest: returns the digest of the bytes of all calls so far. `sum` is the
+ * result of the previous call, or SUM_START in the first call. */
 uint64_t digest(uint64_t sum, const void *data, size_t size);
 
 void tell(const struct file *file, const char *way, uint64_t size, uint64_t sum);

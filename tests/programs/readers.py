@@ -42,7 +42,8 @@ def main(arguments: list[str]) -> int:
     for turn, name in enumerate(names):
         if turn:
             print("next", flush=True)
-            # A longer read could also take the line that is meant for the next reader.
+            # Read one byte, which is the whole line. A longer read could also take the following
+            # line, which is meant for the next reader.
             os.read(0, 1)
         READERS[name](root, Transcript(name, root))
     return 0

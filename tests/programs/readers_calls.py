@@ -15,8 +15,10 @@ from pathlib import Path
 
 from reader_kit import Transcript, digest, files_of, mixed_files, reader, regular_files
 
-CHUNK = 100_003  # a prime, so that no read begins or ends at a block's edge [bytes]
-ALIGNMENT = 4096  # that O_DIRECT requires of addresses, offsets and lengths [bytes]
+# The size of a read [bytes]. It is a prime, so that reads do not end at the edge of a block.
+CHUNK = 100_003
+# O_DIRECT requires that addresses, offsets and lengths are multiples of this [bytes].
+ALIGNMENT = 4096
 
 
 @reader
@@ -139,8 +141,8 @@ def _shared_read(first: int) -> tuple[list[int], bytes]:
 
 @reader
 def dup_shared_offset(root: Path, out: Transcript) -> None:
-    """Reads through descriptors that share an offset: those made by dup, F_DUPFD and dup2, and the
-    one of a file object made by fdopen."""
+    """Reads through descriptors that share an offset: the results of dup, F_DUPFD and dup2, and the
+    descriptor of a file object that fdopen has made."""
     for path in mixed_files(root):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -98,8 +98,8 @@ def _digest_of_next(file: FileIO, size: int) -> str:
 
 @reader
 def forked_fd(root: Path, out: Transcript) -> None:
-    """A forked child reads on where the parent stopped, and then the parent where the child
-    stopped."""
+    """A parent reads the first part of a file, its forked child continues, and then the parent
+    continues where the child stopped."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             head = file.read(777)

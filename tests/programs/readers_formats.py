@@ -13,8 +13,8 @@ from reader_kit import Transcript, digest, files_of, reader, register
 
 @reader
 def pil(root: Path, out: Transcript) -> None:
-    """Opens images with Pillow by name, where the file stays open until the pixels are read, and
-    from an open file."""
+    """Opens images with Pillow, by name and from an open file. If an image is opened by name,
+    Pillow keeps the file open until the pixels are read."""
     from PIL import Image
 
     for path in files_of(root, "images/*/*"):

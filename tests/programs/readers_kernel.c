@@ -1,5 +1,5 @@
-/* C readers that get bytes by other means than read: mappings and copies inside the kernel. One
- * reader gives the kernel advice. */
+/* C readers that get bytes by other means than read: by mappings, and by copies inside the kernel.
+ * Another reader calls posix_fadvise before it reads. */
 #include "readers.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@ static void map_and_tell(const struct file *file, int protection, int flags, con
     int fd = checked(open64(file->path, O_RDONLY), file);
     size_t size = (size_t)file->size;
     unsigned char *data = mmap(NULL, size, protection, flags, fd, 0);
-    /* DALI closes the descriptor at once, and the mapping must stay valid. */
+    /* Close the descriptor before the mapping is read, as DALI does. The mapping stays valid. */
     close(fd);
     if (data == MAP_FAILED) {
         printf("%s %s %s errno=%d\n", reader_name, file->name, way, errno);
@@ -39,7 +39,8 @@ void read_mmap_private(const struct file *file) {
 
 void read_mmap_shared(const struct file *file) {
     map_and_tell(file, PROT_READ, MAP_SHARED, "shared");
-    if (file->size) /* with a size of 0, mmap fails with EINVAL before it checks the access */
+    /* If the size is 0, mmap fails with EINVAL before it checks the access. */
+    if (file->size)
         map_and_tell(file, PROT_READ | PROT_WRITE, MAP_SHARED, "shared_write_refused");
     int fd = checked(open(file->path, O_RDONLY), file);
     off_t offset = file->size / 2 / 4096 * 4096;

@@ -13,7 +13,8 @@
 enum {
     THREADS = 8,
     ROUNDS = 3,
-    LARGEST = 300000, /* threads leave out larger files, except one of 4 MiB + 1 byte [bytes] */
+    /* The largest file that the threads read [bytes]. They also read one file of 4 MiB + 1 byte. */
+    LARGEST = 300000,
 };
 
 extern char **environ;
@@ -162,7 +163,8 @@ static void *work(void *argument) {
     struct worker *self = argument;
     for (unsigned round = 0; round < ROUNDS; round++)
         for (size_t step = 0; step < file_count; step++) {
-            /* Even threads go forwards, odd ones backwards, and each begins at another file. */
+            /* Threads with even numbers read the files forwards, threads with odd numbers
+             * backwards. Each thread begins at a different file. */
             size_t turn = self->number % 2 ? file_count - 1 - step : step;
             size_t at = (turn + self->number * file_count / THREADS) % file_count;
             size_t size;

@@ -89,7 +89,7 @@ void read_lines(const struct file *file) {
 }
 
 void read_open(const struct file *file) {
-    /* TensorFlow, HDF5 and Arrow open with flags 0. */
+    /* The flags are 0 (O_RDONLY without any other flag), as in TensorFlow, HDF5 and Arrow. */
     drain_and_close(open(file->path, 0), file, "open");
     drain_and_close(open64(file->path, 0), file, "open64");
     drain_and_close(open64(file->path, O_RDONLY | O_CLOEXEC | O_LARGEFILE), file, "open64_flags");

@@ -36,8 +36,9 @@ def _elements(dataset: Any) -> list[bytes]:
 
 @reader
 def tf_training(root: Path, out: Transcript) -> None:
-    """A training ends with the same weights, to the last bit. This reader must be the first of its
-    process: TensorFlow accepts some of its settings only before other operations have run."""
+    """Trains a network and records its weights. They must be equal, to the last bit, with and
+    without the library. This reader must be the first of its process, because TensorFlow accepts
+    some of its settings only before other operations have run."""
     from train_tensorflow import train
 
     train(import_tensorflow(), root, out)

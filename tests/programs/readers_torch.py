@@ -100,7 +100,8 @@ for _method, _workers in ((None, 0), ("fork", 2), ("spawn", 2), ("forkserver", 2
 
 @reader
 def torch_training(root: Path, out: Transcript) -> None:
-    """A training ends with the same weights, to the last bit."""
+    """Trains a network and records its weights. They must be equal, to the last bit, with and
+    without the library."""
     from train_torch import train
 
     train(root, out)

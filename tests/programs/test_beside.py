@@ -1,4 +1,4 @@
-"""Other libraries in LD_PRELOAD, before and after Monarch's, do not change what a program reads."""
+"""A program reads the same data if LD_PRELOAD has other libraries before or after Monarch's."""
 
 from __future__ import annotations
 

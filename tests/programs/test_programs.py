@@ -1,8 +1,8 @@
 """Real programs read exactly the same under the preload library as without it.
 
-Every reader of readers.py and of the C program runs without the library, with it while nothing is
-cached, and with it once every copy is there. The three transcripts must be equal, and the last run
-must not have opened or read one file of the source.
+Every reader of readers.py and of the C program runs three times: without the library, with the
+library while nothing is cached, and with the library when every file has a copy. The three
+transcripts must be equal, and the last run must not open or read any file of the source.
 
 Without --long, a process runs several readers one after the other, and waits between two of them
 until the session has dropped its copies. A process that imports packages runs its readers twice:
@@ -105,8 +105,9 @@ C_READERS = (
     "vfork_exec,fork_inherit,exec_inherit,threads,close_range"
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
-# A program with one of these readers runs only with --long, because each worker imports torch. In
-# every run, pool_spawn and pool_forkserver start processes in the same ways.
+# A program with one of these readers runs only with --long, because each of its workers imports
+# torch, which takes long. The readers pool_spawn and pool_forkserver, which start workers without
+# torch, run always.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(
@@ -151,8 +152,8 @@ each_program = pytest.mark.parametrize(
 
 
 def is_installed(module: str) -> bool:
-    """Returns whether a module is installed. If a package around it is missing, find_spec raises an
-    error."""
+    """Whether a module is installed. If the package that contains the module is missing, find_spec
+    raises an error instead of returning None."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -163,7 +164,7 @@ def is_installed(module: str) -> bool:
 def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Compiles the C readers, and returns the path of the program."""
     if shutil.which(COMPILER[0]) is None:
-        pytest.skip(f"{COMPILER[0]} is missing, which compiles the C readers")
+        pytest.skip(f"{COMPILER[0]} is missing, and the C readers cannot be compiled without it")
     binary = tmp_path_factory.mktemp("readers") / "readers"
     sources = sorted(str(path) for path in HERE.glob("readers*.c"))
     command = [*COMPILER, f"-DONE_IN={draws.sized(8, 3)}", "-o", str(binary), *sources]
@@ -310,8 +311,8 @@ def test_the_excused_readers_exist() -> None:
 def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
     shared_session: Any, run: Callable[..., Run]
 ) -> None:
-    """The source's counters, on which the other tests rely, count the reads of a cold run, and a
-    warm run does not change them."""
+    """The source counts opens and reads, and the other tests rely on these counters. A run without
+    copies must increase the counters, and a run with copies must not change them."""
     everything = Program(("open_read",))
     size = sum(
         path.stat().st_size
@@ -346,7 +347,7 @@ def test_it_sees_the_same_cold_and_warm(
 
     def before(turn: int) -> None:
         if turn < number:
-            # forget() does not drop a fill that has begun.
+            # Wait first, because forget() would not drop the copy of a fill that has begun.
             shared_session.wait_idle()
             shared_session.forget()
             return
@@ -391,8 +392,8 @@ def assert_it_learnt(transcript: str) -> None:
 def test_odirect_is_refused_or_taken_as_without_the_library(
     shared_session: Any, run: Callable[..., Run], plain: Callable[[Program], Run]
 ) -> None:
-    """If the source accepts O_DIRECT, an open with O_DIRECT succeeds even if the tier would refuse
-    it with EINVAL."""
+    """If the source accepts O_DIRECT, an open with O_DIRECT succeeds, even if the file's copy lies
+    on a tier that refuses O_DIRECT with EINVAL."""
     program = Program(("odirect_open",))
     expected = plain(program)
     if '"errno"' in expected.parts[0][0]:

@@ -99,13 +99,14 @@ def test_what_lay_in_a_directory_that_is_a_file_now_is_gone(tmp_path: Path) -> N
 
 
 def test_a_comparison_uses_as_many_threads_as_it_may(tmp_path: Path) -> None:
-    """The caller is one of the threads, and each other thread has at least 32 entries."""
+    """Besides the calling thread, which compares entries too, one thread is started for each 32
+    entries, up to the given number of threads."""
     (tmp_path / "file").touch()
     known = Known(tmp_path)
     entry = known.find(b"file")
     for threads, entries, right in ((3, 200, 3), (1, 200, 1), (5, 64, 3), (5, 31, 1)):
         before, most = set(os.listdir("/proc/self/task")), 0
-        given = {"threads": threads, "ops_per_s": 10 * entries}  # it takes 0.1 s
+        given = {"threads": threads, "ops_per_s": 10 * entries}  # the comparison takes 0.1 s
         words = known, [entry] * entries, tmp_path
         caller = threading.Thread(target=compare, args=words, kwargs=given)
         caller.start()

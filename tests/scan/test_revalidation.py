@@ -19,8 +19,9 @@ from monarch_py.native import Kind, ffi
 
 @pytest.mark.parametrize("answer", ["hits", "metadata_hits"])
 def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None:
-    """An open that finds no copy makes no comparison due, because the source itself answers the
-    open. An answer that relies on the last comparison makes the next comparison due."""
+    """If programs only open files that have no copy, no comparison becomes due, because the source
+    itself answers these opens. A comparison becomes due after an open of a copy, or an answer from
+    the catalog, because both rely on comparisons."""
     totals = {"hits": 0, "misses": 0, "opens": 0, "metadata_hits": 0}
     config: Any = SimpleNamespace(metadata="cached", revalidate_s=1)
     shared: Any = SimpleNamespace(totals=lambda: totals, clients=SimpleNamespace(stale=0))
@@ -32,12 +33,13 @@ def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None
 
 
 def test_only_young_directories_wait_for_their_listing(tmp_path: Path) -> None:
-    """After the scan, the catalog lists the directories that had not changed for a while when the
-    scan began. A directory that had just changed may change again without a new timestamp."""
+    """After the scan, only directories that had not changed just before the scan get a listing. A
+    directory that had just changed is young: it may change again without a new timestamp."""
     catalog = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
     entries = np.zeros(3, dtype=ENTRY)
     entries["path"], entries["path_len"] = range(3), 1
-    entries["ino"], entries["kind"], entries["sum"] = range(1, 4), Kind.DIR, 1  # no names
+    # A `sum` of 1 says that a directory contains no names.
+    entries["ino"], entries["kind"], entries["sum"] = range(1, 4), Kind.DIR, 1
     age = int(2 * YOUNG_S * 1e9)
     entries["mtime_ns"] = time.time_ns() - np.array([age, 0, age])
     entries["ctime_ns"] = time.time_ns() - np.array([age, 0, 0])

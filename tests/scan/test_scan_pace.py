@@ -71,7 +71,8 @@ def test_names_are_lacking_until_the_scan_has_found_some() -> None:
         assert pace.lacks_names
     step(pace, 0.1 + LOOK_S / 2, opens=8, found=LEAST, waiting=LEAST)
     assert not pace.lacks_names
-    # If the scan has found nothing for a while, it counts as unable to supply more names.
+    # If the scan has found nothing for 2 * LOOK_S, there may be no more names, so `lacks_names`
+    # becomes False.
     last_s = 0.1 + LOOK_S / 2
     for ago_s, lacks in ((1.9 * LOOK_S, True), (2.1 * LOOK_S, False)):
         step(pace, last_s + ago_s, opens=8, filled=int(100 * ago_s), found=LEAST)
@@ -85,7 +86,7 @@ def test_names_are_expected_to_last_less_long_while_the_rate_of_fills_rises() ->
         if 0.1 * AHEAD_S < now_s < AHEAD_S:
             assert pace.lasts_s(100) == pytest.approx(0.1 / RISE, rel=0.3)
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After a pause, the rate of fills is measured anew.
+    # After programs have paused, the rate of fills is measured anew, and is expected to rise.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
@@ -116,7 +117,7 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # Once no more files are filled, the number of allowed names falls.
+    # When no file has been filled for AHEAD_S, fewer names are allowed.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -187,8 +188,8 @@ def test_only_wanted_directories_are_listed_without_allowance(tmp_path: Path) ->
         assert not names(walk, for_s=0.2)
         walk.allow(50, 0)
         some = names(walk, for_s=0.3)
-        # The names of the directories above count as wanted names too, and a portion of names is
-        # always examined as a whole.
+        # Fewer than 50 names below `c` may be found, because the names in the root count too. More
+        # than 50 may be found, because the walk always examines a whole portion of names.
         assert 30 <= len([name for name in some if name.startswith("c/")]) <= 50 + 16
         walk.allow(-1, 0)
         more = names(walk, for_s=0.3)
@@ -251,7 +252,8 @@ def test_known_files_are_not_looked_at(
                     catalog.add(batch.entries.copy(), batch.pool)
         assert seen == FILES
         looks = slow.counts()["getattr"]
-        assert looks >= FILES if is_looked_at else looks <= 20  # requests for the root
+        # If no file is examined, the only requests are those for the root.
+        assert looks >= FILES if is_looked_at else looks <= 20
         assert np.array_equal(catalog.entries["ino"][: len(known)], known["ino"])
 
 
@@ -308,8 +310,7 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
     counts = source.counts()
     assert counts["open"] <= 1.02 * FILES
     assert counts["bytes_read"] <= 1.02 * FILES * 20_000
-    # Each open asks for a name, and the attributes are requested after the last byte was read. The
-    # other requests are those for the root and those of the session.
+    # Besides the two requests for each file, there are a few for the root and by the session.
     assert counts["getattr"] <= 2.2 * FILES + 20
 
 
@@ -317,9 +318,10 @@ def test_a_first_epoch_asks_for_each_file_once_more_than_its_open(
 def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
-    """A source that no program reads is scanned first, but does not delay the fills of the other
-    source. If the scan examined only one name of the unread source for sixteen opens of the job, no
-    file of the other source would be filled ahead."""
+    """Of two sources, the one that no program reads is scanned first. This must not delay the fills
+    of the other source. While a job reads a source, the scan examines one name of unread
+    directories for every sixteen opens. If this limit held for the unread source too, the scan of
+    the other source would begin too late to fill any of its files ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)

@@ -32,7 +32,8 @@ def test_the_loop_turns_while_the_source_is_asked(
         return CatalogReader.open(session.paths, generation).find(0, "late") >= 0
 
     session.python("import sys; open(sys.argv[1]).close()", slow.mountpoint / "late")
-    assert not is_known()  # a loop that waited for the source could not answer yet
+    # The loop answers while the source is still being asked about `late`.
+    assert not is_known()
     wait_until(is_known, what="the file")
 
 
@@ -112,7 +113,7 @@ def test_few_are_asked_for_at_a_time_and_what_is_none_is_forgotten() -> None:
     unmet.add((0, name) for name in ("a", "none", "b", "c", "d", "e"))
     unmet.ask(is_scanned=True)
     wait_until(lambda: len(source.asked) == THREADS, what="the threads")
-    unmet.add([(0, "a")])  # it is being looked up already
+    unmet.add([(0, "a")])  # `a` is being looked up already, and must not be looked up twice
     unmet.ask(is_scanned=True)
     assert unmet.take_answers() == []
     for _ in range(THREADS):

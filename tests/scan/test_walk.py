@@ -129,14 +129,15 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
     """The names in a wanted directory come before nearly all others.
 
-    `d` stands for the first directory in the listing of the root, which a walk lists last if no
-    directory is wanted."""
+    The parameter `d` stands for the directory that comes first in the listing of the root. A walk
+    without wanted directories lists this directory last."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory
     fd = os.open(root, os.O_RDONLY)
     walk = Walk(fd, 0, 1, 5000, ffi.new("uint32_t *"))
-    walk.want(forgotten, is_deep=False)  # only the latest wanted directories are remembered
+    # More than 16 other directories are wanted after this one, so the walk forgets it.
+    walk.want(forgotten, is_deep=False)
     for i in range(20):
         walk.want(f"gone{i}", is_deep=False)
     walk.want(directory, is_deep=is_deep)
@@ -160,13 +161,14 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         if name.startswith(directory + "/")
         and (is_deep or name.count("/") == directory.count("/") + 1)
     ]
-    # Before the last wanted name, there are only the names of the root and of the directories on
-    # the path, the other wanted names, and the names that were being examined.
+    # Before the last wanted name come the names of the root and of the directories on the path, the
+    # other wanted names, and names that other threads were examining. No other name may come before
+    # it.
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
-    # If only `last` itself were wanted, the walk would list the directories in `last` after those
-    # in `other`.
+    # With is_deep, the subdirectories of `last` are wanted too. Otherwise they would be listed
+    # after those of `other`.
     if is_deep:
         assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 
@@ -177,8 +179,8 @@ def parents(names: list[str]) -> set[Path]:
 
 @pytest.mark.parametrize("is_deep", [False, True])
 def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
-    """A scan of named directories reports only these. A directory that no longer exists is passed
-    over."""
+    """A scan of named directories reports only these directories. A named directory that does not
+    exist is passed over."""
     root = tmp_path / "root"
     for name in ("a/x/f1", "a/f2", "b/f3", "b/y/z/f4", "c/f5"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +188,7 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
     inodes, listed, _ = scan(root, 2, directories=["a", "b/y", "gone"], is_deep=is_deep)
     names = ["a", "a/x", "a/f2", "b/y", "b/y/z", *(["a/x/f1", "b/y/z/f4"] if is_deep else [])]
     assert inodes == {name: (root / name).stat().st_ino for name in names}
-    assert listed == {}  # listings are reported only by scans of whole trees
+    assert listed == {}  # only a scan of the whole tree reports listings
 
 
 def test_a_link_that_cannot_be_read_is_an_error() -> None:
@@ -222,7 +224,8 @@ def plant_kinds(top: Path) -> list[str]:
     os.mkfifo(top / "fifo", 0o600)
     names = ["file", "hard", "empty", "directory", "directory/below", "link", "fifo"]
     for number, name in enumerate(names):
-        times = 10**18 + number, -(10**18) - 2 * number  # the second one is before 1970
+        # The access time is after 1970, and the modification time before 1970.
+        times = 10**18 + number, -(10**18) - 2 * number
         os.utime(top / name, ns=times, follow_symlinks=False)
         if os.geteuid() == 0:
             os.chown(top / name, 1000 + number, 2000 + number, follow_symlinks=False)
@@ -270,8 +273,8 @@ def test_a_time_that_no_entry_can_hold_leaves_the_file_to_its_source(
     assert look(root, "file")["word"] == word.make(State.BYPASS, Reason.UNSUPPORTED)
 
 
-# The first part is passed over. Each of the others is an error, because it does not name a
-# directory in the source.
+# The scan passes over the first path, a mount point. Every other path is an error, because it does
+# not name a directory in the source.
 PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from monarch_py.arrays import Floats
 from monarch_py.policies.view import Cluster, Ints
 
-# Stands for "no such copy" in place of a node or a storage class.
+# Used instead of a node or a storage class if there is no such copy.
 NONE = -1
 
 
@@ -29,7 +29,8 @@ class Places:
     """Where files have copies, as seen by one node.
 
     local : (files,) the node's own class that has the file, or NONE
-    holder, remote : (files,) another node that has the file, and its class there; or NONE
+    holder : (files,) another node that has the file, or NONE
+    remote : (files,) the class of the other node that has the file, or NONE
     """
 
     local: Ints

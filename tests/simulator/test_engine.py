@@ -52,11 +52,11 @@ def test_with_prefetching_only_the_first_sample_is_waited_for() -> None:
 
 @pytest.mark.parametrize(("staging", "end"), [(60, 13), (30, 14)])
 def test_a_sample_waits_for_room_in_the_staging_buffer(staging: int, end: int) -> None:
-    """The samples have 10, 10, 10 and 30 bytes.
+    """Samples 0, 1 and 2 have 10 bytes, and sample 3 has 30 bytes.
 
-    With room for all, they are ready at 1, 2, 3 and 6 s, and the last one is computed from 7 to
-    13 s. With room for 30 bytes, the last one is read when the third one leaves the buffer, at 5 s,
-    and is ready at 8 s.
+    If the buffer has room for all, the samples are ready at 1, 2, 3 and 6 s, and sample 3 is
+    computed from 7 to 13 s. If the buffer has room for 30 bytes, sample 3 is read only when sample
+    2 leaves the buffer, at 5 s. So sample 3 is ready at 8 s and computed until 14 s.
     """
     machine = Machine({1: 10}, compute=5, staging=staging)
     measured = run(machine, [10, 10, 10, 30], [[[[0, 1, 2, 3]]]], STAGED)
@@ -89,11 +89,12 @@ def epoch_ends(
     sizes: list[int], steps: int, staging: int, read: float, compute: float
 ) -> list[float]:
     """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
-    after the other. A sample frees its room when its use begins. A sample is read once there is
-    room for it and the epoch before the previous one has ended."""
+    after the other. A sample is read as soon as two conditions hold: the buffer has room for it,
+    and all epochs before the previous epoch have ended. When its use begins, the sample frees its
+    room."""
     read_end, ends, held = 0.0, [0.0], 0
     used: list[float] = []  # when each sample's use begins
-    gone = 0  # samples that have left the buffer
+    gone = 0  # how many samples have left the buffer
     for number, size in enumerate(sizes):
         begin = read_end
         if number >= 2 * steps:
@@ -128,9 +129,10 @@ def test_a_node_with_any_staging_buffer(seed: int) -> None:
 def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:
     """Two nodes read at 10 bytes/s in total and start each step together.
 
-    The samples have 10 and 20 bytes. The first is ready at 2 s, and the second, which then has the
-    file system for itself, at 3 s. Computing them ends at 4 and 7 s, so the second step begins at
-    7 s."""
+    In the first step, node 0 reads a sample of 10 bytes, and node 1 reads a sample of 20 bytes.
+    While both read, each gets 5 bytes/s, so node 0's sample is ready at 2 s. Then node 1 gets
+    10 bytes/s, and its sample is ready at 3 s. The nodes compute until 4 and 7 s. So the second
+    step, which is like the first, begins at 7 s."""
     order = [[[[0], [2]], [[1], [3]]]]
     measured = run(Machine({1: 10, 2: 10}, compute=5), [10, 20, 10, 20], order, DEMAND)
     assert measured.epoch_end.tolist() == pytest.approx([14])
@@ -142,8 +144,8 @@ def test_all_nodes_share_the_file_system_and_meet_after_each_step() -> None:
 def test_a_node_alone_gets_what_one_client_gets() -> None:
     """The file system gives 10 bytes/s to one client and 12 to two together.
 
-    Node 1 reads one byte, which takes 1/6 s. Node 0 then has 9 of its 10 bytes left, and reads them
-    alone in 0.9 s."""
+    Node 0 reads 10 bytes and node 1 reads one byte, both at 6 bytes/s. Node 1 ends after 1/6 s.
+    Node 0 then has 9 bytes left, and reads them at 10 bytes/s in 0.9 s."""
     machine = Machine({1: 10, 2: 12})
     measured = run(machine, [10, 1], [[[[0]], [[1]]]], DEMAND)
     assert measured.epoch_end[0] == pytest.approx(1 / 6 + 0.9)
@@ -177,10 +179,10 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
 def test_an_idle_machine_is_the_performance_model(
     here: int, there: int, pfs: float, links: str
 ) -> None:
-    """With one client, the simulation takes the shortest of the model's times, from the same place.
+    """If only one node reads, a file takes the shortest time that NoPFS's model gives for any place
+    (section 4 of its paper), and comes from that place.
 
-    The file has a copy in one of two classes, or none, on each of two nodes. The model is that of
-    section 4 of the NoPFS paper."""
+    On each of two nodes, the file has a copy in one of two classes, or no copy."""
 
     def storage(name: str, threads: int, rate: float) -> StorageClass:
         curve = Curve({threads: rate})
@@ -203,8 +205,9 @@ def test_an_idle_machine_is_the_performance_model(
 def test_transfers_share_a_link_or_take_turns(links: str, stalls: list[float]) -> None:
     """Node 0 sends 6 bytes to node 1 and 3 bytes to node 2 over its link of 1 byte/s.
 
-    In order, the transfers end at 6 and 9 s. With fair sharing each gets half of the link until the
-    3 bytes have arrived, at 6 s. The other transfer then has 3 bytes left, which take 3 s."""
+    If transfers take the link one after the other, they end at 6 and 9 s. If they share the link,
+    each gets 0.5 bytes/s at first, so node 2 has its 3 bytes at 6 s. Node 1 then still needs 3 of
+    its 6 bytes, and gets them at 1 byte/s, until 9 s."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0, 1]))]),
@@ -218,11 +221,11 @@ def test_transfers_share_a_link_or_take_turns(links: str, stalls: list[float]) -
 
 
 def test_what_others_leave_of_a_link_is_used() -> None:
-    """Links are shared by max-min fairness.
+    """Links are shared by max-min fairness: a transfer uses what other transfers leave of a link.
 
-    Three transfers of 1 byte each from node 0 get a third of its link for 3 s. One of them goes to
-    node 1, whose link has two thirds left for 3 bytes from node 4. Two of these arrive within the
-    3 s, and the last one takes 1 s more."""
+    Each link has 1 byte/s. Node 0 sends 1 byte to each of three nodes, so each of these transfers
+    gets 1/3 byte/s and takes 3 s. One of them goes to node 1. Node 1's link has 2/3 byte/s left,
+    over which node 4 sends 3 bytes: 2 bytes within these 3 s, and the last byte in 1 s more."""
     copies = [(0, 1, np.array([0, 1, 2, 4, 5])), (4, 1, np.array([3, 6, 7]))]
     decision = Decision(copies=Copies.of(copies), when=When.BEFORE, remote=True, pfs=False)
     machine = Machine({1: FAST}, network=1, links="fair", staging_threads=2)
@@ -234,8 +237,8 @@ def test_what_others_leave_of_a_link_is_used() -> None:
 def test_an_owner_sends_on_over_shared_links() -> None:
     """An owner sends a file to two nodes at once, and each gets half of the owner's link.
 
-    Node 0 reads 4 bytes at 4 bytes/s, and begins to send them to both other nodes at 1 s, over a
-    link of 1 byte/s."""
+    Node 0 reads the file of 4 bytes at 4 bytes/s. At 1 s it begins to send the file to nodes 1 and
+    2. Its link has 1 byte/s, so both have the file 8 s later."""
     owner = np.zeros(2, np.int32)
     decision = Decision(staging=False, owner=owner, remote=True)
     machine = Machine({1: 4}, network=1, links="fair")
@@ -245,10 +248,11 @@ def test_an_owner_sends_on_over_shared_links() -> None:
 
 @pytest.mark.parametrize(("due", "from_where"), [(0, REMOTE), (1, FROM_PFS)])
 def test_nobody_asks_for_a_copy_before_it_is_due(due: int, from_where: int) -> None:
-    """Node 0 assumes that node 1 has a copy only from the access on at which the copy is due.
+    """Node 0 asks node 1 for a copy only if node 0 is past the access at which the copy is due.
 
-    Node 1 has the copy from the beginning. Node 0 needs the file at its access 1, so it asks node 1
-    if the copy is due at access 0, and reads the file system if it is due at access 1."""
+    Node 1 has the copy from the beginning. Node 0 needs the file at its access 1. If the copy is
+    due at access 0, node 0 asks node 1. If the copy is due at access 1, node 0 reads from the file
+    system."""
     decision = Decision(
         copies=Copies.of([(1, 1, np.array([0]))]),
         when=When.BEFORE,
@@ -261,7 +265,8 @@ def test_nobody_asks_for_a_copy_before_it_is_due(due: int, from_where: int) -> N
 
 
 def test_copies_made_before_training_delay_it() -> None:
-    """Copying two files of 10 bytes at 10 bytes/s delays training by 2 s; reads then are local."""
+    """Copying two files of 10 bytes at 10 bytes/s delays training by 2 s. Afterwards all reads are
+    local."""
     decision = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
     measured = run(Machine({1: 10}, compute=10), [10, 10], [[[[0, 1]]]] * 2, decision)
     assert measured.first_step == pytest.approx(2)
@@ -272,7 +277,8 @@ def test_copies_made_before_training_delay_it() -> None:
 
 
 def test_a_read_keeps_what_has_a_place() -> None:
-    """Only one of two files has a place in the cache; the second epoch reads it locally."""
+    """File 1 may be copied into the cache, and file 0 may not. The second epoch reads file 1 from
+    the cache, and file 0 from the file system."""
     decision = Decision(copies=Copies.of([(0, 1, np.array([1]))]), when=When.ON_USE)
     measured = run(Machine({1: 10}), [10, 10], [[[[0, 1]]], [[[1, 0]]]], decision)
     assert measured.bytes.tolist() == [[0, 0, 0, 20], [0, 10, 0, 10]]
@@ -281,23 +287,23 @@ def test_a_read_keeps_what_has_a_place() -> None:
 
 
 def test_copies_made_beside_training_wait_for_the_readers() -> None:
-    """File 1 is to be copied, but the reader of file 0 gets the file system first.
+    """File 1 is to be copied, but the read of file 0, for which training waits, comes first.
 
-    The copy is made while the reader computes for 30 s."""
+    File 1 is copied while training computes file 0 for 30 s."""
     decision = Decision(staging=False, copies=Copies.of([(0, 1, np.array([1]))]))
     measured = run(Machine({1: 10}, compute=1 / 3), [10, 10], [[[[0], [1]]]], decision)
-    # The reader reads file 0 for 1 s and computes for 30 s. Reading file 1 from the class takes no
-    # time. The reader then computes for another 30 s.
+    # Training reads file 0 for 1 s and computes for 30 s. Reading the copy of file 1 takes no time.
+    # Training then computes for another 30 s.
     assert measured.epoch_end.tolist() == pytest.approx([61])
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
     assert measured.filled.tolist() == [10]
 
 
 def test_an_owner_reads_for_all() -> None:
-    """Node 0 owns file 0, which both nodes use, and reads it for both.
+    """Both nodes use file 0. Node 0 owns it, and reads it from the file system for both nodes.
 
-    Its 10 bytes are read after 1 s and reach node 1 over the link 2 s later. In the second epoch
-    node 1 reads node 0's copy in 2 s."""
+    Reading the 10 bytes takes node 0 1 s; sending them to node 1 takes 2 s more. In the second
+    epoch, node 1 reads node 0's copy in 2 s."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
@@ -316,7 +322,8 @@ def test_an_owner_reads_for_all() -> None:
 def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
     """The owner of a file reads it for another node, and keeps it for later epochs.
 
-    Node 0 owns file 0. Node 1 uses the file in the first epoch, and node 0 in the second."""
+    Node 0 owns file 0. Only node 1 uses the file in the first epoch, and only node 0 uses it in the
+    second epoch."""
     decision = Decision(
         staging=False,
         copies=Copies.of([(0, 1, np.array([0]))]),
@@ -334,7 +341,8 @@ def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
 
 
 def test_a_read_for_two_samples_is_counted_once() -> None:
-    """Node 0 prefetches file 0 for both epochs, but reads it from the file system once."""
+    """Two threads of node 0 prefetch file 0 at the same time, for the first and the second epoch.
+    They read it from the file system only once."""
     decision = Decision(owner=np.array([0], np.int32), pfs=False)
     machine = Machine({1: 10}, staging_threads=2)
     measured = run(machine, [10], [[[[0]]]] * 2, decision)
@@ -344,13 +352,13 @@ def test_a_read_for_two_samples_is_counted_once() -> None:
 
 
 def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
-    """Node 1 needs a file that its owner, node 0, meant to copy later; node 0 then reads it sooner.
+    """Node 1 needs a file that its owner, node 0, would copy later. Node 0 then reads it sooner.
 
-    Two nodes read 10 bytes/s each. All files have 10 bytes, except the last, which is empty. Node 0
-    reads file 0 and then 3 to 12, and would copy file 1 only when no reader waits. Node 1 has file
-    2 after 1 s and then needs file 1. Node 0 reads it after file 3, which is under way from 1 to
-    2 s, so file 1 is ready at 3 s. Node 1 waits 1 s and then 2 s. Without the higher priority it
-    would wait 1 s and then 11 s."""
+    Each of two nodes reads 10 bytes/s. Files have 10 bytes; only file 13 is empty. Node 0 reads
+    file 0, and then files 3 to 12 for its own training. It would copy file 1 only after these
+    reads. Node 1 waits 1 s for file 2, and then needs file 1. Node 0 ends its read of file 3 at
+    2 s, and then reads file 1 until 3 s. So node 1 waits 2 s for file 1. If its request did not
+    come before node 0's other reads, it would wait 11 s."""
     order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
     decision = Decision(
         copies=Copies.of([(0, 1, np.array([1]))]),
@@ -372,7 +380,8 @@ def test_what_a_policy_says_is_served_is_served() -> None:
     decision = Decision(served=lambda epoch, order: served)
     measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
-    assert measured.filled.tolist() == [5]  # redundant bytes count only for files read from PFS
+    # Both samples have 5 redundant bytes, but only sample 0 is read from the file system.
+    assert measured.filled.tolist() == [5]
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
 
 
@@ -380,8 +389,9 @@ def test_what_a_policy_says_is_served_is_served() -> None:
 def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
     """Writing a file into a class delays later reads of that class.
 
-    Sample 0 comes from the file system after 1 s. If its 10 bytes are written to the class, at
-    1 byte/s, that takes until 11 s, and only then is sample 1 read from the class, for 10 s."""
+    Sample 0 comes from the file system after 1 s. Reading sample 1 from the class takes 10 s. If
+    sample 0 is written to the class, the write takes until 11 s, and the read of sample 1 begins
+    only then."""
     places = np.array([[into, 0]], np.int8)
     served = Served(np.array([[PFS, 0]], np.int32), np.ones((1, 2), np.int8), places, places)
     decision = Decision(served=lambda epoch, order: served)
@@ -391,9 +401,10 @@ def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
 
 @pytest.mark.parametrize(("into", "end"), [(0, 1), (1, 3)])
 def test_a_miss_that_is_kept_goes_through_its_owner(into: int, end: int) -> None:
-    """Node 0 misses a file of 10 bytes that node 1 owns; the file system gives 10 bytes/s.
+    """Node 0 needs a file of 10 bytes that node 1 owns, and no node has a copy.
 
-    If node 1 keeps the file, node 0 gets it over the link of 5 bytes/s, else directly."""
+    If node 1 is to keep the file, node 1 reads it in 1 s, and sends it to node 0 in 2 s. Otherwise
+    node 0 reads the file itself, in 1 s."""
     places = np.array([[into], [0]], np.int8)
     holder = np.array([[PFS], [1]], np.int32)
     served = Served(holder, np.ones((2, 1), np.int8), places, places)
@@ -406,7 +417,8 @@ def test_a_miss_that_is_kept_goes_through_its_owner(into: int, end: int) -> None
 
 
 def test_a_node_may_take_fewer_samples_in_a_step() -> None:
-    """Node 0 uses three samples and node 1 one; missing samples take no time and do not count."""
+    """In a step, node 0 uses three samples and node 1 uses one sample. The two missing samples of
+    node 1 take no time, and are not counted."""
     order = [[[[0, 1, 2]], [[3, -1, -1]]]]
     measured = run(Machine({1: 10, 2: 20}, compute=10), [10] * 4, order, DEMAND)
     assert measured.epoch_end.tolist() == pytest.approx([6])
@@ -420,13 +432,13 @@ def in_every_step(threads: list[int], epoch: int, order: Ints) -> npt.NDArray[np
 
 
 def test_two_ranks_of_a_node_share_its_threads() -> None:
-    """The shares decide which rank the two threads serve first.
+    """The shares (`Decision.threads`) decide which rank the two threads of a node serve first.
 
-    Rank 0 has two samples of 30 bytes and rank 1 has two of 10, and a thread preprocesses 10
-    bytes/s. Without shares each rank has one thread, and rank 0 has its samples after 3 and 6 s.
-    With shares of 2 and 1, both threads serve rank 0 first: its samples are ready at 3 s and those
-    of rank 1 at 4 s. With shares of 1 and 3, both threads serve rank 1 first: its samples are ready
-    at 1 s and those of rank 0 at 4 s."""
+    Rank 0 needs two samples of 30 bytes, and rank 1 needs two samples of 10 bytes. A thread
+    preprocesses 10 bytes/s. Without shares, each rank has one thread: rank 0 has its samples at
+    6 s, and rank 1 at 2 s. With shares of 2 and 1, both threads serve rank 0 first: rank 0 has its
+    samples at 3 s, and rank 1 at 4 s. With shares of 1 and 3, both threads serve rank 1 first: rank
+    1 has its samples at 1 s, and rank 0 at 4 s."""
     machine = Machine({1: FAST}, preprocess=10, staging_threads=2)
     order = [[[[0, 1, 2, 3]]]]
     for threads, ends in (([], [6, 2]), ([2, 1], [3, 4]), ([1, 3], [4, 1])):
@@ -438,15 +450,16 @@ def test_two_ranks_of_a_node_share_its_threads() -> None:
 
 
 def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
-    """Each of two ranks has 30 bytes of the buffer, and a thread preprocesses 10 bytes/s.
+    """The node has three threads. Each of its two ranks has 30 bytes of the buffer.
 
-    Rank 0's first sample fills its part, and the first of three threads reads it from the class for
-    100 s. Rank 1's first sample fills the other part, and the second thread reads it from the file
-    system for 3 s and preprocesses it for 3 s. The third thread has no work until rank 1 takes this
-    sample, at 6 s, and thereby makes room. Then two threads read 10 bytes each until 7 and 8 s and
-    preprocess them until 8 and 9 s. The first free thread reads the last 10 bytes until 9 s and
-    preprocesses them until 10 s. Rank 1 waits until 6 s, computes for 0.75 s, waits for 1.25 s, and
-    twice computes for 0.25 s and waits for 0.75 s."""
+    The first samples of both ranks have 30 bytes, so each fills its rank's part of the buffer.
+    Thread 1 reads rank 0's first sample from the class for 100 s. Thread 2 reads rank 1's first
+    sample from the file system for 3 s, and preprocesses it for 3 s. Thread 3 sleeps, because there
+    is no room. At 6 s, rank 1 takes its first sample, which makes room for its other three samples
+    of 10 bytes. Threads 2 and 3 read two of them until 7 and 8 s, and preprocess them until 8 and
+    9 s. The thread that is free first reads the last sample until 9 s, and preprocesses it until
+    10 s. Rank 1 computes its first sample in 0.75 s, and each other sample in 0.25 s. So it waits
+    until 6 s, from 6.75 to 8 s, from 8.25 to 9 s, and from 9.25 to 10 s."""
     machine = Machine({1: 10}, compute=40, staging=60, staging_threads=3, preprocess=10)
     machine = replace(machine, cache_rate=0.3)
     decision = Decision(
@@ -461,18 +474,19 @@ def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
 
 
 def test_a_rank_for_which_there_is_no_thread_loads_by_itself() -> None:
-    """A staging buffer with fewer threads than ranks is no slower than no staging buffer.
+    """If there are fewer threads than ranks, a rank without a thread loads its sample itself.
 
-    One thread preprocesses 10 bytes/s, and each of four ranks has a sample of 40 bytes."""
+    The node has one thread and four ranks. Each rank has a sample of 40 bytes, which a thread or a
+    rank preprocesses in 4 s. So the step takes only 4 s."""
     machine = Machine({1: FAST}, preprocess=10, staging_threads=1)
     measured = run(machine, [40] * 4, [[[[0, 1, 2, 3]]]], STAGED, ranks=4)
     assert measured.epoch_end[0] == pytest.approx(4)
 
 
 def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
-    """The file system gives 10 bytes/s, but the node's link to it only 1 byte/s.
+    """The file system gives 10 bytes/s, but the node's link to the file system has only 1 byte/s.
 
-    Two copies of 10 bytes take 20 s, and so does a checkpoint of 20 bytes."""
+    So two copies of 10 bytes take 20 s, and a checkpoint of 20 bytes takes 20 s too."""
     of = scenario(Machine({1: 10}), nodes=1, epochs=1, batch=2, files=2)
     of = replace(of, rates=replace(of.rates, pfs_link=1.0))
     work = job(of, [10, 10], [[[[0, 1]]]])
@@ -485,12 +499,13 @@ def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
 def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
     """A local read does not wait for a remote file that is being copied into the same class.
 
-    Rank 0's file comes over a link of 1 byte/s. Writing it to the class takes 0.1 s, which the
-    class spends when the file is requested. Rank 1's local read is therefore delayed by at most
-    0.1 s."""
+    Rank 0's file of 10 bytes takes 10 s over a link of 1 byte/s. Writing the file to the class
+    takes 0.1 s; in the simulation, the class is busy for this time when the file is requested. So
+    rank 1's local read is delayed by at most 0.1 s."""
     machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
     copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])
-    # In the second epoch on node 0, rank 0 reads file 0, which node 1 has, and rank 1 reads file 1.
+    # In the second epoch, rank 0 of node 0 reads file 0 from node 1, and rank 1 of node 0 reads
+    # file 1 locally.
     order = [[[[1, 1]], [[0, 2]]], [[[0, 1]], [[2, 2]]]]
     decision = Decision(copies=copies, when=When.ON_USE, remote=True, pfs=False)
     measured = run(machine, [10, 10, 10], order, decision, ranks=2)
@@ -502,19 +517,19 @@ def test_a_checkpoint_stops_everybody_and_takes_the_file_system() -> None:
     of = scenario(Machine({1: 10, 2: 20}, compute=5), nodes=2, epochs=1, batch=1, files=4)
     of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=40))
     with_it = measure(of, job(of, [10] * 4, [[[[0], [1]], [[2], [3]]]]), Decision(free=True))
-    # Both steps take 2 s to compute and 4 s to write 80 bytes at 20 bytes/s.
+    # Each of the two steps computes for 2 s, and then writes 2 x 40 bytes at 20 bytes/s for 4 s.
     assert with_it.epoch_end.tolist() == pytest.approx([12])
 
 
 def test_a_checkpoint_comes_before_reads_that_are_queued() -> None:
     """A checkpoint is written before reads that are queued, but after reads that are under way.
 
-    One node reads and writes at 10 bytes/s. Samples of 10, 30, 10 and 10 bytes take 1 s of compute
-    per 10 bytes, and a checkpoint of 20 bytes follows each step of one sample. The first sample is
-    ready at 1 s and computed at 2 s. The second one is then being read until 4 s, and the third one
-    is queued: the checkpoint is written before the third one, from 4 to 6 s. The second sample
-    takes 3 s of compute, and the third and fourth are read by 7 and 8 s. The other checkpoints are
-    written from 9 to 11, 12 to 14 and 15 to 17 s."""
+    One node reads, writes and computes at 10 bytes/s. Samples 0 to 3 have 10, 30, 10 and 10 bytes.
+    A step has one sample, and a checkpoint of 20 bytes follows each step. Sample 0 is read until
+    1 s and computed until 2 s. At this time, the read of sample 1 is under way (1 to 4 s), and the
+    read of sample 2 is queued. So the first checkpoint is written from 4 to 6 s. Then sample 1 is
+    computed until 9 s, while samples 2 and 3 are read. The other checkpoints are written from 9 to
+    11 s, 12 to 14 s and 15 to 17 s."""
     of = scenario(
         Machine({1: 10}, compute=10, staging_threads=2), nodes=1, epochs=1, batch=1, files=4
     )
@@ -524,10 +539,11 @@ def test_a_checkpoint_comes_before_reads_that_are_queued() -> None:
 
 
 def test_nodes_may_have_different_numbers_of_ranks() -> None:
-    """Node 0 has two ranks, which compute 10 and 20 bytes at 5 bytes/s; node 1 has one with 30
-    bytes.
+    """Node 0 has two ranks, and node 1 has one rank.
 
-    Each rank writes a checkpoint of 10 bytes. At 30 bytes/s in all, the three take 1 s."""
+    The ranks compute samples of 10, 20 and 30 bytes at 5 bytes/s, so the slowest rank takes 6 s.
+    Then each of the three ranks writes a checkpoint of 10 bytes. At 30 bytes/s in total, the
+    checkpoints take 1 s."""
     of = scenario(Machine({1: 30, 2: 30}, compute=5), nodes=2, ranks=2, epochs=1, batch=1, files=3)
     of = replace(of, overrides=(NodeOverride((1,), ranks=1),), checkpoint=Checkpoint(1, 10))
     work = job(of, [10, 20, 30], [[[[0, 1]], [[2, NO_FILE]]]])
@@ -541,25 +557,26 @@ def test_nodes_may_have_different_numbers_of_ranks() -> None:
 
 
 def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
-    """With 2, 1 and 3 ranks and batches of 2, a step has twelve samples; each occurs once an
-    epoch."""
+    """Three nodes have 2, 1 and 3 ranks, and each rank takes 2 samples in a step. So a step has
+    twelve samples, and each of the 36 samples occurs once in the three steps of an epoch."""
     of = scenario(Machine({1: 10}), nodes=3, ranks=2, epochs=2, batch=2, files=36)
     of = replace(of, overrides=(NodeOverride((1,), ranks=1), NodeOverride((2,), ranks=3)))
     order = job_of(of).orders(1)
     assert order.shape == (3, 3, 6)
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
-    # A simulation also uses all of these samples.
+    # In a simulation of both epochs, each sample is used twice.
     assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
     assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 
 
 def test_the_ranks_of_a_node_share_its_staging() -> None:
-    """With a buffer of 20 bytes, each of two ranks has room for one sample of 10 bytes.
+    """Each node has a staging buffer of 20 bytes. On node 0, which has two ranks, each rank has
+    room for one sample of 10 bytes. On node 1, the only rank has room for two samples.
 
-    A single rank has room for two. The only thread preprocesses 1 byte/s, and a rank without a
-    thread preprocesses its samples itself. Each rank waits 10 s for its first sample, and the
-    second one is ready when it has computed for 10 s."""
+    Each node has one thread, which preprocesses 1 byte/s. A rank without a thread preprocesses its
+    samples itself. So each node's first samples are ready at 10 s. Node 1's second sample is ready
+    10 s later, when its rank has computed the first sample for 10 s."""
     of = scenario(
         Machine({1: 1e6}, compute=1, staging=20, preprocess=1),
         nodes=2,
@@ -669,8 +686,8 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
     """For a single rank, prefetching is no slower than reading each sample when it is needed.
 
-    With several ranks prefetching can be some percent slower: the file system may serve a sample
-    that one rank reads ahead before, or together with, a sample that another rank needs now."""
+    For several ranks, prefetching can be a few percent slower. The file system may then delay a
+    sample that one rank needs now, because it serves a sample that another rank reads ahead."""
     of, work = made
     ends = [measure(of, work, decision).epoch_end[-1] for decision in (STAGED, DEMAND)]
     assert ends[0] <= ends[1] * (1 + 1e-9)

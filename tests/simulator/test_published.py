@@ -27,8 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# The runs of MNIST that do not need --long: LBANN's policies, which refuse ImageNet-1k in the
-# scenario stressS3, and one policy for each other set of rates.
+# The policies whose runs of MNIST do not need --long, for each set of rates. With the rates `paper`
+# these are LBANN's policies, because they refuse ImageNet-1k in the scenario stressS3.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
@@ -90,7 +90,7 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies read other samples, which may be smaller.
+        # These policies do not read all samples. The samples that they read may be smaller.
         "deepio-opportunistic",
         "parallel-staging",
     )

@@ -118,8 +118,8 @@ def test_clients_are_those_that_read_now() -> None:
         log.read(2, 1.05)  # within the window after now
         log.read(3, 7.0)  # long after now
         log.read(3, 8.0)
-        # As published, the log counts nodes 2 and 3, but not 1. With the switch off, it counts 1
-        # and 2.
+        # As published, the log counts the readers after now: nodes 2 and 3. With the switch off, it
+        # counts the readers within the window: nodes 1 and 2.
         assert log.clients(1.0, 0) == 3
         assert log.clients(1.0, 3) == seen_by_3
         assert log.clients(0.0, 0) == before
@@ -130,7 +130,8 @@ def test_reads_are_found_in_the_order_of_time() -> None:
         log = ClientLog(2, without(*off))
         log.prefetch_many(1, [2.0, 0.1, 0.2, 0.3])
         log.prefetch(1, 0.95)
-        # A binary search in 2.0 0.1 0.2 0.3 0.95 visits 0.2, 0.3 and 0.95, but never 2.0.
+        # The published program does a binary search in this list, which is not sorted: 2.0 0.1 0.2
+        # 0.3 0.95. The search visits 0.2 and 0.95, so it misses the read at 2.0.
         assert log.clients(1.0, 0) == clients
 
 
@@ -153,7 +154,7 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 def test_training_waits_for_the_slowest_fill() -> None:
     last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
-    # The log has only the reads of the fill, because this policy stages from the nodes' caches.
+    # The log has only the reads of the first fill. Later, this policy reads from the nodes' caches.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
     assert last.first_fill == ends[-1] < max(ends)
@@ -169,8 +170,8 @@ def test_room_is_free_once_a_sample_was_read() -> None:
     waits = outcome("staging-buffer", **TINY)
     off = (B.BATCH_FREED_LATE, B.STAGES_THE_PAST, B.RETURNING_FILES_TAKE_NO_ROOM)
     flows = outcome("staging-buffer", *off, **TINY)
-    # If room is freed late, most samples of a batch find none. If it is freed at once, room for
-    # three samples is enough to stage nearly all.
+    # If the room of a sample is freed late, most samples of a batch find no room in the staging
+    # buffer. If it is freed at once, room for three samples is enough to stage nearly all samples.
     assert waits.details["direct"] > 0.5
     assert flows.details["direct"] < 0.1
 
@@ -210,7 +211,7 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # The node that all others ask does not ask itself, but the next holder.
+        # The node `asked`, which node 0 asks, does not ask itself. It asks node 2, another holder.
         assert holders.elsewhere(asked, 7) == 2
 
 
@@ -225,7 +226,8 @@ def test_class_prefetchers_share_the_pfs_with_who_is_there() -> None:
     first = run("nopfs", B.CLASSES_AT_ALL_CLIENTS, size=1000.0)
     published = run("nopfs", size=1000.0)
     alone, shared = 1000 / (3 * MB) + 1000 / (20 * MB), 1000 / (15 * MB / 4) + 1000 / (20 * MB)
-    # Node 0 fetches its first file before any other node has logged a read.
+    # Node 0 fetches its first file before any other node has logged a read. With the switch off,
+    # node 0 is then the only client. As published, all nodes count as clients.
     assert min(t for t in first.holders.since[0] if t) == pytest.approx(alone)
     assert min(t for t in published.holders.since[0] if t) == pytest.approx(shared)
 

@@ -27,7 +27,8 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Policies that evict: each of Belady's must have at least as many hits as those listed with it.
+# Each key is a policy that evicts by Belady's rule. It must have at least as many hits as each of
+# its values.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 
@@ -97,8 +98,7 @@ def runs() -> list[tuple[Scenario, Job, dict[str, tuple[Decision, Measured]]]]:
 
 
 def used_by_node(own: list[npt.NDArray[Any]]) -> float:
-    """Returns how many bytes a node uses in all epochs together, for the node that uses the
-    most."""
+    """Returns the largest number of bytes that any node uses in all epochs together."""
     return float(sum(sizes.sum(axis=(1, 2)) for sizes in own).max())
 
 
@@ -125,7 +125,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
             through = measured.node_bytes[:, PLACES.index("pfs")] + measured.filled
             assert end >= through.max() / scenario.rates.pfs_link, (name, scenario)
             prepared = 0 if decision.free or not decision.staging else used_by_node(own)
-            # A rank without a thread loads its samples itself.
+            # If there are fewer threads than ranks, ranks load samples themselves.
             threads = max(scenario.staging.threads, scenario.ranks_per_node)
             assert end >= prepared / threads / scenario.rates.preprocess, (name, scenario)
             used = [int(sizes.sum()) for sizes in own]
@@ -133,7 +133,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
 
 
 def test_no_copy_is_used_again_that_has_no_room(runs: list[Any]) -> None:
-    """In an epoch, bytes from copies of earlier epochs are at most the capacity of the classes."""
+    """In an epoch, copies of earlier epochs give at most as many bytes as the classes can hold."""
     for scenario, job, ran in runs:
         room = scenario.capacities()[:, 1:].sum()
         for name, (_, measured) in ran.items():
@@ -147,7 +147,8 @@ def test_nopfs_is_no_slower_than_nothing(runs: list[Any]) -> None:
 
 
 def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
-    """Files for which no node has room are read at every use; all others are read at most once."""
+    """A file without an owner is read from the file system at every use. Every other file is read
+    from the file system at most once."""
     for scenario, job, ran in runs:
         uses = job.frequencies.sum(axis=0)
         for name in ("hash", "planned"):

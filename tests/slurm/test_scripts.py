@@ -1,6 +1,5 @@
-"""Runs the scripts for Slurm's prolog and epilog without Slurm, with a command `monarch` that
-records its calls: while another process holds the user's lock, while a command hangs, and with the
-user's own Python variables."""
+"""Runs the scripts for Slurm's prolog and epilog without Slurm. A command `monarch` takes the place
+of the real command, and records its calls."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ class Node:
             shutil.copymode(SCRIPTS / name, script)
 
     def command(self, then: str) -> None:
-        """Writes a command `monarch` that records its arguments and Python's environment variables,
-        and then runs `then`."""
+        """Writes a command `monarch`, a shell script that records its arguments and Python's
+        environment variables, and then runs the shell commands `then`."""
         noted = '"$@" ${PYTHONNOUSERSITE-} ${PYTHONHOME-} ${PYTHONPATH-}'
         file = self.place / "bin" / "monarch"
         file.parent.mkdir(exist_ok=True)
@@ -102,9 +101,10 @@ def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
 
 
 def test_a_command_that_hangs_holds_neither_the_node_nor_the_lock(node: Node) -> None:
-    """The epilog returns and frees the lock although a process of its command does not end. In the
-    test, this process has its own process group, so the epilog's signals do not reach it. A process
-    that waits for a hanging file system would survive the signals as well."""
+    """The epilog starts a command, and a process of this command does not end. The epilog
+    nevertheless returns and frees the lock. The process has its own process group, so the epilog's
+    signals do not reach it. A process that waits for a hanging file system would survive such
+    signals too."""
     node.command(f"setsid sleep 600 &\necho $! >{node.place}/pid\nwait")
     assert node.run("epilog") == ["sweep --stop 1"]
     hung = int((node.place / "pid").read_text())

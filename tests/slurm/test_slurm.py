@@ -56,7 +56,8 @@ def daemons(config: Path) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same tree for all tests, so that its files are old enough for most of them."""
+    """One tree of files for all tests. Monarch keeps no copy of a file that has just changed, so a
+    test with new files would have to wait."""
     return make_tree(tmp_path_factory.mktemp("tree") / "source")
 
 
@@ -74,7 +75,7 @@ def config(tmp_path: Path, tree: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A directory for PATH, with the command `monarch` of this checkout."""
+    """A directory for the variable PATH, with the command `monarch` of this checkout."""
     command = tmp_path / "bin" / "monarch"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m monarch_py "$@"\n')
@@ -85,7 +86,8 @@ def commands(tmp_path: Path) -> Path:
 class Jobs:
     """Batch jobs of a user on the nodes.
 
-    Their scripts run in one directory, and their output goes to the file `said` there.
+    The scripts of all jobs run in the same directory, and write their output to the file `said`
+    there.
     """
 
     def __init__(self, slurm: Slurm, directory: Path, config: Path, commands: Path) -> None:
@@ -149,15 +151,16 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
     assert jobs.slurm.exit_code(job) == "2:0"
 
 
-# Without --long, test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and
-# tests/cluster has readers under mpiexec.
+# This test needs --long, because other tests cover most of it:
+# test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and tests/cluster has
+# readers under mpiexec.
 @pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
     torchrun = f"torchrun --log-dir={jobs.directory} --no-python --nproc-per-node=2"
     launchers = ["srun --ntasks=2", "mpiexec -n 2", torchrun]
     if shutil.which("torchrun") is None:
-        pytest.skip("torchrun is missing: install the extra torch")
+        pytest.skip("torchrun is missing: install the extra 'torch'")
     seen = [jobs.directory / f"seen{n}" for n in range(len(launchers) + 1)]
     look = [f"monarch status --json >{file}" for file in seen]
     lines = ["monarch warm", look[0]]
@@ -173,9 +176,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
-    """The step ends although the daemon goes on, and the next step finds the daemon. (A task that
-    ends early may start no daemon: the process that starts the daemon must first find out the
-    sources.)"""
+    """The first task of a step starts a daemon, which goes on after the end of the step. The next
+    step finds this daemon. The first step is repeated until a daemon runs: if a task ends too
+    early, the process that should start the daemon may not have found out the sources yet."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -195,10 +198,11 @@ monarch status --json >{seen}""",
 
 
 def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Path) -> None:
-    """The second job adds its dataset to the running daemon. When the first job and its daemon end,
-    the second job gets a daemon of its own."""
+    """Two jobs run on a node. The second job adds its dataset to the daemon of the first job. When
+    the first job and its daemon have ended, the second job gets a daemon of its own."""
     text = (SCRIPTS / "job").read_text()
-    # the pause in which the second job's script waits for the end of another job's daemon
+    # The second job's script sleeps 5 s between two checks whether the daemon of another job has
+    # ended.
     assert "sleep 5;" in text
     often = jobs.directory / "job"
     often.write_text(text.replace("sleep 5;", "sleep 1;"))
@@ -233,10 +237,11 @@ mv {after}.new {after}""",
     assert jobs.copies() == ""
 
 
-@pytest.mark.long  # test_slurm_site.py kills a job with its daemon
+# not needed in every run, because test_slurm_site.py also ends a job and its daemon
+@pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
-    """Each daemon has its own shared memory and copies on its node. After scancel, the daemons have
-    the time KillWait to remove these."""
+    """Each daemon has its own shared memory and copies on its node. After scancel, Slurm's setting
+    KillWait limits the time in which the daemons can remove them."""
     up = jobs.directory / "up"
     script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)
@@ -255,9 +260,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     look = "monarch status --all --json"
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
-    # The train script runs the same step again; tasks on nodes whose daemon still serves end at
-    # once. The daemon answers before the step has printed its result, so `enough` keeps the job
-    # alive until then.
+    # The train script repeats the step that has started the daemons. On a node whose daemon still
+    # serves, the task ends at once. The new daemon answers before the step has printed its last
+    # line, so the job must not end before `enough` exists.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}
@@ -275,7 +280,7 @@ exit 7""",
     assert [node["answers"] for node in nodes] == [True] * COUNT
     victim = psutil.Process(nodes[1]["status"]["pid"])
     victim.kill()
-    # Wait until Slurm has noticed the end of the victim's `serve`.
+    # Wait until Slurm has noticed that the victim's task has ended.
     said_of = (jobs.directory / "said").read_text
     wait_until(lambda: "task 1: Exited with exit code" in said_of(), what="the end of its step")
     go.touch()
@@ -306,7 +311,7 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     document = yaml.safe_load(jobs.config.read_text())
     level = {"mount_point": str(tier), "max_storage_quota": "8MiB", "persistent": True}
     jobs.config.write_text(yaml.safe_dump({**document, "hierarchy": [level]}))
-    # A copy of a file that has just changed would not be kept.
+    # If a file has just changed, Monarch does not keep its copy for the next job.
     changed = max(path.stat().st_ctime for path in tree.rglob("*"))
     wait_until(lambda: time.time() > changed + TIME_STEP_S, what="files that are old enough")
     later, report = jobs.directory / "later", jobs.directory / "report"
@@ -326,7 +331,8 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
 
-@pytest.mark.long  # tests/cluster/test_refusals.py does the same under mpiexec
+# not needed in every run, because tests/cluster/test_refusals.py tests the same under mpiexec
+@pytest.mark.long
 def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
     jobs.config.write_text(jobs.config.read_text() + "peers: {interface: no0}\n")
     serve = "srun --overlap --mpi=pmi2 --ntasks-per-node=1 monarch serve"

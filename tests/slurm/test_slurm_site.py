@@ -23,12 +23,12 @@ from monarch_py.native import LIBRARY
 pytestmark = pytest.mark.slurm
 
 COUNT = 8
-# The name of the directories that the user's daemons make in shared memory and in a tier.
+# The directory that the user's daemons make, in shared memory and in each tier, has this name.
 USER = f"monarch-{ALICE}"
 
 
 class Site:
-    """An installation of Monarch with its scripts, a Slurm that calls them, and a user."""
+    """An installation of Monarch, a Slurm that calls Monarch's scripts, and a user."""
 
     def __init__(self, place: Path, stack: ExitStack) -> None:
         self.place = place
@@ -61,8 +61,9 @@ class Site:
         return file
 
     def _wrap(self, name: str) -> None:
-        """Writes a script that sets the configuration and runs Monarch's script, like that of an
-        administrator. The machines share /run, so each node gets its own directory MONARCH_JOBS."""
+        """Writes a script like that of an administrator: it sets the configuration and then runs
+        Monarch's script. The nodes share the directory /run, so the script sets MONARCH_JOBS to a
+        different directory on each node."""
         script = self.place / name
         script.write_text(
             f"#!/bin/sh\nMONARCH_CONFIG=${{MONARCH_CONFIG:-{self.config}}}"

@@ -141,7 +141,7 @@ def test_a_newer_format_is_refused_and_left_as_it_is(path: Path) -> None:
         manifest.change([row(1)], [])
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("UPDATE meta SET value = '99' WHERE key = 'version'")
-    for _ in range(2):  # the first attempt does not change the format
+    for _ in range(2):  # the second attempt shows that the first one has not changed the format
         with pytest.raises(TierError, match="its format is version 99"):
             Manifest(path)
 

@@ -1,4 +1,5 @@
-"""What remains when one of a configuration's tiers cannot be opened."""
+"""Starts that fail because a tier cannot be opened: whether the next daemon can trust the copies in
+the tiers, and whether threads are left."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ def are_clean(config: Config) -> list[bool]:
 def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """If a start fails for lack of memory, all tiers stay clean: the tiers that were already open,
-    and the tier that was being opened."""
+    """A start fails for lack of memory while it opens the second tier. Both tiers stay clean: the
+    first tier, which was already open, and the second tier."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:
@@ -81,8 +82,8 @@ def test_tiers_are_clean_after_a_start_whose_keeper_fails(
 def test_tiers_are_clean_after_a_start_without_threads(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """If the keeper of the second tier cannot start its thread, both tiers stay clean. At that
-    time, the manifest of the second tier is not in use yet."""
+    """If the keeper of the second tier cannot start its thread, both tiers stay clean. The keeper
+    starts its thread before it begins to use the tier's manifest."""
     start = threading.Thread.start
     started: list[threading.Thread] = []
 

@@ -1,4 +1,5 @@
-"""Which other users could replace a tier's directory by one of their own."""
+"""The checks that find other users who could replace a tier's directory by a directory of their
+own."""
 
 from __future__ import annotations
 
@@ -142,7 +143,8 @@ def test_in_a_user_name_space_an_unknown_owner_may_be_root(
         "read_text",
         lambda path: "0 1000 1\n" if path.name == "uid_map" else read(path),
     )
-    os.chown(place, ALICE, ALICE)  # 65534, which the kernel shows for unknown users
+    # user 65534, the owner that the kernel reports if it cannot map the real owner
+    os.chown(place, ALICE, ALICE)
     assert [doubt.is_certain for doubt in doubts(place)] == [False]
     os.chown(place, BOBBY, BOBBY)
     assert [doubt.is_certain for doubt in doubts(place)] == [True]

@@ -105,8 +105,8 @@ def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
 
 
 def test_on_ext4_each_session_has_a_block_group_of_its_own(mounts: Mounts) -> None:
-    """On ext4, successive sessions have their directories in different block groups, because it
-    takes long to create files in a group from which files were just removed (storage/apart.py)."""
+    """On ext4, successive sessions have their directories in different block groups. If files were
+    just removed from a group, the creation of files in this group takes long (storage/apart.py)."""
     inodes_a_group = 256
     # A block group has 8 MiB.
     mount = mounts.ext4("disk", 256 * MIB, inodes=32 * inodes_a_group, is_flexible=False)
@@ -229,8 +229,8 @@ def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
     """After any sequence of fills, the counts of bytes and files are right, and they are 0 once all
     copies are released.
 
-    fills : for each fill, the file's size [bytes], how much more the file system took [bytes], and
-        whether the fill succeeded
+    fills : for each fill: the file's size [bytes], the number of bytes that the copy took in
+        addition, and whether the fill succeeded
     """
     tier = Tier.__new__(Tier)
     tier.block_bytes = 4096
@@ -343,8 +343,9 @@ def test_the_less_memory_is_free_the_more_often_the_daemon_looks_at_it(
 def test_ram_tiers_share_the_memory_and_look_at_it_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise two tiers would both promise the last free memory to their fills, and the kernel
-    would kill a process of the job."""
+    """If one RAM tier reserves memory, the room in the other RAM tier shrinks too. Otherwise two
+    tiers would both promise the last free memory to their fills, and the kernel would kill a
+    process of the job."""
     looks = []
 
     def look() -> int:

@@ -32,8 +32,8 @@ def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Keeper:
 def failing_once(
     monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> tuple[threading.Event, Callable[[], list[int]]]:
-    """Makes the first change of the manifest fail. Returns an event that is set by the failure, and
-    a function that returns the numbers of the copies that were recorded."""
+    """Makes the first change of the manifest fail with `error`. Returns an event that is set when
+    the change fails, and a function that returns the numbers of the copies that were recorded."""
     change, failed, recorded = Manifest.change, threading.Event(), list[int]()
 
     def changed(self: Manifest, add: list[Row], remove: list[int]) -> None:
@@ -67,6 +67,6 @@ def test_rows_are_recorded_after_an_error(
     keeper.end()
     keeper.tier.close()
     manifest = Manifest(path)
-    assert manifest.begin_use()  # the next daemon checks all copies
+    assert manifest.begin_use()  # True: the next daemon must check all copies
     assert [copy for copy, *_ in manifest.all_copies()] == [2]
     manifest.close()

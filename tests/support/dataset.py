@@ -279,7 +279,8 @@ def _set_times(root: Path, seed: int) -> None:
     for folder, names, files in os.walk(root, topdown=False):
         for path in (Path(folder) / name for name in files + names):
             # The time is drawn from the name, because the order of a directory is arbitrary. The
-            # twins share an inode, so only one of the two names may determine their time.
+            # files twin_a and twin_b share an inode, so only one of the two names may determine
+            # their time.
             name = str(path.relative_to(root)).replace("twin_b", "twin_a")
             moment = BASE_MTIME_NS + random.Random(f"{seed}/{name}").randrange(10**15)
             os.utime(path, ns=(moment, moment), follow_symlinks=False)

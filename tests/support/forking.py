@@ -33,8 +33,8 @@ from monarch_py.daemon.starting import HIDDEN, _command, written
 from monarch_py.ipc.session import SessionDir, open_private
 
 LARGEST_REQUEST = 1 << 20
-# All descriptors of the server process are below this number. So a forked process closes all
-# descriptors below this number.
+# The numbers of all descriptors of the server process are below this limit. A forked process closes
+# all descriptors below it.
 MOST_DESCRIPTORS = 64
 ASKING = threading.Lock()
 # The last argument of the server's command line reserves space: a forked process overwrites the
@@ -114,7 +114,9 @@ def fork_told_daemon(
     """Runs a daemon of a cluster, in the network namespace of the calling thread, like
     `monarch_py.daemon.starting.spawn`. Returns None under the same condition as fork_monarch.
 
-    startup : the fields of StartupInfo, except the listener;  listener, log : descriptors
+    startup : the fields of StartupInfo, except the listener
+    listener : the descriptor of the socket at which the daemon listens
+    log : the descriptor of the daemon's log
     """
     environment = {k: v for k, v in os.environ.items() if k not in HIDDEN}
     if _is_read_at_start(environment):
@@ -280,7 +282,8 @@ def _run_daemon(command: Sequence[str]) -> None:
     from monarch_py.daemon.lifecycle import main
 
     _show_as(command)
-    code = command.index("-c")  # then come the code, the path of the package, the daemon's words
+    # followed by the code, the path of the package, and the daemon's words
+    code = command.index("-c")
     sys.argv = ["-c", *command[code + 3 :]]
     main()
 
@@ -288,7 +291,8 @@ def _run_daemon(command: Sequence[str]) -> None:
 def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
     """Moves the calling thread into a namespace.
 
-    namespace : a descriptor of the namespace, which is closed;  flags : as setns(2) takes them
+    namespace : a descriptor of the namespace; it is closed
+    flags : the kinds of namespaces, as for setns(2)
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, flags) != 0:

@@ -20,7 +20,8 @@ __all__ = ["Machines", "why_no_machines"]
 
 
 def why_no_machines() -> str | None:
-    """Returns one sentence on what is missing here; None if machines can be created."""
+    """Returns a sentence that says what is missing on this machine, or None if machines can be
+    created."""
     return why_no_nodes()
 
 

@@ -34,7 +34,7 @@ def _pages(
     context = click.Context(command, info_name=name, parent=parent, **settings)
     below = subcommands(command, context)
     if isinstance(command, click.Group):
-        command.commands = below  # the generator looks for subcommands there
+        command.commands = below  # generate_man_page reads this attribute
     # The version replaces the date, which would change every day.
     page = generate_man_page(context, version=__version__, date=f"Monarch {__version__}")
     name = f"{context.command_path.replace(' ', '-')}.1"

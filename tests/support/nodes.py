@@ -28,8 +28,8 @@ from support.session import MIB, Session, wait_until
 class Host:
     """The network of a node.
 
-    address : the node's address in this network;  call : calls a function with arguments inside the
-    network
+    address : the node's address in this network
+    call : a function that calls another function with its arguments inside the network
     """
 
     address: str = "127.0.0.1"
@@ -87,8 +87,8 @@ class Node(Session):
         return me.host, me.port
 
     def asked_by(self, rank: int) -> Party:
-        """Returns the identity of the node with the rank `rank`. With it, a test can send requests
-        to the present node as if that node sent them."""
+        """Returns the identity of the node with the rank `rank`. A test that uses this identity can
+        send requests to this node as if they came from that node."""
         return Party.of(replace(self.cluster, rank=rank))
 
     def seen_by(self, other: Node) -> dict[str, Any]:
@@ -128,9 +128,10 @@ def _shared_memory(place: Path) -> Iterator[None]:
 
 
 class Nodes:
-    """A cluster of nodes, which ends with the context.
+    """A cluster of nodes. Its daemons end when the context is left.
 
-    sources : the path of the dataset on each node;  quotas : the quota of each node's tier [bytes]
+    sources : the path of the dataset on each node
+    quotas : the quota of each node's tier [bytes]
     hosts : the nodes' networks; without any, all nodes use this machine's own
     tier : more settings of each node's tier
     area : the size of each node's staging area [bytes], if it has one

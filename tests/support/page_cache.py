@@ -22,7 +22,7 @@ def cached_bytes(path: Path) -> int:
         where = ctypes.c_char.from_buffer(view)
         start = ctypes.c_void_p(ctypes.addressof(where))
         done = libc.mincore(start, ctypes.c_size_t(len(view)), resident)
-        del where  # otherwise the mapping cannot be closed
+        del where  # view.close() fails while an object refers to the view
         assert done == 0, os.strerror(ctypes.get_errno())
         return sum(page & 1 for page in resident) * mmap.PAGESIZE
     finally:

@@ -37,7 +37,8 @@ runroot = "{directory}/run"
 
 
 def why_no_podman() -> str | None:
-    """Returns one sentence on what is missing here; None if containers can be tried."""
+    """Returns a sentence that says what is missing on this machine, or None if containers may
+    work."""
     if os.geteuid() != 0:
         return "containers are tried by root alone"
     for name in ("podman", "runc"):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-# No process has this number, so after the probe no process is killed or waited for.
+# The caller would wait for a probe's process, or kill it, by this number. No process has it.
 NO_PROCESS = (1 << 31) - 1
 
 

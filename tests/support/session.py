@@ -34,8 +34,9 @@ T = TypeVar("T")
 MIB = 1 << 20
 # The pauses of `wait_until` grow from the first to the second.
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
-# For tests that read a file while it is being filled. With this setting, files larger than a unit
-# are filled in units. By default, only files larger than the default `handover_size` are.
+# For tests that read a file while it is being filled. With this setting, each file that is larger
+# than a unit is filled unit by unit. By default, this holds only for files that are larger than the
+# default `handover_size`.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
@@ -162,8 +163,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. If not, the test is about the start itself,
-            so the daemon is not forked but a newly started program
+        wait : whether to wait until the daemon serves. Tests that do not wait are about the start
+            itself, so in them the daemon is not forked but started as a new program
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()

@@ -61,7 +61,8 @@ def _tool(name: str) -> str | None:
 
 
 def why_no_slurm() -> str | None:
-    """Returns one sentence on what is missing here; None if Slurm can be started."""
+    """Returns a sentence that says what is missing on this machine, or None if Slurm can be
+    started."""
     for name, package in PROGRAMS.items():
         if _tool(name) is None:
             return f"{name} is missing: install {package}"
@@ -71,7 +72,8 @@ def why_no_slurm() -> str | None:
 class Slurm:
     """Slurm on all of `machines`.
 
-    directory : for its state and logs; created;  more : further lines of its configuration
+    directory : for the state and the logs; created
+    more : further lines of slurm.conf
     """
 
     def __init__(self, machines: Machines, directory: Path, more: str = "") -> None:

@@ -70,6 +70,6 @@ class Steps:
         written nothing to standard error."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.stdin = None  # otherwise communicate() would flush the closed stream
+        self.process.stdin = None  # communicate() would flush this closed stream, and fail
         _, said = self.process.communicate(timeout=timeout)
         assert (self.process.returncode, said) == (0, "")

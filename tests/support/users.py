@@ -105,7 +105,7 @@ def environment(session: Session) -> dict[str, str]:
 
 
 def ours(session: Session) -> list[str]:
-    """Returns words that run the command behind them under the library. Programs before these words
-    in a command line, such as setpriv, run without the library."""
+    """Returns words that are put before a command to run it under the library. Programs before
+    these words, such as setpriv, run without the library."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

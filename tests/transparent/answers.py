@@ -21,7 +21,8 @@ AT_EMPTY_PATH, AT_FDCWD = 0x1000, -100
 FIEMAP, GETFLAGS, GETVERSION, FIGETBSZ, FIBMAP = 0xC020660B, 0x80086601, 0x80087601, 2, 1
 FICLONE, FICLONERANGE = 0x40049409, 0x4020940D
 SYNCS = {"as it is": 0, "force": 0x2000, "never": 0x4000}  # AT_STATX_*
-ATIME = slice(64, 80)  # the bytes of stx_atime, which a read may change
+# the bytes of stx_atime, which are not compared because a read may change them
+ATIME = slice(64, 80)
 
 
 def attempt(what: Any, call: Any) -> Any:
@@ -90,8 +91,8 @@ def clone(path: Any, fd: Any, request: Any) -> Any:
 
 
 def copied(path: Any, fd: Any) -> Any:
-    """Copies parts of the file to a new file in the same directory. Monarch's own copy of the file
-    is on another file system."""
+    """Calls copy_file_range for parts of the file, to a new file in the same directory. Monarch's
+    copy of the file is on another file system than the new file."""
     to = os.open(path + ".copied", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         os.lseek(fd, 10, os.SEEK_SET)
@@ -131,8 +132,8 @@ def ask(path: str, fd: int) -> None:
     attempt("beyond", lambda: os.lseek(fd, 1 << 40, os.SEEK_DATA))
     attempt("fstatvfs", lambda: filesystem(os.fstatvfs(fd)))
     attempt("statvfs", lambda: filesystem(os.statvfs(path)))
-    # Every mask asks for the mtime and the ctime. Otherwise newer kernels would leave these times
-    # out, but the library would not.
+    # Every mask requests the mtime and the ctime. Without a request, newer kernels leave these
+    # times out, but the library stores them.
     for mask in (0xC0, 0x2C0, 0x7FF, 0xFFF, 0x1FFF, 0x3FFF):
         for sync, flag in SYNCS.items():
             attempt(f"statx, {sync}", partial(statx, AT_FDCWD, path, flag, mask))

@@ -1,7 +1,7 @@
 /* Operations on locks, leases and backing descriptors. For a lock through a descriptor of a copy,
- * the library opens a backing descriptor: a second descriptor, of the source file. Whatever the
- * program does to the number of the backing descriptor, the locks and leases must end when they
- * would end without the library.
+ * the library opens a backing descriptor: a second descriptor, of the source file. The program may
+ * close or replace the backing descriptor by its number. The locks and leases must nevertheless end
+ * when they would end without the library.
  *
  *     behind CASE FILE OTHER
  */
@@ -30,8 +30,8 @@ static int lock_part(int fd, int command, short type, long at, long n) {
     return fcntl(fd, command, &lock);
 }
 
-/* Prints which locks another process finds. That process opens the file by a system call, without
- * the library. */
+/* Prints which locks on the file another process finds. The other process opens the file by a
+ * direct system call, which the library does not see. */
 static void tell_others(const char *when) {
     fflush(stdout);
     pid_t child = fork();
@@ -48,8 +48,8 @@ static void tell_others(const char *when) {
     waitpid(child, NULL, 0);
 }
 
-/* Returns the highest open descriptor from 100 on: the backing descriptor. Without the library
- * there is none, and the result is an unused number, 600. */
+/* Returns the backing descriptor, which is the highest open descriptor with a number of at least
+ * 100. Without the library there is none; the result is then 600, an unused number. */
 static int highest(void) {
     for (int fd = 1023; fd > 99; fd--)
         if (syscall(SYS_fcntl, fd, F_GETFD) >= 0)
@@ -122,8 +122,8 @@ static void numbers(void) {
         }
 }
 
-/* After the limit on descriptors is lowered, a descriptor above the limit stays open, but no call
- * can put another file there. */
+/* When the limit on descriptors is lowered, descriptors with higher numbers stay open. But no call
+ * can make such a number refer to another file any more. */
 static void limits(void) {
     struct rlimit low = {400, 1024}, high = {1024, 1024};
     int fd = open(path, O_RDONLY);
@@ -143,7 +143,8 @@ static pid_t writer(int flags) {
     fflush(stdout);
     pid_t child = fork();
     if (!child) {
-        syscall(SYS_close_range, 3, ~0U, 0); /* these would keep the lease alive */
+        /* without this, the child's inherited descriptors would keep the lease */
+        syscall(SYS_close_range, 3, ~0U, 0);
         int fd = open(path, O_RDWR | flags);
         _exit(fd < 0 ? errno : pwrite(fd, "NEW", 3, 0) != 3);
     }

@@ -1,11 +1,12 @@
 """Watches opens, reads and closes of files with fanotify: `fanotify.py KIND DIRECTORY`.
 
 KIND : "directory" watches the files in DIRECTORY, "mount" all files of the directory's mount.
-    "asked" watches the files in DIRECTORY, and opens of these files wait until this program has
-    allowed them, which it always does
+    "asked" watches the files in DIRECTORY, and each open of these files waits until this program
+    allows it. The program allows all opens
 
-The program prints "ready". For each process number on its standard input, it prints the events that
-this process has caused so far, as a dictionary: name of the file -> mask of its events.
+First, the program prints "ready". Then it reads process numbers from its standard input. For each
+number, it prints the events that this process has caused so far, as a dictionary: name of the file
+-> mask of the events.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-/* Linked into the library. Once the program has set `stop_next`, the next thread that compares a
- * file with its scanned attributes stops the process right after the comparison. */
+/* This file is linked into a library for a test. If the program has set `stop_next`, the next
+ * thread that compares a file with its scanned attributes stops the process right after the
+ * comparison. */
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>

@@ -53,8 +53,8 @@ class Tree:
         return self.random.choice(among)
 
     def target(self, link: str) -> str:
-        """Returns a random target for the link: in a source, another link, elsewhere, or
-        nowhere."""
+        """Returns a random target for the link. The target is in a source, is another link, is
+        outside the sources, or does not exist."""
         aim = self.random.random()
         into = self.random.choice(self.directories)
         if aim < 0.5:
@@ -166,8 +166,8 @@ class Tree:
         return room.value if done else ctypes.get_errno()
 
     def in_child(self, path: str) -> bytes:
-        """Reads the file in a forked child, in which the library has the parent's state at the time
-        of the fork."""
+        """Reads the file in a forked child. In the child, the library has the state that it had in
+        the parent at the fork."""
         there, here = os.pipe()
         child = os.fork()
         if not child:

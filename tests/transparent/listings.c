@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MANY 300 /* more than the library's maximum of open listings */
+#define MANY 300 /* more listings than the library can have open at a time */
 #define THREADS 8
 #define ROUNDS 50
 
@@ -47,8 +47,8 @@ static int is_dots(const struct dirent *e) {
     return strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0;
 }
 
-/* Returns the next entry that is not "." or "..". The positions of these two depend on the file
- * system, so the library may list them elsewhere. */
+/* Returns the next entry that is not "." or "..". The positions of "." and ".." in a listing depend
+ * on the file system, and the library may list them at other positions. */
 static struct dirent *next(DIR *d) {
     struct dirent *e;
     do
@@ -167,7 +167,7 @@ static void descriptor(const char *path) {
 }
 
 static int no_dots(const struct dirent *e) {
-    errno = EPERM; /* scandir must ignore this value */
+    errno = EPERM; /* this errno must not change the result of scandir */
     return e->d_name[0] != '.';
 }
 

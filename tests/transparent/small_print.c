@@ -1,5 +1,6 @@
 /* Makes calls on a descriptor that was opened for reading. Most of the calls fail. Prints the
- * result and errno of each. Argument: a directory with the files that test_small_print.py makes. */
+ * result and the errno of each call. Argument: a directory with the files that test_small_print.py
+ * makes. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -490,7 +491,7 @@ static void count(const char *what, DIR *d) {
     printf("%s: %d names, %d new\n", what, n, new);
 }
 
-/* A directory that was opened before a change shows the change after rewinddir. */
+/* Changes a directory while it is open. After rewinddir, its listing must show the change. */
 static void listings(void) {
     DIR *d = opendir(in("d"));
     long start = telldir(d);
@@ -533,7 +534,8 @@ int main(int argc, char **argv) {
     locks();
     streams();
     listings();
-    /* These are last: after a call that might have changed f, the library reads f from the source.
+    /* The following calls come last, because some of them might have changed the file `f`. After
+     * such a call, the library reads `f` from the source.
      */
     nowhere("nope/x");
     nowhere("f/x");

@@ -1,5 +1,5 @@
-"""Locks and leases through descriptors of copies end when they would end without the library,
-whatever the program does to the backing descriptors. The holder of a lease gets the signal that it
+"""Locks and leases through descriptors of copies end when they would end without the library, even
+if the program closes or replaces backing descriptors. The holder of a lease gets the signal that it
 has chosen."""
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def test_what_stands_behind_is_out_of_reach(behind: Behind, case: str) -> None:
     argv = [str(word) for word in (behind.program, case, file, behind.source / "other")]
     before = session.totals()["hits"]
     library = session.run(argv)
-    assert session.totals()["hits"] > before  # the program has opened a copy
-    file.write_text(CONTENT)  # some cases write to the file
+    assert session.totals()["hits"] > before  # the hit shows that the program has opened a copy
+    file.write_text(CONTENT)  # some cases have changed the file
     without = session.run(argv, preload=False)
     assert (without.returncode, without.stderr) == (0, "")
     assert library.stdout.splitlines() == without.stdout.splitlines()

@@ -1,5 +1,6 @@
-"""The index of the catalog has a guess of each file's copy, which an open can use before it has
-read the file's entry. An open gets the right file even if the guess is wrong."""
+"""The index of the catalog contains, for each file, a guess of the file's copy. An open can use the
+guess before it has read the file's entry. Even if the guess is wrong, the open must get the right
+file."""
 
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def look(session: Session, root: Path, *, preload: bool) -> Any:
 
 
 def of_others(guesses: Guesses) -> Guesses:
-    """Gives each file the guess of another file, but keeps the 8 bits of the file's own hash in
-    it."""
+    """Replaces the guess of each file by that of another file. Only the lowest 8 bits of each
+    guess, which come from the file's own hash, stay unchanged."""
     own = np.uint64(0xFF)
     others: Guesses = (np.roll(guesses, 1) & ~own) | (guesses & own)
     return others

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from support.session import Session
 
-# Changes the link `name` by one call each. A call may fail, as trusted attributes do for an
-# ordinary user: that changes nothing either.
+# Changes each of the named links by a different call. A call may fail: an ordinary user, for
+# example, may not set trusted attributes. A failed call must not change the target either.
 CHANGES = """
 import ctypes, os, sys
 libc, source = ctypes.CDLL(None), sys.argv[1].encode()

@@ -40,8 +40,8 @@ def make_source(root: Path, seed: int) -> Path:
 
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, Path]]:
-    """A session with two sources, and a directory for the links of links.py. This directory is
-    outside the sources, and has a tree with the same names as theirs."""
+    """A session with two sources, and a directory in which links.py makes its links. This directory
+    is outside the sources, and contains a tree with the same names as the sources."""
     top = tmp_path_factory.mktemp("links")
     sources = [make_source(top / name, seed) for seed, name in enumerate(("source", "other"))]
     home = top / "home"
@@ -58,7 +58,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, 
 def slow(tmp_path: Path) -> Iterator[SlowSource]:
     binary = find_slowsource()
     if binary is None or why_unavailable(binary):
-        pytest.skip("no file system of a program's own can be mounted here")
+        pytest.skip("no FUSE file system can be mounted here")
     behind = tmp_path / "behind"
     (tmp_path / "source").mkdir()
     for i in range(3):
@@ -72,7 +72,8 @@ def slow(tmp_path: Path) -> Iterator[SlowSource]:
 @pytest.mark.parametrize("seed", draws.seeds(4))
 def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     """Calls with random paths through links have the same results with and without the library.
-    Seed 0 makes them while the files are being copied, the other seeds when all copies exist."""
+    With seed 0, the calls are made while the files are being copied. With other seeds, all copies
+    exist."""
     session, home = linked
     if seed == 1:
         session.wait_all_present()
@@ -91,9 +92,10 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     assert seed == 0 or hits > 0.6 * reads
 
 
-# Reads through a link that another thread sets to one version of a file after another. The version
-# that a read finds must not be older than the one at the read's beginning, nor newer than the one
-# that was being put in place at the read's end. All processes share the counters.
+# Reads a file through a link, while another thread sets the link to one version of the file after
+# another. The version that a read finds must not be older than the version at the beginning of the
+# read. It must not be newer than the version to which the link was being set at the end of the
+# read. All processes share the counters.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}
@@ -144,8 +146,9 @@ sys.exit(any([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ch
 def test_a_link_is_never_followed_to_where_it_led_before(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """While a link is set to one version of a file after another, threads of two processes read
-    through the link. A read never finds an older version than the one at its start."""
+    """A link is set to one version of a file after another. Meanwhile, threads of two processes
+    read through the link. No read finds an older version than the link's target at the start of the
+    read."""
     versions = draws.sized(150, 500)
     home = tmp_path / "home"
     home.mkdir()
@@ -181,9 +184,10 @@ for epoch in range(2):
 
 
 def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: SlowSource) -> None:
-    """Through links to directories, at most one open per link and few other operations reach the
-    source. Through links to single files, at most one open reaches the source. Each open of such a
-    link also reads the attributes of its file, which the kernel has cached after the first time."""
+    """Programs read all files through links to directories, or through links to single files. For
+    links to directories, the source sees at most one open per link, and few other operations. For
+    links to single files, the source sees at most one open in all. Each open of such a link also
+    reads the file's attributes, but after the first time the kernel has cached them."""
     files, home = [], slow.backing.parent / "home"
     for i in range(3):
         for j in range(20):
@@ -198,8 +202,9 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
     session = session_factory(slow.mountpoint).start()
     wait_told(session, directories(slow.mountpoint))
     session.wait_all_present()
-    # The first open or listing in a directory that is reached by a link, or has links to files,
-    # goes to the source. The source's answer shows the library where the path leads.
+    # Some directories are reached by a link, or contain links to files. The first open or listing
+    # in such a directory goes to the source. The source's answer shows the library where the path
+    # leads.
     for name, opens in (("data", 1), ("classes", 3), ("files", 1)):
         slow.reset()
         session.python(EPOCHS, str(home / name), str(len(files)))
@@ -209,7 +214,8 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
         plain = slow.counts()
         assert ours["open"] <= opens
         assert plain["open"] == 2 * (len(files) + 1)
-        # The kernel caches the attributes of a file when they are read for the first time.
+        # In the first epoch, the kernel caches the attributes of the files, so later requests do
+        # not reach the source.
         looks = len(files) if name == "files" else 19
         assert ours["getattr"] + ours["readdir"] <= looks
 
@@ -218,8 +224,9 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
 def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
     session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Files outside the sources, but on the same device, may be files of a source that the scan has
-    not found yet. The library finds out where they are for one open in 64, not for each."""
+    """Before the scan is complete, the library cannot tell whether a file on a source's device is
+    in the source. For a file outside the sources, it finds out the file's place at one open in 64,
+    and not at each open."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):
@@ -277,8 +284,8 @@ class Reader:
 
 @pytest.fixture
 def versions(session_factory: Callable[..., Session], tmp_path: Path) -> Session:
-    """A session over two directories, `a` and `b`, with a file `f` in each. `home` has symbolic
-    links to `a` and to its file, and a hard link to the file in `b`."""
+    """A session over two directories, `a` and `b`, with a file `f` in each. The directory `home`
+    has a symbolic link to `a`, a symbolic link to `a/f`, and a hard link to `b/f`."""
     for name in ("a", "b"):
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / "f").write_text(name)
@@ -322,8 +329,9 @@ def test_what_is_written_by_one_name_is_read_by_all(versions: Session, tmp_path:
         for i, name in enumerate(names):
             versions.python(f"open({str(name)!r}, 'w').write('changed{i}')")
             assert [read(each) for each in names] == [f"changed{i}"] * 3
-        # A process without the library writes to the file in place. The library notices this at
-        # once only by reading the file's attributes.
+        # A process without the library writes to the file in place. No process records this change,
+        # so the library notices it only because it reads the file's attributes at each open by this
+        # name.
         assert [read(home / "hard") for _ in range(3)] == ["b"] * 3
         raw("sh", "-c", f"echo -n again > {home}/hard")
         assert read(home / "hard") == "again"
@@ -349,15 +357,15 @@ for turn in range(2):
 
 
 def test_another_mount_of_the_source(versions: Session, tmp_path: Path) -> None:
-    """Paths through a second mount of the source give the right files, also while another file
-    system is mounted below the second mount only."""
+    """The source is mounted a second time. Paths through the second mount give the right files,
+    even while another file system is mounted below only this mount."""
     source, home = tmp_path / "source", tmp_path / "home"
     with Mounts(home) as mounts, Reader(versions) as read:
         mount = mounts.bind("mount", source)
         for _ in range(3):
             assert [read(mount / name / "f") for name in "ab"] == ["a", "b"]
         with Mounts(mount) as below:
-            # The covered directory has a file with the same name as the file in the covering one.
+            # The new file system covers the directory `a`, and also has a file `f`.
             (below.cover(mount / "a") / "f").write_text("on top")
             assert read(mount / "a" / "f") == "on top"
             assert [read(home / "link" / "f"), read(source / "a" / "f")] == ["a", "a"]
@@ -386,8 +394,9 @@ print([open(sys.argv[1]).read() for _ in range(3)])
 def test_a_process_that_opens_one_file_is_served_too(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A process that opens only one file, through a link, gets the copy if there is one. Examples
-    are the commands of a shell loop, and a worker that reads one HDF5 file."""
+    """If a process opens only one file, through a link, it gets the file's copy if there is one.
+    Examples of such processes are the commands of a shell loop, and a worker that reads one HDF5
+    file."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)
@@ -412,9 +421,9 @@ print(fd, data == b"content" * 1000, fcntl.fcntl(fd, fcntl.F_GETFD), os.fstat(fd
 
 
 def test_its_locks_are_kept(session_factory: Callable[..., Session], tmp_path: Path) -> None:
-    """The first open through a link does not drop the process's POSIX locks on the file. The
-    library must not move a descriptor of the copy to the number of the new descriptor: this would
-    close a descriptor of the source file, and the kernel would drop the locks."""
+    """The first open through a link does not drop the process's POSIX locks on the file. To serve
+    this open, the library must not replace the new descriptor by a descriptor of the copy. That
+    would close a descriptor of the source file, and the kernel would drop the locks."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)
@@ -456,7 +465,7 @@ step(read())
 
 @pytest.fixture(scope="module")
 def stopping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the preload library with held_look.c. If the program has requested it, this library
+    """Builds a preload library that contains held_look.c. At the program's request, this library
     stops the process in the middle of a look-up."""
     library = tmp_path_factory.mktemp("stopping") / "libmonarch.so"
     build_preload(library, HERE / "held_look.c", flags=["-Wl,--wrap=monarch_is_as_scanned"])
@@ -467,8 +476,9 @@ def stopping_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_that_is_replaced_while_it_is_looked_up(
     session_factory: Callable[..., Session], tmp_path: Path, stopping_library: Path, way: str
 ) -> None:
-    """When a source file is replaced and copied again while its other hard link is being looked up,
-    an open of this hard link still gets the old file, not the new copy."""
+    """A source file has a second hard link. While a program looks up this link, the source file is
+    replaced and copied again. The program's open of the link still gets the old file, not the new
+    copy."""
     root, other = tmp_path / "source", tmp_path / "elsewhere"
     root.mkdir()
     other.mkdir()

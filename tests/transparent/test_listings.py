@@ -1,5 +1,6 @@
-"""The catalog answers every way of listing a directory with the source's names, order, inodes and
-types. Only attributes of directories are requested from the source."""
+"""Programs list directories by different functions. The catalog's answers have the same names,
+order, inodes and types as the source's. From the source, only attributes of directories are
+requested."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ from monarch_py.demo.slowsource import SlowSource
 WAYS = ["plain", "rewound", "positions", "reentrant", "descriptor", "scanned"]
 WAYS += ["many", "forked", "threads", "walked", "globbed"]
 PLACES = ["root", "kinds", "hollow", "odd", "deep"]
-# The ways that list a directory only a few times, for the directory of 10,000 names.
+# Of WAYS, those that list a directory only a few times. They are used for the directory of 10,000
+# names.
 CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
 
 
 LISTINGS = [(way, place) for way in WAYS for place in PLACES]
-# The cases of every run: each way in two directories, and each directory in two ways.
+# Without --long, only these pairs of way and directory are tested: all ways for two directories,
+# and two ways for the other directories.
 SOME_LISTINGS = [
     (way, place)
     for way, place in LISTINGS
@@ -221,13 +224,13 @@ assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
 assert tf.io.gfile.exists(root + "/train/ant/000.jpg")
 assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
 """
-# The scripts of every run: those that differ most in the calls that they make.
+# The scripts that are tested without --long: those that differ most in their calls.
 SHORT = ["image_folder", "exists", "libc's realpath", "rglob", "statvfs"]
 
 
 def operations(session: Session, source: SlowSource, script: str, *, preload: bool) -> Counter[str]:
-    """Runs a script with the path of the source. Returns how many operations of each kind reach the
-    source."""
+    """Runs a script with the path of the source. Returns, for each kind of operation, how many
+    operations reach the source."""
     source.reset()
     head = "import os, sys; root = sys.argv[1]\n"
     session.python(head + script, source.mountpoint, preload=preload)
@@ -235,9 +238,10 @@ def operations(session: Session, source: SlowSource, script: str, *, preload: bo
 
 
 def compare_operations(session: Session, slow: SlowSource, script: str) -> tuple[int, int]:
-    """Returns how many operations of a script reach the source (with the library, without it).
-    Checks that the library does not increase the number of operations of any kind."""
-    time.sleep(1)  # earlier checks of directories are valid for this long
+    """Runs the script with the library, and then without it. Returns how many operations reach the
+    source in the two runs. Checks that the library does not increase the number of operations of
+    any kind."""
+    time.sleep(1)  # lets the results of earlier checks of directories expire
     with_it = operations(session, slow, script, preload=True)
     without = operations(session, slow, script, preload=False)
     # Each process reads the attributes of the source's root once.
@@ -261,7 +265,8 @@ def test_the_source_is_only_looked_at(
         assert with_it <= 50 and without > 0, name
 
 
-@pytest.mark.long  # loads tensorflow twice; the scripts above make the same calls
+# loads tensorflow twice; the scripts of the test above make the same calls in every run
+@pytest.mark.long
 def test_tensorflow_only_looks_at_the_source(
     session_factory: Callable[..., Session], slow: SlowSource
 ) -> None:
@@ -276,15 +281,15 @@ def test_tensorflow_only_looks_at_the_source(
 def test_a_directory_that_changes_while_it_is_scanned_is_not_told_before_its_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The catalog does not answer for a directory that may have changed just after the daemon
-    listed it, until the daemon has listed it again. The timestamp would not show such a change,
-    because two changes within one tick of the clock give the same timestamp."""
+    """A directory may have changed just after the daemon listed it. The timestamp need not show
+    such a change, because two changes within one tick of the clock give the same timestamp. So the
+    catalog does not answer for the directory until the daemon has listed it again."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "one").touch()
     session = session_factory(source).start()
     session.wait_scanned()
-    (source / "two").touch()  # without the library, right after the scan
+    (source / "two").touch()  # this change is made without the library, right after the scan
     assert list_each(session, [os.fsencode(source)]) == 0
     found = session.python("import os, sys; print(sorted(os.listdir(sys.argv[1])))", source)
     assert found == "['one', 'two']\n"

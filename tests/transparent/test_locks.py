@@ -44,9 +44,9 @@ PROGRAMS = st.lists(st.tuples(st.integers(0, 1), OPERATIONS), min_size=4, max_si
 
 
 READS, WRITES = (os.O_RDONLY, os.O_RDONLY), (os.O_RDONLY, os.O_RDWR)
-# Name of a pair -> which of its two processes are under the library, and with which flags each
-# opens the file. A process that opens the file for writing is never under the library: the library
-# would send all later readers to the source.
+# Name of a pair of processes -> whether each of the two processes is under the library, and the
+# flags with which each opens the file. A process that opens the file for writing is never under the
+# library: the library would send all later readers to the source.
 KINDS_OF_PAIRS = {
     "none": ((False, False), READS),
     "both": ((True, True), READS),
@@ -55,7 +55,7 @@ KINDS_OF_PAIRS = {
     "no_writer": ((False, False), WRITES),
     "writer": ((True, False), WRITES),
 }
-# Name of a pair -> the pair without the library whose answers it must give.
+# Name of a pair -> name of the pair without the library that must get the same answers.
 LIKE = {"both": "none", "first": "none", "second": "none", "writer": "no_writer"}
 
 
@@ -64,7 +64,7 @@ class Lockers:
     """The pairs of processes of KINDS_OF_PAIRS, by name. The two processes of a pair lock the same
     file.
 
-    file : the file of the pair "none"
+    file : the file that the pair "none" locks
     """
 
     session: Session
@@ -123,7 +123,7 @@ def test_random_programs(lockers: Lockers, program: list[tuple[int, tuple[Any, .
 SH, EX, UN = "LOCK_SH", "LOCK_EX", "LOCK_UN"
 TRY: list[tuple[int, tuple[Any, ...]]] = [(1, ("flock", 0, EX)), (1, ("flock", 0, UN))]
 READ = ("fcntl", 0, "F_SETLK", "F_RDLCK", 0, 0)
-# Asks for a write lock, because two read locks do not conflict.
+# F_OFD_GETLK asks whether a write lock would be refused: two read locks would not conflict.
 ASK = (1, ("fcntl", 0, "F_OFD_GETLK", "F_WRLCK", 0, 0))
 SCENES: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
     "flock_and_close": [(0, ("flock", 0, EX)), *TRY, (0, ("close", 0)), *TRY],
@@ -160,8 +160,8 @@ def test_scenes(lockers: Lockers, scene: str, name: str) -> None:
 
 
 def backing_descriptors(process: Commands) -> list[str]:
-    """Returns the paths to which the backing descriptors of the process lead. These descriptors
-    have numbers from 500 on."""
+    """Returns, for each backing descriptor of the process, the path of its file. Backing
+    descriptors have numbers from 500 on."""
     fds = f"/proc/{process.process.pid}/fd"
     return [os.readlink(f"{fds}/{fd}") for fd in os.listdir(fds) if int(fd) >= 500]
 

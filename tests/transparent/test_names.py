@@ -1,6 +1,6 @@
-"""Every process under the library sees at once which files other such processes create, remove,
-rename and change, as in a directory outside every source. Changes by processes without the library
-are seen later."""
+"""Processes under the library create, remove, rename and change files. Other processes under the
+library see these changes at once, as in a directory outside every source. They see changes by
+processes without the library later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
-TREES = draws.sized(100, 240)  # each random program and each change needs a tree of its own
+TREES = draws.sized(100, 240)  # each random program, and each case of a change, uses up one tree
 EXAMPLES = draws.sized(20, 150)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]
@@ -157,7 +157,7 @@ CHANGES: dict[str, list[list[str]]] = {
     "empty": [["unlink", "d/sub/y"], ["rmdir", "d/sub"]],
     "symlink": [["symlink", "d", "new"]],
     "symlink_elsewhere": [["unlink", "dl"], ["symlink", "e", "dl"]],
-    # The file is created where the link leads.
+    # The link leads to `e/new`, so the call creates this file.
     "create_through_a_link": [["symlink", "../e/new", "d/new"], ["create", "d/new", "O_APPEND"]],
     "touch_through_a_link": [["symlink", "../e/new", "d/new"], ["touch", "d/new"]],
     "link": [["link", "a", "d/new"]],
@@ -180,7 +180,7 @@ def look(who: Commands, tree: str, way: str) -> list[Any]:
     answers = who.each([(way, *placed(tree, (*operation,))) for operation in LOOKS])
     for operation, answer in zip(LOOKS, answers, strict=True):
         if operation[0] == "entries" and isinstance(answer, list):
-            for entry in answer:  # names from mkdtemp and mkstemp are random
+            for entry in answer:  # mkdtemp and mkstemp make random names of 6 characters
                 entry[0] = "?" if len(entry[0]) == 6 else entry[0]
             answer.sort()
         found.append([*operation, answer])
@@ -197,8 +197,9 @@ def test_a_change_is_seen_at_once_by_all(pairs: Pairs, change: str, way: str) ->
         made = pairs.with_it[0](way, *words)
         assert made == pairs.without[0](way, *words)
         assert made in (None, True), made
-    # In every run, each way of making a change checks half of the combinations of process and path;
-    # with --long, each checks all of them.
+    # The change is checked by each process, and by absolute and relative paths. With --long, all
+    # four combinations are checked. Without it, two of them are checked, and the other two for the
+    # other value of `way`.
     other = 1 if way == "absolute" else 0
     for who, seen in draws.sized(
         [(other, "absolute"), (1 - other, "relative")],
@@ -260,8 +261,8 @@ CHANGES_FROM_OUTSIDE = [add, remove, replace, move, exchange, lead_elsewhere, cl
 def test_changes_from_outside_are_seen_in_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If `revalidate` is set, programs under the library see, after a while, changes made by
-    processes without the library. Each change has a tree of its own."""
+    """Processes without the library change files. If `revalidate` is set, programs under the
+    library see these changes after a while. Each change is made in its own tree."""
     source = tmp_path / "source"
     for change in CHANGES_FROM_OUTSIDE:
         make(source / change.__name__)
@@ -284,8 +285,8 @@ def test_changes_from_outside_are_seen_in_time(
 def test_changes_from_outside_are_seen_in_time_while_the_daemon_is_stopped(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If the daemon's last comparison is older than `revalidate`, the source is asked for a file's
-    attributes."""
+    """A stopped daemon does not compare the catalog with the source. When its last comparison is
+    older than `revalidate`, the library reads a file's attributes from the source."""
     source = tmp_path / "source"
     make(source / "t")
     session = session_factory(source, revalidate=1).start()

@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# After the library has read a directory's attributes from the source, the catalog answers for the
-# directory's listing and attributes for this long [s].
+# Validity of a look [s]: the library reads a directory's attributes from the source, and for this
+# time the catalog may then answer for the directory.
 LOOK_S = 1.0
 # Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """
@@ -169,7 +169,8 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    assert same(session, ASK, top, *asked) == said  # the daemon may have found some names by now
+    # the second run may differ, because the daemon may have found some of the names meanwhile
+    assert same(session, ASK, top, *asked) == said
 
 
 def test_listings_are_the_sources_a_second_later(session: Session) -> None:
@@ -213,8 +214,8 @@ def is_said(file: Path, end: str) -> bool:
 def test_a_directory_has_the_time_of_the_listing_that_it_tells(
     session: Session, tmp_path: Path
 ) -> None:
-    """While a directory is changed, the mtime that a program sees always belongs to the listing
-    that it sees. Python's importer, for example, lists a directory again only if its mtime has
+    """While a directory changes, a program never sees the mtime of one listing together with the
+    names of another. Python's importer, for example, lists a directory again only if its mtime has
     changed."""
     source = session.source / "poll"
     truth = {(str(f), f.stat().st_mtime_ns): 1 for f in sorted(source.iterdir())}
@@ -240,9 +241,9 @@ def test_the_kernels_memory_of_a_sources_attributes_hides_nothing(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """A program sees new names in a directory although the kernel caches the old times of the
-    directory for a minute, as the kernel of an NFS client may. Without the library, opendir shows
-    the new names too."""
+    """The kernel caches the old times of a directory for a minute, as it may do for NFS. A program
+    under the library nevertheless sees new names in the directory, as opendir does without the
+    library."""
     slow = slow_factory(attr_timeout=60)
     backing = tmp_path / "backing"
     make(backing)
@@ -282,7 +283,8 @@ for i in range(50):
         source.reset()
         session.python(script, source.mountpoint, preload=preload)
         counts.append(sum(source.counts().values()))
-    # Each process reads the attributes of the source's root, which may cost two more operations.
+    # With the library, each process also reads the attributes of the source's root, which may need
+    # two more operations.
     assert 250 < counts[0] <= counts[1] + 2
 
 
@@ -300,7 +302,7 @@ print(time.monotonic() - start)
 """
     source.reset()
     taken = float(session.python(script, source.mountpoint))
-    # Each time that the attributes of `d` are read, the kernel requests those of the root and of
-    # `d` from the source.
+    # To read the attributes of `d`, the kernel requests the attributes of the root and of `d` from
+    # the source.
     looks = int(taken / LOOK_S) + 1
     assert 0 < sum(source.counts().values()) <= 2 * looks + 2

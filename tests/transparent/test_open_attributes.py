@@ -1,4 +1,5 @@
-"""`fstat` of an open copy whose source file is changed meanwhile (docs/transparency.md)."""
+"""What `fstat` reports for an open copy after its source file has changed
+(docs/transparency.md)."""
 
 from __future__ import annotations
 

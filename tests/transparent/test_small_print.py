@@ -1,6 +1,6 @@
-"""More than three hundred calls, most of which fail, have the same results with and without the
-library on a file that has a copy: return value, errno, offset and flags. An open directory shows
-changes in the same way."""
+"""More than three hundred calls have the same results with and without the library: return value,
+errno, offset and flags. The calls use a file that has a copy, and most of them fail. Changes of an
+open directory are also shown as without the library."""
 
 from __future__ import annotations
 

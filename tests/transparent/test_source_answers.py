@@ -1,6 +1,6 @@
-"""A descriptor of a copy gives the answers that only the source's file system can give: holes,
-extents, flags, and numbers of the file system and the mount. Programs that watch files with inotify
-see reads of files that have copies."""
+"""Some answers about a file can come only from the source's file system: holes, extents, flags, and
+the numbers of the file system and the mount. A descriptor of a copy gives the same answers.
+Programs that watch files with inotify see reads of files that have copies."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class On:
     files: list[Path]
 
 
-# The kinds of every run. xfs can clone files and tell where their blocks are; the FUSE source can
-# do neither.
+# Kinds of file systems. Without --long, only two are tested: xfs can clone files and report where
+# their blocks are, and the FUSE source can do neither.
 KINDS = cases(["ext4", "xfs", "tmpfs", "fuse", "directory"], ["xfs", "fuse"])
 
 
@@ -70,7 +70,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
         if request.param == "fuse":
             binary = find_slowsource()
             if binary is None or why_unavailable(binary):
-                pytest.skip("no file system of a program's own can be mounted here")
+                pytest.skip("no FUSE file system can be mounted here")
             behind = top / "behind"
             source.mkdir()
             files = [source / path.name for path in make_files(behind)]
@@ -79,7 +79,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
             files = make_files(source)
         tier = mounts.tmpfs("tier", 64 * MIB)
         tiers = [{"mount_point": tier, "max_storage_quota": 60 * MIB}]
-        os.sync()  # the file system may allocate a file's blocks only now
+        os.sync()  # the file system may allocate the blocks of files only at this call
         session = stack.enter_context(Session(top, source, tiers=tiers))
         session.start()
         wait_told(session, [os.fsencode(source)])
@@ -91,20 +91,22 @@ def test_what_the_source_says(on: On) -> None:
     before = on.session.totals()["hits"]
     done = same_without(on.session, [*ANSWERS, "ask", *map(str, on.files)])
     assert (done.returncode, done.stderr) == (0, "")
-    assert on.session.totals()["hits"] == before + len(on.files)  # the files were opened as copies
+    assert on.session.totals()["hits"] == before + len(on.files)  # each file was opened as a copy
 
 
 STATFS = "stat -f -c %n:%t:%s:%S:%l:%i:%b:%c"
 
 
 def test_of_the_file_system(on: On) -> None:
-    """The catalog answers statfs as the source does. The test retries until the catalog answers,
-    because after a pause the daemon must first compare the answer with the source's again."""
+    """The catalog's answer to statfs is the same as the source's. After a pause, the catalog
+    answers only after the daemon has compared it with the source again. So the test tries until the
+    catalog answers."""
     for path in (on.session.source, on.files[0]):
         before = on.session.totals()["metadata_hits"]
 
         def is_answered(path: Path = path, before: int = before) -> bool:
-            # The catalog answers for a directory only within a second after it was listed.
+            # For a directory, the catalog answers only within a second after a listing of the
+            # directory.
             look = f"ls {path} >/dev/null; {STATFS} {path}"
             same_without(on.session, ["sh", "-c", look])
             return bool(on.session.totals()["metadata_hits"] > before)
@@ -123,8 +125,9 @@ print([os.access(sys.argv[1], mode) for mode in modes])
 def test_only_the_source_knows_whether_a_directory_may_be_written(
     session_factory: Callable[..., Session], mounts: Mounts
 ) -> None:
-    """On a source that becomes read-only, access(2) denies writing to a directory. The catalog
-    still answers whether the directory may be read. The test retries until it does."""
+    """When a source becomes read-only, access(2) reports that a directory may not be written to.
+    The catalog still answers whether the directory may be read. The test tries until the catalog
+    answers."""
     source = mounts.tmpfs("source", MIB)
     (source / "d").mkdir()
     session = session_factory(source).start()

@@ -1,5 +1,5 @@
-"""Every spelling of a file's path leads to the file's copy, whatever the working directory and the
-directory descriptor are, or to the same error as without the library."""
+"""Every spelling of a file's path leads to the file's copy, or to the same error as without the
+library. This is tested with several working directories and directory descriptors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ for place, directory in places.items():
 """
 
 
-# Opens paths through a link outside the source, and prints how many in each round.
+# Opens many paths through a link outside the source, in several rounds. Prints the number of opens
+# of a round.
 THROUGH = """
 import os, sys
 rounds, source, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -92,7 +93,8 @@ def test_every_spelling(session_factory: Callable[..., Session], tmp_path: Path)
 def test_every_spelling_through_a_link(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """The first open through a link finds out where the link leads."""
+    """In the first round, opens through a link show the library where the link leads. In later
+    rounds, each open gets the copy."""
     source = tmp_path / "source"
     (source / "d").mkdir(parents=True)
     for name in NAMES:
@@ -103,7 +105,8 @@ def test_every_spelling_through_a_link(
     session.wait_idle()
 
     def hits(rounds: int) -> tuple[int, int]:
-        """Returns the number of opens in each round, and that of all opens of copies."""
+        """Returns the number of opens in a round, and the number of opens of copies in all
+        rounds."""
         before = session.totals()["hits"]
         opened = int(session.python(THROUGH, str(rounds), source, *NAMES))
         return opened, session.totals()["hits"] - before

@@ -17,7 +17,7 @@ def test_what_callers_left_in_registers_changes_nothing(
     session_factory: Callable[..., Session], tmp_path: Path, is_copy: bool
 ) -> None:
     """If a caller does not pass an argument, the value in the argument's register has no effect
-    (see variadic.c). This holds for descriptors of copies and for those of files without copies."""
+    (see variadic.c). This is tested with a file that has a copy, and with a file that has none."""
     program = build_program(tmp_path / "variadic", Path(__file__).with_name("variadic.c"))
     with Mounts(tmp_path) as mounts:
         source = mounts.ext4("source", 32 * MIB)

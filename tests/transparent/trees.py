@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-# Names that are no valid text, names with unusual characters, and names of the maximum length.
+# Names that are not valid UTF-8, names with unusual characters, and names of the maximum length.
 ODD_NAMES = [
     b"\xff\xfe not text \x80",
     "schöner Name 数据".encode(),
@@ -33,7 +33,8 @@ def make_kinds(root: Path) -> None:
     (root / "hollow").mkdir()
     os.mkfifo(root / "fifo", 0o640)
     here = os.open(root, os.O_RDONLY)
-    try:  # a socket's path has at most 107 bytes, so a short one through a descriptor is used
+    # the path of a socket has at most 107 bytes, so this path uses a descriptor of the directory
+    try:
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(f"/proc/self/fd/{here}/socket")
     finally:
@@ -54,7 +55,8 @@ def make_kinds(root: Path) -> None:
 
 
 def make_tree(root: Path) -> dict[str, Path]:
-    """Makes the whole tree. Returns the directories for tests of single directories, by name."""
+    """Makes the whole tree. Returns a dictionary: name -> one of the tree's directories, for a test
+    that lists only this directory."""
     root.mkdir()
     make_kinds(root / "kinds")
     odd = root / "odd"

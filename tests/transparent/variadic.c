@@ -1,8 +1,8 @@
-/* A caller may leave any value in the register of an argument that it does not pass, or in the
- * upper half of the register of a 32-bit argument. The value must have no effect. This program
- * makes all calls with several values there.
+/* If a caller does not pass an argument, the argument's register may contain any value. The same is
+ * true for the upper half of the register of a 32-bit argument. Such a value must have no effect.
+ * This program makes all calls with several such values.
  *
- *   variadic DIRECTORY     which has the files f and g; prints what each call gave
+ *   variadic DIRECTORY     DIRECTORY has the files f and g; prints the result of each call
  *
  * The program passes the value as one argument too many. To the callee, this looks like a call
  * without that argument.
@@ -133,7 +133,9 @@ int main(int argc, char **argv) {
         open_without_mode(lefts[i]);
         control(fd, lefts[i]);
         request(fd, lefts[i]);
-        control(fd, lefts[i]); /* again, now that request() has asked the source */
+        /* control() is called again, because request() may have made the library open a backing
+         * descriptor */
+        control(fd, lefts[i]);
         map(fd, lefts[i]);
         close(fd);
     }

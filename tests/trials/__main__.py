@@ -32,7 +32,7 @@ from trials.sites import SITES
 from trials.turns import COMPARISONS, PLACES, grounds, take_turns
 
 over = threading.Event()  # set when a signal ends the run
-# The run is given up after this many consecutive trials that break.
+# The run ends after this many consecutive trials that break.
 BROKEN_AT_MOST = 5
 
 # The numbers of interventions and of changes in one trial.
@@ -60,28 +60,32 @@ WORK: dict[str, dict[str, Work]] = {
 
 
 def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
-    """Returns the results of a trial. If the trial broke, returns the traceback and the end of the
-    trial's log."""
+    """Returns the results of a trial. If the trial breaks by an exception, returns the traceback
+    and the end of the trial's log."""
     log = programs / "log"
     with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
         try:
             with log.open("w") as out, contextlib.redirect_stdout(out):
                 return work(Path(place), programs, seed)
         except Exception:
-            if over.is_set():  # daemons may have ended before they handled signals
+            # the error is of no interest: the signal may have ended daemons that did not handle it
+            # yet
+            if over.is_set():
                 raise SystemExit(1) from None
             return {"broken": traceback.format_exc() + log.read_text()[-300:]}
 
 
 def end(number: int, _: object) -> None:
-    """Handles the first signal only; another one would interrupt the end of daemons and mounts."""
+    """Ends the run at the first signal. Ignores further signals, because they would interrupt the
+    code that ends daemons and unmounts file systems."""
     if not over.is_set():
         over.set()
         sys.exit(128 + number)
 
 
 def stuck(results: list[dict[str, Any]]) -> bool:
-    """Returns whether the last BROKEN_AT_MOST trials all broke. More trials would be of no use."""
+    """Returns whether the last BROKEN_AT_MOST trials have all broken. Further trials would then be
+    of no use."""
     last = results[-BROKEN_AT_MOST:]
     return len(last) == BROKEN_AT_MOST and all("broken" in result for result in last)
 
@@ -120,7 +124,7 @@ def main() -> int:
     for result in broken:
         print(result["name"], result["seed"], result["broken"], sep="\n")
     done = {goal: dict(total(results, goal)) for goal in WORK}
-    print(f"{done}, {len(broken)} of {len(results)} trials with a promise broken")
+    print(f"done: {done}; {len(broken)} of {len(results)} trials broke a promise")
     return int(bool(broken))
 
 

@@ -1,4 +1,5 @@
-"""Answers requests one after the other: each changes a file, or reports all that is seen of files.
+"""Answers requests one after the other. A request either changes a file, or reports everything that
+a program can see of the files.
 
     python -I -S changes.py
 
@@ -31,7 +32,7 @@ SIZES = (0, 1, 100, 5000, 70_000)
 
 
 def plant(top: str, seed: int) -> None:
-    """Creates files, also in directories, a hard link and symbolic links."""
+    """Creates files, some of them in directories, one more hard link, and symbolic links."""
     noise = random.Random(seed)
     for name in ("d", "e"):
         os.makedirs(os.path.join(top, name))
@@ -47,7 +48,8 @@ def plant(top: str, seed: int) -> None:
 
 
 class Changes:
-    """Changes below the directory `top`. Public methods other than the helpers are operations."""
+    """Changes files below the directory `top`. Each public method is an operation, except the
+    helpers `path`, `data`, `opened` and `shell`."""
 
     def __init__(self, top: str, seed: int, held: list[int]) -> None:
         self.top, self.random, self.held = top, random.Random(seed), held
@@ -155,7 +157,8 @@ class Changes:
             os.waitpid(child, 0)
 
     def write_what_is_held(self) -> None:
-        """Writes to a descriptor that was opened before other changes, or opens one for later."""
+        """Opens a descriptor and keeps it, if fewer than three are kept. Otherwise writes to one of
+        the kept descriptors, which was opened before other changes."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return
@@ -229,9 +232,11 @@ class Changes:
 
     @contextmanager
     def _replaced(self, path: str) -> Iterator[str]:
-        """Yields a new name that replaces `path` at the end.
+        """Yields a new name. When the block ends, the new name is renamed to `path`.
 
-        If both names are links to one file, rename does nothing, and the new name is removed."""
+        If both names are hard links to the same file, rename does nothing, so the new name is
+        removed.
+        """
         made = os.path.join(self.top, "made")
         yield made
         os.rename(made, path)
@@ -267,10 +272,11 @@ class Changes:
         self.shell('echo "$3" > new && mv new "$1"')
 
     def by_dd(self) -> None:
-        """Copies from another file.
+        """Copies bytes from one file to another.
 
-        Nothing is copied if the source is the target. Otherwise the result would depend on which
-        descriptors of the file were opened before."""
+        If the two paths lead to the same file, nothing is copied. Otherwise the result would depend
+        on which descriptors of the file were opened before.
+        """
         self.shell('[ "$1" -ef "$2" ] || dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
 
     def by_tar(self) -> None:
@@ -289,7 +295,8 @@ for helper in ("path", "data", "opened", "shell"):
 
 
 def attributes(st: os.stat_result) -> dict[str, int]:
-    """Returns the attributes, without the size of a directory, which the file system chooses."""
+    """Returns the attributes. The size of a directory is left out, because it depends on the file
+    system."""
     names = ["mode", "nlink", "uid", "gid", "ino", "dev", "mtime_ns", "ctime_ns"]
     found = {name: getattr(st, f"st_{name}") for name in names}
     return found | ({} if stat.S_ISDIR(st.st_mode) else {"size": st.st_size})
@@ -303,9 +310,9 @@ def answer(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except OSError as error:
-        # shutil's own errors have no number.
+        # The errors that shutil itself raises have no errno.
         return errno.errorcode.get(error.errno or 0, type(error).__name__)
-    except ValueError as error:  # Python refuses to map an empty file
+    except ValueError as error:  # for an empty file, Python's mmap raises ValueError
         return type(error).__name__
 
 

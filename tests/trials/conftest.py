@@ -20,5 +20,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """The usual fixture, but it requires `mounts`, so daemons end before the mounts they use."""
+    """The usual fixture. It requires `mounts`, so that the daemons end before the file systems that
+    they use are unmounted."""
     return session_factory

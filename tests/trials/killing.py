@@ -1,7 +1,8 @@
 """Kills and stops daemons, peers and readers at random, and checks what must hold meanwhile.
 
-No byte is wrong, no call fails or takes long, and the next daemon that starts removes everything
-left behind by a killed daemon."""
+Meanwhile, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
+everything that a killed daemon has left behind.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from trials.sites import SIZES, Site
 from monarch_py.errors import SessionError
 
 READERS = 2
-# The pause of a reader after each operation [us]. Readers also run while daemons start.
+# The pause of a reader after each operation [us]. The pause leaves processor time to daemons that
+# start.
 PAUSE_US = 2000
 # A process must end within this time, even on a busy machine [s].
 END_LIMIT_S = 60.0
@@ -51,11 +53,13 @@ CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "clos
 class Tally:
     """What a trial has done, in numbers, and the longest times that were measured.
 
-    kills : number of killed processes by kind: daemon (of a node that is alone), peer, reader
-    met : number of readers that were killed during a call, by call
-    starts : how often a daemon started and left nothing of the daemon before it
-    hits, served_bytes : reads served by copies, and bytes sent to other nodes. Those of a daemon
-        that survives an intervention are counted again after the next one
+    kills : number of killed processes by kind. "daemon" is a daemon on a node without peers, "peer"
+        a daemon on a node with peers, and "reader" a reader
+    met : number of readers that were killed during a call, by name of the call
+    starts : how often a daemon started and then left nothing of the previous daemon
+    hits, served_bytes : number of reads from copies, and number of bytes sent to other nodes. The
+        daemons' numbers are added before each intervention. So the numbers of a daemon that
+        survives an intervention are added several times
     """
 
     interventions: Counter[str] = field(default_factory=Counter)
@@ -70,7 +74,7 @@ class Tally:
 
 
 class Trial:
-    """A trial with its readers. Before and after an intervention, a node has at most one daemon.
+    """A trial and its readers. Except during an intervention, a node has at most one daemon.
 
     `draws` makes all random choices. `node` is the node whose daemon the next intervention affects.
     """
@@ -82,8 +86,8 @@ class Trial:
         self._reader, self._seed, self._stack, self._pause_us = reader, seed, stack, pause_us
         self.node = site.nodes[0]
         self.made = {node: left(node) for node in site.nodes}
-        # Nodes whose daemon has been started but was not yet seen to answer: the time of the start,
-        # and the copies that were there before.
+        # Nodes whose daemon was started, but has not answered yet -> the time of the start, and the
+        # copies that were on the node before.
         self._starting: dict[Session, tuple[float, set[Path]]] = {}
         self._started = 0
         self._readers = [self._start_reader(self._home(number)) for number in range(READERS)]
@@ -157,14 +161,16 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Starts missing daemons. In most cases, waits until all daemons answer, and sometimes lets
+        """Starts missing daemons. Usually waits until all daemons answer, and then sometimes makes
         one of them drop its copies."""
         for node in self.site.nodes:
             if node.daemon is None:
                 self.note_start(node)
                 node.start(wait=False)
             if isinstance(node, Node):
-                node.listener.close()  # otherwise peers can connect without a daemon
+                # The daemon has its own descriptor of this socket. If this process kept one too,
+                # peers could still connect after the daemon's end.
+                node.listener.close()
         if self.draws.random() < 0.6:
             self.wait_up()
             if self.draws.random() < 0.2:
@@ -174,7 +180,7 @@ class Trial:
         self._starting[node] = time.monotonic(), copies(node)
 
     def wait_up(self) -> None:
-        """Waits until all daemons answer, and nothing is left of the daemons before them."""
+        """Waits until all daemons answer, and nothing is left of earlier daemons."""
         for node, (began_s, lying) in self._starting.items():
             node.wait_up()
             took_s = time.monotonic() - began_s
@@ -190,10 +196,10 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Returns what was left behind by earlier daemons of the node, and neither removed nor
-        taken over by the present one.
+        """Returns what earlier daemons of the node have left behind, and the present daemon has
+        neither removed nor taken over.
 
-        lying : copies that were there before this daemon
+        lying : copies that were on the node before the present daemon started
         """
         assert node.daemon is not None
         others = [pid for pid in processes_with(str(node.config)) if not is_of(pid, node.daemon)]
@@ -205,7 +211,8 @@ class Trial:
         return [*map(str, others), *map(str, nobodys), *names]
 
     def count_hits(self) -> None:
-        """Adds the hits of all daemons that already answer."""
+        """Adds the hits of all daemons that answer to the tally, and the bytes that they have sent
+        to other nodes."""
         for node in self.site.nodes:
             with suppress(SessionError):
                 self.tally.hits += node.totals()["hits"]
@@ -251,21 +258,23 @@ def stop_and_continue(trial: Trial) -> None:
 
 
 def terminate(trial: Trial) -> None:
-    """Sends SIGTERM: the daemon shuts down, or is killed if it does not handle the signal yet."""
+    """Sends SIGTERM to the daemon. The daemon shuts down. If it does not handle the signal yet, the
+    signal kills it."""
     trial.send(signal.SIGTERM)
     trial.ended(0, -signal.SIGTERM)
 
 
 def interrupt(trial: Trial) -> None:
-    """Sends SIGINT, and the daemon shuts down. The signal is sent only once the daemon handles
-    signals: before, Python would end with a traceback."""
+    """Sends SIGINT to the daemon, which shuts down. The function first waits until the daemon
+    handles signals. Before that, Python would end with a traceback."""
     wait_until(lambda: handles_sigterm(trial.daemon.pid), what="the daemon's beginning")
     trial.send(signal.SIGINT)
     trial.ended(0)
 
 
 def start_two(trial: Trial) -> None:
-    """Starts two daemons at once: either of them serves, and the other reports this and ends."""
+    """Starts two daemons at the same time. One of them serves. The other reports that a daemon
+    already serves, and ends."""
     kill(trial)
     trial.note_start(trial.node)
     rivals = [trial.node.spawn() for _ in range(2)]
@@ -291,7 +300,8 @@ def kill_readers(trial: Trial) -> None:
 
 
 def kill_readers_of_nothing(trial: Trial) -> None:
-    """Kills readers when there are no copies: they claim files, read them and hand them over."""
+    """Kills readers while there are no copies. Such readers claim files, read them at the source,
+    and hand their descriptors over."""
     trial.wait_up()
     for node in trial.site.nodes:
         node.forget()
@@ -299,7 +309,7 @@ def kill_readers_of_nothing(trial: Trial) -> None:
 
 
 def kill_both(trial: Trial) -> None:
-    """Kills a reader and a daemon at the same time, in either order."""
+    """Kills a reader and a daemon, one right after the other, in random order."""
     reader = trial.wait_reader_in(trial.draws.choice(CALLS))
     for end in trial.draws.sample([reader.process.kill, trial.daemon.kill], 2):
         end()
@@ -307,7 +317,8 @@ def kill_both(trial: Trial) -> None:
     kill(trial)
 
 
-# The relative frequency of each intervention, on a node that is alone and on nodes that share.
+# The relative frequency of each intervention. ALONE is for a node without peers, SHARED for nodes
+# that fill from each other.
 ALONE: dict[Intervention, int] = {
     kill: 4,
     stop_and_kill: 1,
@@ -332,9 +343,11 @@ WEIGHTS = {"daemon": ALONE, "peer": SHARED}
 
 
 def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) -> list[Intervention]:
-    """Returns interventions in random order, each as often as its share says.
+    """Returns `count` interventions in random order.
 
-    Each occurs at least once if `count` is large enough."""
+    weights : the relative frequency of each intervention. If `count` is large enough, each
+        intervention occurs at least once
+    """
     again = [what for what, times in weights.items() for _ in range(1, times)]
     once = [*weights, *again]
     chosen = (once * (count // len(once) + 1))[:count]
@@ -346,7 +359,8 @@ def drawn(draws: random.Random, weights: dict[Intervention, int], count: int) ->
 
 
 def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_US) -> Tally:
-    """Makes `count` interventions, ends the daemons and checks that nothing is left of them."""
+    """Makes `count` interventions. Then ends the daemons, and checks that nothing is left of
+    them."""
     mounted = mounts_below(site.directory)
     with ExitStack() as stack:
         trial = Trial(site, reader, seed, stack, pause_us)
@@ -367,7 +381,8 @@ def run(site: Site, reader: Path, seed: int, count: int, pause_us: int = PAUSE_U
             what="hits of the last daemons",
         )
         trial.end_readers()
-    # Most daemons had time to serve reads before the next intervention.
+    # The number of hits shows that most daemons had time to serve reads before the next
+    # intervention.
     assert trial.tally.hits > 5 * count
     assert trial.tally.served_bytes or len(site.nodes) == 1
     look_at_ends(site, trial)

@@ -16,9 +16,11 @@ from monarch_py.util.processes import own_processes
 
 
 def left(session: Session) -> list[str]:
-    """Returns all paths of a session in shared memory and on its tiers, without copies and logs.
+    """Returns the paths of all files of a session, in shared memory and on its tiers, except copies
+    and logs.
 
-    The number in the name of a catalog is left out."""
+    A catalog's file has a number in its name, which is left out.
+    """
     paths = [path for place in places(session) for path in place.rglob("*")]
     return sorted(
         str(path.with_name("catalog") if path.name.startswith("catalog.") else path)
@@ -70,7 +72,7 @@ def files_of(daemon: Process, source: Path) -> list[str]:
 
 
 def half_closed(daemon: Process) -> list[str]:
-    """Returns the daemon's connections that the other end has closed."""
+    """Returns the daemon's connections that the other end has closed, but the daemon has not."""
     gone = [link for link in psutil.net_connections("tcp") if link.status == psutil.CONN_CLOSE_WAIT]
     return [str(link) for link in gone if link.pid == daemon.pid]
 

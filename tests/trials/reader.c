@@ -26,18 +26,19 @@
 #define HELD 4
 #define PART (300 << 10)
 
-struct call {          /* of a thread; reading.py has the layout of this and the next struct */
+/* the call that a thread makes now; reading.py has the layout of this and the next struct */
+struct call {
     uint64_t began_ns; /* 0: the thread is in no call */
     char name[16];
 };
 
 struct state {
     uint64_t operations;
-    uint64_t wrong;      /* wrong bytes, sizes and names */
+    uint64_t wrong;      /* number of wrong bytes, sizes and names */
     uint64_t errors;     /* calls that failed */
     uint64_t last;       /* the last thing that was wrong or failed: way << 32 | errno */
     uint64_t longest_ns; /* the longest time of any call */
-    uint64_t leaked;     /* how many more descriptors are open at the end than at the start */
+    uint64_t leaked;     /* number of descriptors at the end that were not there at the start */
     uint64_t laps[MOST_THREADS];
     struct call calls[MOST_THREADS];
 };
@@ -90,8 +91,8 @@ static void end_call(struct thread *me, uint64_t start) {
     raise_to(&state->longest_ns, now_ns() - start);
 }
 
-/* Makes a call, times it and returns its result. Other processes can see the name of the call and
- * the time of its beginning. */
+/* Makes a call, times it and returns its result. During the call, other processes can see its name
+ * and the time of its beginning (struct call). */
 #define TIMED(call)                              \
     __extension__({                              \
         uint64_t start_ = begin_call(me, #call); \

@@ -14,12 +14,12 @@ from support.epoch import SOURCE, content
 from support.session import Session, wait_until
 
 READER = Path(__file__).parent / "reader.c"
-# The order of the fields in reader.c's struct state, and of the ways in which it reads.
+# The fields of struct state in reader.c, and its ways of reading, in the same order as there.
 WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
 WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
 MOST_THREADS = 16
 CALL = struct.Struct("Q16s")
-# The limit on the time of one call of a reader that nobody has stopped [s].
+# Longest time that one call of a reader may take, if the reader was not stopped [s].
 CALL_LIMIT_S = 6.0
 
 
@@ -35,7 +35,8 @@ def make_known(root: Path, sizes: Mapping[int, int]) -> None:
 
 
 class Reading:
-    """One process, which is killed at the latest when the context ends. It must print nothing.
+    """A process of reader.c. If it still runs when the context ends, it is killed. It must print
+    nothing.
 
     sizes : seed -> size [bytes] of the files in `root`
     prefix : words before the program, for example to run it in a cgroup or namespace
@@ -86,8 +87,8 @@ class Reading:
         return struct.unpack_from(f"{self._threads}Q", self._state, 8 * len(WORDS))
 
     def calls(self) -> dict[str, float]:
-        """Returns each call that threads are in -> the longest time that it has lasted so far
-        [s]."""
+        """Returns the calls in progress: name of the call -> the longest time for which a thread
+        has been in this call [s]."""
         offset, now_ns = 8 * (len(WORDS) + MOST_THREADS), time.monotonic_ns()
         found: dict[str, float] = {}
         for number in range(self._threads):
@@ -114,11 +115,13 @@ class Reading:
         way, errno = WAYS[found["last"] >> 32], found["last"] & 0xFFFFFFFF
         assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"
         longest_s = self.longest_s()
-        assert longest_s < CALL_LIMIT_S, f"{found}, {self.calls()}: a call takes {longest_s:.1f} s"
+        assert longest_s < CALL_LIMIT_S, (
+            f"state {found}, calls in progress {self.calls()}: one call takes {longest_s:.1f} s"
+        )
         return found["operations"]
 
     def wait_laps(self, count: int = 1, timeout: float = 60) -> None:
-        """Waits until each thread has read all files `count` times from now on."""
+        """Waits until each thread has read all files `count` more times."""
         first = self._laps()
 
         def done() -> bool:

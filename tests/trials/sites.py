@@ -35,7 +35,8 @@ SIZES = {
 
 @dataclass(slots=True)
 class Site:
-    """Nodes that run, over one slow source.  kind : the word for a daemon in Tally.kills"""
+    """Running nodes, which share one slow source.  kind : the key in Tally.kills for daemons of
+    these nodes"""
 
     directory: Path
     source: Path

@@ -95,7 +95,8 @@ VALUES: list[Any] = [
 
 
 def examples(root: Path) -> list[Any]:
-    """Returns the documentation's examples and ALL_KEYS, with paths of existing directories."""
+    """Returns ALL_KEYS and the documentation's example configurations. Their paths are replaced by
+    paths of existing directories."""
     found = [ALL_KEYS]
     for page in ("configuration.md", "nodes.md"):
         found += re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(), re.S)
@@ -124,7 +125,8 @@ class Mutations:
         return text.replace("@", self._root)
 
     def _places(self, node: Any) -> Iterator[tuple[Any, Any]]:
-        """Yields every (mapping or list, key or index) of a document."""
+        """Yields every place of a document as a pair: a mapping and a key, or a list and an
+        index."""
         steps = list(node) if isinstance(node, dict) else range(len(node))
         for step in steps:
             yield node, step
@@ -204,8 +206,8 @@ def outcome(file: Path, text: str) -> Config | str:
 
 
 def is_sentence(said: str, file: Path) -> bool:
-    """Returns whether a text is one printable line that begins with the file, its line and a
-    text."""
+    """Returns whether the text is one printable line that names the file, then the line in the file
+    if it is known, and then says what is wrong."""
     return said.isprintable() and bool(re.match(rf"{re.escape(str(file))}(:\d+)?: \S.*\w", said))
 
 
@@ -225,7 +227,8 @@ def test_the_loader(root: Path, seed: int, count: int) -> None:
         taken += isinstance(found, Config)
         assert isinstance(found, Config) or is_sentence(found, file), f"{found}\n{text}"
     assert not (root / "executed").exists()
-    # Neither nearly all nor nearly none of the configurations may be accepted.
+    # Accepted and refused configurations are both tested only if the loader accepts some of the
+    # configurations, but not nearly all.
     assert count // 20 < taken < count // 2
 
 

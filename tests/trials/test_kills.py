@@ -10,8 +10,8 @@ from trials.killing import PAUSE_US, SHARED, run
 from trials.sites import SITES
 
 
-# The short cases have 30 interventions in all, about two of each kind. With --long, each kind
-# occurs as often as its share says.
+# The short cases have 30 interventions in all, about two of each kind. With --long, the kinds occur
+# with the frequencies of WEIGHTS.
 @pytest.mark.parametrize(
     ("site", "seed", "count"),
     [

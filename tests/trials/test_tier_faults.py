@@ -1,8 +1,9 @@
 """Tiers fail one after the other, each in another way, while programs read and files are filled.
 
 The bytes stay correct, no call fails, and the daemon gives up the tiers that are gone. The daemon
-and the programs run as root without the capability to read what file permissions forbid. Single
-faults and their consequences are tested in failures/test_tier_*.py."""
+and the programs run as root, but without the capabilities by which root can read files in spite of
+their permissions. Single faults and their consequences are tested in failures/test_tier_*.py.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ LAPS = sized(1, 2)  # after each fault
 
 
 def fill_up(mounts: Mounts, point: Path) -> None:
-    """Another program fills the file system to the last byte."""
+    """Fills the file system to the last byte, like another program that shares it."""
     with (point / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
         while ballast.write(bytes(4096)):
             pass
@@ -40,12 +41,14 @@ def fill_up(mounts: Mounts, point: Path) -> None:
 
 
 def detach(mounts: Mounts, point: Path) -> None:
-    """Unmounts lazily (umount -l): a process that has a file open there keeps it."""
+    """Unmounts the file system lazily (umount -l): files that a process has open there stay
+    open."""
     mounts.detach(point)
 
 
 def remove(path: Path) -> None:
-    """Removes with rm -rf, which ignores files that the daemon removes at the same time."""
+    """Removes `path` with rm -rf. The command does not fail if the daemon removes files at the same
+    time."""
     subprocess.run(["rm", "-rf", path], check=True)
 
 
@@ -80,7 +83,7 @@ def rename(mounts: Mounts, point: Path) -> None:
     tier_root(point).rename(point / "elsewhere")
 
 
-# For each fault, whether the daemon must give the tier up.
+# Fault -> whether the daemon must give up the tier.
 FAULTS: dict[Callable[[Mounts, Path], None], bool] = {
     fill_up: False,
     detach: True,
@@ -132,7 +135,7 @@ def test_readers_notice_nothing(
             reading.wait_laps(LAPS)
             assert session.totals()["hits"] > hits
             if draws.random() < 0.4:
-                session.forget()  # later fills then use the tiers that are left
+                session.forget()  # later fills then use the tiers that still work
         reading.wait_laps(LAPS)
         gone = [number for number, fault in enumerate(faults) if FAULTS[fault]]
         wait_until(

@@ -1,8 +1,10 @@
-"""Two processes under the library change files in turn, in every way, while daemons come and go.
+"""Two processes under the library change files in turn, by every kind of change, while daemons
+start and end.
 
-After each change both processes see what a process without the library sees. The change also has
-the same result as in an equal directory that no daemon serves. csrc/test_changes.py tests the
-effect of each single call, in each state of a copy."""
+After each change, both processes see the same as a process without the library. Each change also
+has the same result as in an equal directory that no daemon serves. csrc/test_changes.py tests the
+effect of each single call, in each state of a copy.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,25 @@ PROGRAM = Path(__file__).parent / "changes.py"
 PLOTS = 8
 # The number of changes after which a new daemon replaces the old one.
 ROUND = 20
-# The speed of the source, and the setting `metadata` of the session.
+# Each place is "SPEED, METADATA": the speed of the source, and the setting `metadata` of the
+# session.
 PLACES = ("local, cached", "slow, cached", "slow, source")
-# Four comparisons follow each change: the view of each of the two processes with that of the third
-# one, and the answer and the result of the change with those in the directory that is not served.
+# Four comparisons follow each change. The views of the two processes are each compared with the
+# view of the process without the library. The answer to the change, and its result, are compared
+# with those in the equal directory.
 COMPARISONS = 4
 
 
 def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
-    """Reduces a view of a directory to what must be equal in another one with the same content."""
+    """Reduces a view of a directory to what must be the same in an equal directory."""
     own = ("ino", "dev", "mtime_ns", "ctime_ns")
 
     def attributes(seen: Any) -> Any:
         if not isinstance(seen, dict):
             return seen
         kept = {name: value for name, value in seen.items() if name not in own}
-        # Only an mtime that a program has set is compared. All others come from the clock, and are
-        # later than this constant.
+        # Only an mtime that a program has set is compared. All other mtimes come from the clock,
+        # and are later than the constant below.
         return kept | {"mtime": min(seen["mtime_ns"], 1_600_000_000 * 10**9)}
 
     def name(seen: Any) -> Any:
@@ -59,9 +63,11 @@ def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
 
 @contextmanager
 def grounds(directory: Path, place: str, slowsource: Path) -> Iterator[Session]:
-    """Yields a session whose source is the directory `source`, beside an equal directory `twin`.
+    """Yields a session whose source is the directory `source`. Beside it is an equal directory
+    `twin`, which no daemon serves.
 
-    On a slow source, the tiers do not have room for all files."""
+    On a slow source, the tiers do not have room for all files.
+    """
     where, metadata = place.split(", ")
     for name in ("backing", "mount", "tier", "staging", "session"):
         (directory / name).mkdir()
@@ -91,7 +97,7 @@ def grounds(directory: Path, place: str, slowsource: Path) -> Iterator[Session]:
 
 
 def drawn(draws: random.Random, count: int) -> list[str]:
-    """Returns `count` operations in random order, each about equally often."""
+    """Returns `count` operations in random order. All operations occur about equally often."""
     rounds = count // len(OPERATIONS) + 1
     return [name for _ in range(rounds) for name in draws.sample(OPERATIONS, len(OPERATIONS))][
         :count
@@ -124,13 +130,13 @@ def change(
     what: str,
     operation: str,
 ) -> None:
-    """Lets one of the two processes make a change, and compares the views of all processes."""
+    """Makes a change in one of the two processes, and compares the views of all processes."""
     without, name = processes["without"], str(draws.randrange(PLOTS))
     plot, twin = (str(session.source.parent / place / name) for place in ("source", "twin"))
     who, arguments = draws.choice(("one", "other")), draws.randrange(1 << 30)
     what += f": {operation} in {plot} by {who}"
-    # One process examines the files before the change, so that anything that it remembers is
-    # outdated after the change.
+    # One process examines the files before the change. If it remembered their old state, it would
+    # see wrong results after the change.
     processes[draws.choice(("one", "other"))]("look", plot)
     said = processes[who]("change", operation, arguments, plot, who)
     seen = {name: process("look", plot) for name, process in processes.items()}

@@ -19,11 +19,11 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-#define NODE_BYTES 4096 /* each session after `first` has a page of its own */
+#define NODE_BYTES 4096 /* every session except `first` is allocated on its own page */
 #define NUMBERS 32
 
 static struct session first;
-static uint64_t last_tick; /* time of the last check by monarch_tick [s] */
+static uint64_t last_tick; /* time at which monarch_tick last made its checks [s] */
 static uint32_t lacks_room;
 
 int monarch_lacks_room(void) { return (int)__atomic_load_n(&lacks_room, __ATOMIC_RELAXED); }
@@ -107,7 +107,7 @@ static int attributes_of(int fd, struct stat *st) {
     return 1;
 }
 
-/* If the descriptor refers to a copy, notes that the copy's session is still needed. */
+/* If the descriptor refers to a copy, marks the copy's session as still needed. */
 static void note_need(int fd, void *data) {
     const struct search *search = data;
     const struct monarch_catalog *c;
@@ -150,8 +150,8 @@ static uint32_t looks; /* atomic: number of checks of switches and rights so far
 
 static uint32_t begin_look(void) { return __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST) << 1; }
 
-/* Stores `off`, the result of the check with the number `look`. If a later check has already stored
- * its result, changes nothing. */
+/* Stores the result of a check of switches and rights. look: number of the check. off: 1 if nothing
+ * may be read from copies. If a later check has already stored its result, changes nothing. */
 static void end_look(struct session *s, uint32_t look, uint32_t off) {
     uint32_t seen = __atomic_load_n(&s->off, __ATOMIC_RELAXED);
     while ((int32_t)(look - (seen & ~1U)) > 0 &&
@@ -173,8 +173,8 @@ static void look_at_switches(struct session *s, int is_gone) {
 
 /* Attaches to a new daemon's session. Several threads may call this function at the same time. Each
  * of them maps the session, and the whole process then uses one of these mappings. No lock is
- * taken: the lock's holder could be a thread that a signal handler has interrupted, or a child of
- * vfork that was killed. */
+ * taken, because the holder of a lock might never release it: a signal handler may have interrupted
+ * the holder, or the holder may be a killed child of vfork. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -189,11 +189,13 @@ static struct session *attach_again(struct session *old) {
         return fresh;
     }
     detach(fresh);
-    return old; /* `old` is now the session that a faster thread has attached */
+    /* Another thread was faster: the exchange has set `old` to the session that the other thread
+     * has attached. */
+    return old;
 }
 
-/* Attaches to ever newer sessions until it finds one whose daemon serves. Returns NULL if no daemon
- * serves. */
+/* Attaches to one newer session after another, until it finds a session whose daemon serves.
+ * Returns NULL if no daemon serves. */
 static struct session *follow(struct session *s) {
     for (;;) {
         struct session *next = attach_again(s);
@@ -235,8 +237,8 @@ void monarch_rights_may_differ(void) {
 }
 
 /* Returns whether the name `control` in the session's directory still leads to this session's
- * segment. One check per tick of the coarse clock is enough, because a new daemon takes longer than
- * a tick to start. */
+ * segment. The name is checked at most once per tick of the coarse clock. That is enough, because a
+ * new daemon needs more than one tick to start. */
 static int is_linked_still(struct session *s) {
     uint64_t now = coarse_ns();
     if (__atomic_load_n(&s->linked_ns, __ATOMIC_RELAXED) == now)
@@ -292,7 +294,8 @@ __attribute__((constructor)) static void load(void) {
     monarch_log_init();
     monarch_rank_init();
     if (!monarch_find_session_dir(config)) {
-        if (!is_our_command()) /* the command `monarch` prints a message of its own */
+        /* unlike other programs, the command `monarch` reports this error itself */
+        if (!is_our_command())
             monarch_warn(is_site ? "MONARCH_SITE_CONFIG names a file that cannot be found:"
                                  : "MONARCH_CONFIG names a file that cannot be found:",
                          config, "Set it to the absolute path of a configuration file.");

@@ -22,12 +22,13 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Length of a longer pause [ns]. After an attempt that has found no interpreter, the pause is this
- * long. After an attempt that finds that no start is allowed yet, the pause lasts until a start is
- * allowed, but at most this long. */
+/* Length of a longer pause [ns]. If an attempt has found no interpreter, the next attempt is this
+ * much later. If the claim (claim.h) allows no start yet, the next attempt is made when a start is
+ * allowed, but at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
-/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. If the daemon runs
- * in another pid namespace, nothing else shows that it was killed. */
+/* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
+ * another pid namespace, the heartbeat is the only sign by which this process can notice that the
+ * daemon was killed. */
 #define SILENT_NS 10000000000ULL
 /* Number of bytes of a configuration that are searched for the word `autostart`. */
 #define MOST_SEARCHED 65536
@@ -38,20 +39,21 @@ uint32_t monarch_autostart;
  * allocated only if autostart is requested. */
 struct plan {
     uint64_t mounts, users, net, root_dev, root_ino; /* namespaces and root directory at load */
-    /* the result of confinement() at load */
+    /* result of confinement() at load */
     uint64_t confined;
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic. While a thread makes an attempt, the pid of its process; otherwise 0. Only that
-     * thread uses the fields below. */
+    /* Atomic. While a thread tries to start a daemon, the pid of the thread's process; otherwise 0.
+     * Only this thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
     char config[MONARCH_PATH_MAX], name[MONARCH_PATH_MAX];
     char python[MONARCH_PATH_MAX], packages[MONARCH_PATH_MAX];
     struct monarch_launch launch;
-    const char *envp[]; /* followed by the strings that its pointers point to */
+    /* The environment of the starter. Its strings follow this array in the same memory. */
+    const char *envp[];
 };
 static struct plan *plan;
 static uint64_t next_ns; /* atomic: time before which no attempt is made */
@@ -104,7 +106,8 @@ static const char *value_of(const char *name) {
 /* --- the user's wish -------------------------------------------------------------------------- */
 
 /* Returns whether the file contains the word `autostart`. The library cannot read YAML, so it only
- * searches for the word. The starter reads the file and decides. */
+ * searches for the word. The starter later reads the file, and decides whether a daemon is
+ * started. */
 static int has_word(const char *file) {
     static const char word[] = "autostart";
     struct monarch_reader r;
@@ -175,12 +178,13 @@ static uint64_t confinement(void) {
 }
 
 /* Returns whether this process still has the user, group, root directory and namespaces that it had
- * when the library was loaded. If they have changed, the process is confined. A daemon that it
- * started would be confined in the same manner, and so of little use to other processes. The result
- * is also 0 in two cases in which a start would do harm. First, a process that adopts orphans (pid
- * 1 or a subreaper) would get the daemon as its child, and its own wait() would report the daemon.
- * Second, after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the first
- * process of the new namespace, and its end would kill all other processes of that namespace. */
+ * when the library was loaded. If any of these has changed, the process is confined. A daemon that
+ * it started would have the same restrictions, and would be of little use to other processes. The
+ * result is also 0 in two cases in which a start would do harm. First, a process that adopts
+ * orphans (pid 1 or a subreaper) would get the daemon as its child, and its own wait() would report
+ * the daemon. Second, after unshare(CLONE_NEWPID), the intermediate process (launch.c) would be the
+ * first process of the new namespace, and its end would kill all other processes of that
+ * namespace. */
 static int is_where_we_were_loaded(const struct plan *p) {
     int adopts = 0;
     uint64_t dev = 0, pids = inode_of("/proc/thread-self/ns/pid_for_children", NULL);
@@ -196,8 +200,8 @@ static int is_where_we_were_loaded(const struct plan *p) {
 
 /* Returns whether a start is possible now. If a signal is blocked that was not blocked at load, the
  * start is postponed: the thread may be in a handler of that signal. The start is also postponed
- * while no descriptor is free. Any other obstacle counts as permanent, and ends autostart in this
- * process. */
+ * while no descriptor is free. Any other obstacle is assumed to be permanent, so this process does
+ * not try to start a daemon again. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -224,8 +228,9 @@ static int another_serves(const struct session *s) {
 
 static void pause_until(uint64_t ns) { __atomic_store_n(&next_ns, ns, __ATOMIC_RELAXED); }
 
-/* Runs in the process that then becomes the starter. If the interpreter is not found, a later
- * attempt searches for it again, because the file system may have failed only for a moment. */
+/* Runs in a new process, which becomes the starter if this function finds the interpreter and gets
+ * the claim. If the interpreter is not found, a later attempt searches for it again, because the
+ * file system may have failed only for a moment. */
 static int prepare(void *data, int *errors) {
     struct plan *p = data;
     if (monarch_find_interpreter(p->python, p->packages))
@@ -303,7 +308,7 @@ static int is_the_systems(const char *path) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
-    return path[0] != '/'; /* a pipe or the like, which has no path */
+    return path[0] != '/'; /* for a pipe or a socket, the kernel gives a name that is no path */
 }
 
 /* Returns whether the file may belong to a dataset. */
@@ -329,8 +334,8 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Checks whether the claim forbids a start now. If it does, the caller need not examine the opened
- * file. The check is made at most once per LONG_PAUSE_NS; in between, the result is 0. */
+/* Checks whether the claim forbids a start now. If so, the caller need not examine the opened file.
+ * The claim is checked at most once per LONG_PAUSE_NS; between two checks, the result is 0. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -431,10 +436,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether the starter is needed although there is a session. It is needed if the session's
- * daemon was killed, or if the daemon must learn of a new source. If there is a record for this
- * process's setting, the daemon was started with this setting, because a daemon that starts removes
- * the records of all other settings. The daemon then has the setting's sources already. */
+/* Returns whether the starter is needed although there is a session. The starter is needed if the
+ * session's daemon was killed, or if the daemon must learn of a new source. A record for this
+ * process's setting shows that the daemon already has the setting's sources: a daemon that starts
+ * removes the records of all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));
@@ -453,7 +458,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
     /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. A record of that kind does not show that autostart is requested. */
+     * the configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

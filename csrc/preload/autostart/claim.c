@@ -15,8 +15,9 @@
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */
 #define APART_NS 5000000000ULL
-/* If a starter finds that no daemon should be started, it makes the stored time of its own start
- * odd. A start with an odd time counts against the limit only for this long [ns]. */
+/* A starter may find that no daemon should be started. It then marks its own start by making the
+ * stored time an odd number. A start with this mark counts against the limit only for this long
+ * [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -26,8 +27,9 @@ static int is_private(int fd, mode_t type) {
 }
 
 /* Opens a directory that only this user can access, and creates it if there is none. If `dir` is
- * AT_FDCWD, `path` must not be a link. If `dir` is a descriptor, it refers to a directory that only
- * this user can access, so nobody else can create links there. */
+ * AT_FDCWD, fails if `path` is a link. If `dir` is a descriptor, `path` is not checked: `dir` then
+ * refers to a directory that only this user can access, so no other user can create a link
+ * there. */
 static int open_directory(int dir, const char *path) {
     const int links = dir == AT_FDCWD ? O_NOFOLLOW : 0;
     sys6(SYS_mkdirat, dir, (long)path, 0700, 0, 0, 0);

@@ -13,6 +13,6 @@ uint64_t monarch_claim_taken_until(void);
 /* Takes the session's claim. Call this in the process that becomes the starter. Do not call it in
  * the program itself, because the program's children would inherit the claim. Returns the claim's
  * descriptor, or -1 if another starter is at work or if none may be started now. The kernel
- * releases the claim when the starter ends, however it ends. *errors gets a descriptor of the
- * session's log, or -1 if the log cannot be opened. */
+ * releases the claim when the starter ends, even if the starter is killed. *errors gets a
+ * descriptor of the session's log, or -1 if the log cannot be opened. */
 int monarch_claim_start(int *errors);

@@ -9,11 +9,12 @@
 #include "shared/sys.h"
 
 /* monarch_launch makes an intermediate process, which ends at once. The intermediate process makes
- * the process that becomes the launched program. Both share the memory of this process, like a
- * child of vfork, because copying the page tables of a large process takes long. Each has a stack
- * of its own. Functions that run in the new processes must not touch errno or any other
- * thread-local variable, because these variables belong to this process. A sanitizer would add code
- * that touches such variables. The attribute BESIDE turns the sanitizer off for a function. */
+ * the process that becomes the launched program. The two new processes share the memory of this
+ * process, like a child of vfork, because copying the page tables of a large process takes long.
+ * Each of the two has its own stack. Functions that run in the new processes must not touch errno
+ * or any other thread-local variable, because these variables belong to this process. A sanitizer
+ * would add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
+ * function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -24,7 +25,7 @@
 #define BETWEEN_NS 50000000ULL
 /* How long monarch_launch waits for the start of the program after the intermediate process has
  * ended [ns]. After this time, the new process may still use this process's memory. Even if this
- * process ends, the memory stays allocated until the new process no longer uses it. */
+ * process ends, the kernel does not free the memory before the new process stops using it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096
@@ -34,11 +35,11 @@ typedef int (*work)(struct monarch_launch *l);
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. The
  * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
  * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
- * its value is right even if a process is killed at any moment. With CLONE_VFORK, this process
- * would also wait until the new process no longer uses the memory, but without a time limit. The
- * new process has no exit signal, so wait() does not report it. The new process is untraced, so a
- * tracer that follows children does not see it. libc's clone is not used: before glibc 2.25 it
- * would change the pid that libc caches in this process. */
+ * its value is right even if a process is killed at any moment. CLONE_VFORK is not used, because
+ * this process would then wait for the new process without a time limit. The new process has no
+ * exit signal, so wait() does not report it. The new process is untraced, so a tracer that follows
+ * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
+ * that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -78,7 +79,7 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
 #endif
 }
 
-/* --- in the process that becomes the program ------------------------------------------------- */
+/* --- in the process that becomes the launched program ----------------------------------------- */
 
 /* The kernel's struct sigaction for SIG_DFL is all zeros. */
 BESIDE static void reset_signals(void) {
@@ -116,11 +117,11 @@ BESIDE static void unbind(void) {
 }
 
 /* Gives the process that becomes the program a table of descriptors of its own. Until then, it
- * shares the table of the library's process, which must not change. close_range (since Linux 5.9)
- * is tried first, because it makes an empty table. To do so, kernels before Linux 6.13 copy at most
- * the lowest 64 descriptors and then close the copies. Few copies are better than many, because
- * closing a copy flushes a file that the library's process is writing. Older kernels have only
- * unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
+ * shares the table of the library's process, which must not change. close_range is tried first,
+ * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
+ * lowest 64 descriptors, and then close the copies. Few copies are better than many, because the
+ * close of a copy flushes a file that the library's process is writing. Kernels before 5.9 have
+ * only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
  * launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -173,14 +174,14 @@ BESIDE static int become(struct monarch_launch *l) {
 
 /* --- in the intermediate process -------------------------------------------------------------- */
 
-/* Makes the process that becomes the program. The intermediate process then ends at once. So the
- * process that becomes the program is an orphan, and the init process or a subreaper adopts it. */
+/* Makes the process that becomes the launched program. The intermediate process then ends at once.
+ * Its child is now an orphan, and the init process or a subreaper adopts it. */
 BESIDE static int leave_orphan(struct monarch_launch *l) {
     run_beside(become, l, l->stack + sizeof l->stack - BETWEEN_STACK, &l->runs);
     return 0;
 }
 
-/* --- in the program --------------------------------------------------------------------------- */
+/* --- in the process that calls monarch_launch ------------------------------------------------- */
 
 /* Waits until the kernel has cleared the word, or until the time limit. */
 static void await(const uint32_t *runs, uint64_t limit_ns) {
@@ -215,7 +216,7 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The intermediate process ends a moment after the kernel has cleared `between_runs`. */
+    /* The kernel clears `between_runs` a moment before the intermediate process ends. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

@@ -13,10 +13,10 @@
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the process that becomes the program, once that process has a table of descriptors
-     * and a umask of its own. The function may only make system calls. Returns the descriptor that
-     * becomes the program's descriptor 3, or -1 if no program should be started. Stores in *errors
-     * the descriptor that becomes the program's standard error. */
+    /* Called in the process that becomes the program, after this process has got its own table of
+     * descriptors and its own umask. The function may only make system calls. Returns the
+     * descriptor that becomes the program's descriptor 3, or -1 if no program should be started.
+     * Stores in *errors the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
@@ -28,8 +28,8 @@ struct monarch_launch {
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns once the program runs, but at the latest after a time limit
- * (launch.c), because exec may hang if a file system hangs. Makes only system calls, and leaves
+/* Launches the program. Returns when the program runs, or after a time limit (launch.c). The limit
+ * is needed, because exec may hang if a file system hangs. Makes only system calls, and leaves
  * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
  * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);

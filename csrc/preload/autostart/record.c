@@ -44,8 +44,8 @@ static int is_same_file(const char *fact) {
            monarch_time_ns(st.st_mtim.tv_sec, st.st_mtim.tv_nsec) == (int64_t)mtime_ns;
 }
 
-/* Returns whether the variable's present value is the value in `fact` (NAME=VALUE). value_of needs
- * the name alone, so the '=' is replaced by a NUL during the call of value_of. */
+/* Returns whether the variable's present value is the value in `fact` (NAME=VALUE). value_of
+ * expects only the name, so this function replaces the '=' by a NUL during the call. */
 static int is_same_value(char *fact, const char *(*value_of)(const char *name)) {
     char *value = strchr(fact, '=');
     if (!value)

@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py has the
- * same number. */
+/* The file with all records of a session is always smaller than this [bytes]; ipc/record.py defines
+ * the same limit. */
 #define MONARCH_RECORD_BYTES 32768
 
 enum monarch_wish {
@@ -28,5 +28,6 @@ struct monarch_setting {
 /* Reads the session's record for this setting into `text` (MONARCH_RECORD_BYTES bytes). Returns the
  * record's wish, which tells whether a daemon is to be started. */
 enum monarch_wish monarch_read_record(char *text, const struct monarch_setting *now);
-/* Returns whether `path`, which has no links and dots, is below a source of the record. */
+/* Returns whether `path` is below a source of the record. `path` must contain no links and no
+ * components `.` or `..`. */
 int monarch_record_has(const char *text, const char *path);

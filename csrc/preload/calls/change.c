@@ -1,9 +1,9 @@
 /* Calls that change a file's content or attributes, by name or by descriptor.
  *
  * Each call makes exactly the requested change, at the source. The library records the file as
- * changed before it makes the call. So no process gets the old copy once the call has returned,
- * even if the caller is killed right after the call. If the call fails, the file stays as it was,
- * but its copy is no longer used in this session. */
+ * changed before it makes the call. So after the call, no process gets the old copy, even if the
+ * caller is killed right after the call. If the call fails, the file stays as it was, but its copy
+ * is no longer used in this session. */
 #include <string.h>
 
 #include "preload/changes/record.h"
@@ -23,8 +23,8 @@ PUBLIC int chmod(const char *path, mode_t mode) {
     return REAL(chmod)(monarch_path_to_change(AT_FDCWD, path, 1, real), mode);
 }
 
-/* glibc before 2.32 has no lchmod. With such a glibc, the library calls fchmodat, which sets
- * errno. */
+/* glibc before 2.32 has no lchmod. With such a glibc, the library calls fchmodat instead, which
+ * fails with the errno of lchmod. */
 PUBLIC int lchmod(const char *path, mode_t mode) {
     monarch_changed_path(AT_FDCWD, path, 0);
     if (REAL(lchmod))

@@ -22,7 +22,7 @@ static void will_close_direct(int fd) {
 }
 
 /* Closes a descriptor that is tracked or may be a backing descriptor. This is a separate function,
- * so that closing any other descriptor costs only two checks. */
+ * so that the close of any other descriptor needs only two checks. */
 __attribute__((noinline)) static int close_known(int fd) {
     if (monarch_has_backing() && monarch_is_backing(fd)) {
         errno = EBADF;
@@ -65,7 +65,7 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
 }
 
 /* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. The test call
- * closes nothing: no descriptor can have the number UINT_MAX. */
+ * closes the range from UINT_MAX on, where there is no descriptor. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -113,7 +113,7 @@ PUBLIC void closefrom(int first) {
 }
 
 /* fcloseall leaves the descriptors open, despite its name. The library nevertheless stops tracking
- * all descriptors. Later reads of source files then go to the source. */
+ * all descriptors. Later reads through these descriptors go to the source. */
 PUBLIC int fcloseall(void) {
     monarch_untrack_range(0, UINT_MAX);
     return REAL(fcloseall)();
@@ -163,8 +163,9 @@ static int hangs_on_file(int command) {
     return command == F_SETFL || command == F_NOTIFY || is_lease(command);
 }
 
-/* Returns the flags without the O_NOFOLLOW that the library adds when it opens a copy. If a program
- * reused that flag, it could not open the file again through the descriptor's link in /proc. */
+/* Returns the flags without the O_NOFOLLOW that the library adds when it opens a copy. Otherwise, a
+ * program that passes these flags to an open of the descriptor's link in /proc would get an
+ * error. */
 __attribute__((noinline)) static int program_flags(int fd, int flags) {
     return monarch_is_copy(fd, NULL) ? monarch_flags_of_copy(flags) : flags;
 }
@@ -172,8 +173,7 @@ __attribute__((noinline)) static int program_flags(int fd, int flags) {
 PUBLIC int fcntl(int fd, int command, ...) {
     va_list args;
     va_start(args, command);
-    /* an integer argument is in the same register as a pointer would be, and is passed on
-     * unchanged */
+    /* an integer argument arrives in the same register as a pointer, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     struct monarch_pin pin;
@@ -231,7 +231,8 @@ void monarch_count_stream(int fd) {
         monarch_count_source(s, e->size);
 }
 
-/* The following calls move the offset inside libc or the kernel. */
+/* The calls below move a descriptor's offset inside libc or the kernel, where the library does not
+ * see it. */
 
 PUBLIC FILE *fdopen(int fd, const char *mode) {
     uses_offset(fd);
@@ -279,9 +280,9 @@ static int is_same_file(int one, int other) {
 }
 
 /* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. In
- * the first case, `to` is a descriptor of the copy's source file: the kernel refuses overlapping
- * ranges of one file, but does not know that the copy stands for that file. In the second case, the
- * kernel refuses the call because the copy and `to` are on different file systems. */
+ * the first case, `to` is a descriptor of the copy's source file. The kernel refuses overlapping
+ * ranges of one file, but for the kernel the copy is another file. In the second case, the kernel
+ * refuses the call because the copy and `to` are on different file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

@@ -14,8 +14,8 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* The library's own directory streams are in `pool`. So the address of a DIR shows whether it is
- * the library's or libc's. */
+/* The library's own directory streams are in `pool`. So the address of a DIR shows whether the
+ * library or libc has made it. */
 #define DIRECTORIES 256 /* maximum number of open listings; a further opendir lists the source */
 
 struct directory {

@@ -27,8 +27,8 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The daemon read the
- * catalog's figures when it last compared the catalog with the source. */
+/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The figures are those
+ * that the daemon read when it last compared the catalog with the source. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);
@@ -36,7 +36,7 @@ static int answer(const char *path, struct statfs *s) {
         return 0;
     const struct monarch_filesystem *f = &k.session->control->source[k.entry->source].filesystem;
     if (!f->bsize || !monarch_is_fresh(k.session) || !monarch_mounts_are_ours(k.session) ||
-        !monarch_can_tell(&k)) /* if the file is gone, the call must fail */
+        !monarch_can_tell(&k)) /* for a file that no longer exists, statfs must fail */
         return 0;
     fill(f, s);
     return 1;
@@ -47,8 +47,8 @@ PUBLIC int statfs(const char *path, struct statfs *s) {
 }
 
 /* If `fd` is a descriptor of a copy, returns the path of the source that contains the copied file.
- * Otherwise returns NULL. Callers pass this path to statfs or statvfs. They do not pass the file's
- * path, because the file may have been removed. */
+ * Otherwise returns NULL. Callers pass this path to statfs or statvfs. They cannot pass the path of
+ * the file itself, because the file may have been removed. */
 static const char *source_of(int fd) {
     struct stat st;
     const struct monarch_catalog *c;
@@ -65,7 +65,8 @@ PUBLIC int fstatfs(int fd, struct statfs *s) {
 }
 
 /* Returns whether libc's statvfs reports the file system's type, in a field that older libcs leave
- * at 0. The first call of this function finds that out by calling libc's statvfs. */
+ * at 0. At its first call, this function calls libc's statvfs, and checks whether the field is
+ * set. */
 static int tells_type(void) {
     static int known;
     struct statvfs v;
@@ -126,8 +127,9 @@ handle_of_link(int dir, const char *path, struct file_handle *handle, int *mount
     return REAL(name_to_handle_at)(dir, path, handle, mount, flags);
 }
 
-/* A handle identifies a file within its file system. So for a descriptor of a copy, or the
- * descriptor's link in /proc, the call must return the handle of the source's file. */
+/* A handle identifies a file within its file system, so the handle of a copy would be wrong for the
+ * program. For a descriptor of a copy, or for the descriptor's link in /proc, the call returns the
+ * handle of the source's file. */
 PUBLIC int name_to_handle_at(int dir, const char *path, struct file_handle *handle, int *mount,
                              int flags) {
     MAYBE_NULL(path);

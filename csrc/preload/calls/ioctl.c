@@ -43,8 +43,8 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Returns whether the memory can be read. If it cannot, the kernel must return EFAULT; a read here
- * would crash the program. */
+/* Returns whether the memory can be read. If it cannot be read, the library must not read it,
+ * because that would crash the program. The kernel then returns EFAULT. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};
@@ -55,8 +55,7 @@ static int can_be_read(const void *at, size_t n) {
 PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_list args;
     va_start(args, request);
-    /* an integer argument is in the same register as a pointer would be, and is passed on
-     * unchanged */
+    /* an integer argument arrives in the same register as a pointer, and is passed on unchanged */
     void *arg = va_arg(args, void *);
     va_end(args);
     if (__builtin_expect(!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE), 1))

@@ -51,10 +51,10 @@ PUBLIC int flock(int fd, int operation) {
     return find_descriptor(fd, &on) ? granted(REAL(flock)(on, operation), fd, on) : -1;
 }
 
-/* Returns whether the lock call must be repeated. That is so if a closing (locked_files.h) has
- * begun since `closings` was read, because the closing may have changed the result. If the lock was
+/* Returns whether the lock call must be repeated because its result is doubtful. A result is
+ * doubtful if a closing (locked_files.h) has begun since `closings` was read. If the lock was
  * granted, the closing may have dropped it again. If the lock was refused, the closing itself may
- * have held a lock on the file. No other error depends on closings. */
+ * have held a lock on the file. Other errors have other causes, so such a call is not repeated. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }
@@ -72,8 +72,10 @@ static int call(int on, const struct lock_call *c) {
 }
 
 /* Makes the lock call `c` on the source's file. changes: whether the call may change the process's
- * POSIX locks. If so, repeats a call whose result is doubtful. After the last repetition, fails
- * with ENOLCK if a granted lock may have been dropped again, but returns a refusal unchanged. */
+ * POSIX locks. If so, a call whose result is doubtful is repeated. If the result is still doubtful
+ * after the last repetition, there are two cases. If the lock was granted, the call fails with
+ * ENOLCK, because the lock may be lost again. If the lock was refused, the call fails with the
+ * kernel's errno. */
 static int lock(int fd, int changes, const struct lock_call *c) {
     int on, r, old_errno = errno, rounds = 0;
     uint32_t closings;

@@ -10,9 +10,9 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* Returns whether the access is certainly allowed. The bits of the file's mode do not suffice for
- * an answer, because the kernel applies further rules. But the daemon runs as the same user. So the
- * access is certainly allowed if the daemon itself had the same access. */
+/* Returns whether the access is certainly allowed. The mode bits of the file are not enough to
+ * decide this, because the kernel applies further rules. The daemon runs as the same user. So the
+ * access is certainly allowed if the daemon itself was allowed the same access. */
 static int is_allowed(const struct monarch_known *k, int mode) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -121,8 +121,8 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for a path that exists. For any other path, libc's realpath is called, because it
- * stores in `resolved` the path at which the error occurred. */
+/* Answers only for a path that exists. For any other path, calls libc's realpath, which also stores
+ * in `resolved` the path at which the error occurred. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * mmap waits for the complete copy, for a limited time. It does not wait if the copy is to be made
- * from the program's own reads. If no copy is complete in time, mmap maps the source's file, and
- * the mapping may move to the copy later (mappings.h). */
+ * mmap waits for the complete copy, for a limited time. There is no wait if the copy is to be made
+ * from the program's own reads. If no copy is complete in time, the source's file is mapped, and a
+ * mapping of the copy may replace this mapping later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -68,8 +68,9 @@ static uint64_t count_mapped(const struct monarch_wanted *w, size_t n, off_t off
 static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t offset,
                          uint64_t tracked) {
     struct monarch_wanted w;
-    /* The descriptor is handed over now, because the library does not see reads of a mapping. The
-     * daemon makes the copy from the pages that these reads load. */
+    /* The descriptor is handed over to the daemon now, because the library does not see reads
+     * through a mapping. Such reads load pages of the file into the page cache, and the daemon
+     * makes the copy from these pages. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);
     if (!monarch_find_file(fd, tracked, &w))

@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
  * Each call makes exactly the requested change, at the source. Before the call, the library records
- * as changed the file to which the name leads, and the directory that contains the name. So no
- * process gets the old copy once the call has returned. */
+ * as changed the file to which the name leads, and the directory that contains the name. So after
+ * the call, no process gets the old copy. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -23,13 +23,14 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Records a second time that the renamed trees have changed. Between before_rename and the rename
- * itself, the daemon may have added files below these trees to the catalog. */
+/* After a rename, records again that the renamed trees have changed. Since before_rename has
+ * recorded them, the daemon may have added further files of these trees to the catalog. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {
         monarch_changed_tree(todir, to);
-        monarch_changed_tree(fromdir, from); /* `from` still exists only after an exchange */
+        /* After a rename, there is a file at `from` only if the two names were exchanged. */
+        monarch_changed_tree(fromdir, from);
     }
     errno = error;
     return r;
@@ -174,8 +175,8 @@ PUBLIC int mknod(const char *path, mode_t mode, dev_t device) {
 }
 
 /* A local socket makes a name in the file system, unless its address begins with a NUL. The change
- * is recorded after the call: if `address` is bad, the kernel must return EFAULT before the library
- * reads it. */
+ * is recorded after the call, because the library may read `address` only if the kernel has
+ * accepted it. For a bad address, the kernel returns EFAULT. */
 PUBLIC int bind(int fd, const struct sockaddr *address, socklen_t n) {
     const struct sockaddr_un *local = (const void *)address;
     char path[sizeof local->sun_path + 1];

@@ -73,8 +73,8 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
 }
 
 /* Handles the open by which the library has learned that a directory outside all sources leads into
- * a source. Even this open gets the copy, because it may be the program's only open in that
- * directory. */
+ * a source. The open that has shown this gets the copy too, because it may be the program's only
+ * open in that directory. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;

@@ -9,7 +9,7 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have a root directory of its own, whereas the library knows only the root
+/* 1: some thread may have its own root directory. The library, however, checks only the root
  * directory of the process. */
 static uint32_t roots_part; /* atomic */
 
@@ -17,18 +17,18 @@ static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELE
 
 PUBLIC int chroot(const char *path) {
     if (__atomic_load_n(&roots_part, __ATOMIC_ACQUIRE))
-        /* The process stops using copies before the call of chroot. If it stopped only afterwards,
-         * another thread could check during the call whether it sees the sources (roots.h), and
-         * store a result that is wrong after the call. */
+        /* The process stops using copies before the call of chroot. Otherwise, another thread could
+         * check during the call whether the process sees the sources (roots.h). The result of this
+         * check would be stored, although it is wrong after the call. */
         monarch_roots_are_foreign();
     int r = REAL(chroot)(path);
     monarch_roots_may_differ();
     return r;
 }
 
-/* With CLONE_NEWNS, the process gets its own mounts. The library does not see later changes of
- * these mounts, so it serves no copies from then on. With CLONE_FS or CLONE_NEWUSER, the thread
- * gets a root directory of its own. */
+/* With CLONE_NEWNS, the process gets its own mounts. The library cannot see later changes of these
+ * mounts, so the process gets no copies any more. With CLONE_FS or CLONE_NEWUSER, the thread gets a
+ * root directory of its own. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -101,10 +101,10 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child in namespaces of its own gets no copies, just as a process after unshare gets none. So
- * the child starts in run_in_new_place, which finds the program's function and its argument at the
- * top of the stack. If the child shares memory but was made without CLONE_FS, it is a thread with a
- * root directory of its own. */
+/* A child with its own namespaces gets no copies, like a process after unshare. To switch copies
+ * off, the child starts in run_in_new_place. This function finds the program's function and its
+ * argument at the top of the stack, and calls the program's function. A child that shares memory
+ * but was made without CLONE_FS is a thread with its own root directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

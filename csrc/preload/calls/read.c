@@ -50,20 +50,21 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
         monarch_tick(s);
         if (!(w->version & 1) && is_readable(fd, w))
             return 1;
-        /* The whole file is counted now: once the descriptor is no longer tracked, the library does
-         * not see reads through it. */
+        /* From now on, the descriptor is not tracked, so the library does not see reads through it.
+         * The whole file is therefore counted as read now. */
         if (!(tracked & TRACK_OFFSET) && MONARCH_WORD_STATE(__atomic_load_n(
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* the current session belongs to another daemon, whose entry numbers differ */
+        ; /* the word is of an earlier session, in which the entry numbers were different */
     } else {
         /* Monarch is switched off for a while, or the session's daemon has ended and no new daemon
          * has started yet */
         return 0;
     }
-    /* A word with TRACK_OFFSET stays in the table, because another thread may still need it. That
-     * thread may have claimed bytes by moving the offset, and may have to move the offset back. */
+    /* A word with TRACK_OFFSET stays in the table, because another thread may still need the word.
+     * The other thread may have claimed bytes by moving the offset, and may have to move the offset
+     * back. */
     if (!(tracked & TRACK_OFFSET))
         monarch_untrack_seen(fd, tracked);
     return 0;
@@ -106,7 +107,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* The name may lead to another file by now. A read must not mix bytes of both files. */
+        /* The copy's name may lead to another file by now. The call must not return bytes of two
+         * files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;
@@ -166,10 +168,11 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Reads the bytes that the copy did not provide from the source. If the descriptor refers to
- * another file after the read, the bytes just read may be that file's bytes, and are discarded. The
- * range is then read a second time: from the copy if the copy is complete by now (another thread
- * may have promoted the descriptor), otherwise from the source's file, opened by its name. */
+/* Reads from the source the bytes that the copy did not provide. After the read, checks whether the
+ * descriptor still refers to the caller's file. If not, the bytes may come from another file, and
+ * are discarded. The range is then read a second time. If the copy is complete by now, as after a
+ * promotion by another thread, the second read is from the copy. Otherwise it is from the source's
+ * file, which is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
@@ -191,8 +194,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
- * there on from the source. joined = 1: the caller appends the bytes to earlier bytes of the same
- * call. Only in this case can the result be OTHER_FILE. */
+ * there on from the source. joined = 1: the caller appends the bytes to bytes that the same call
+ * has read before. The result can be OTHER_FILE only if `joined` is 1. */
 static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, off_t at,
                        int joined) {
     uint64_t size = w->entry->size;
@@ -211,7 +214,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* return the bytes that were read before the error */
+    errno = old_errno; /* returns the number of bytes that were read before the error */
     return (ssize_t)done;
 }
 
@@ -230,8 +233,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (!monarch_find_file(fd, tracked, w))
         return 0;
     /* After a promotion, the descriptor refers to the copy. But another thread may close the
-     * descriptor at any time, so this call does not read through it. The call opens the copy
-     * itself. */
+     * descriptor at any time. So this call opens the copy itself instead of reading through the
+     * descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
@@ -272,9 +275,9 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
 
 /* Claims the next n bytes of the file, or all bytes up to its end if these are fewer. Moves the
  * offset past the claimed bytes, so that other threads and processes that read at this offset get
- * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed: the
- * offset is at the end of the file, or the descriptor may belong to another file by now. tracked:
- * the descriptor's word in the table. */
+ * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed,
+ * because the offset is at the end of the file, or because the descriptor may belong to another
+ * file by now. tracked: the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The seek also fails if the offset would become too large. The kernel moves the offset
      * atomically, even for processes that share the offset but have their own table of
@@ -302,7 +305,8 @@ static ssize_t read_next(int fd, uint64_t tracked, struct monarch_wanted *w, voi
     ssize_t r = read_rest(fd, w, (char *)buf + done, wanted - done, at + (off_t)done);
     if (r < 0 && done)
         errno = old_errno;
-    if (r == OTHER_FILE) /* the offset of another file must not be moved */
+    /* The descriptor may refer to another file, whose offset must not be moved. */
+    if (r == OTHER_FILE)
         return done ? (ssize_t)done : REAL(read)(fd, buf, n);
     size_t got = done + (r > 0 ? (size_t)r : 0);
     give_back_offset(fd, tracked, (long)(wanted - got));

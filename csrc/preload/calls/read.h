@@ -2,9 +2,9 @@
  * the open.
  *
  * Bytes that are already in the copy are read from the copy. For bytes that are being filled, the
- * read waits. In any doubt, the read goes to the source. A read at the descriptor's own offset has
- * two steps. The first step claims a range: one lseek moves the offset, atomically for all threads
- * and processes that share the offset. The second step reads the claimed range. */
+ * read waits. In case of doubt, the bytes are read from the source. A read at the descriptor's own
+ * offset has two steps. The first step claims a range: one lseek moves the offset, atomically for
+ * all threads and processes that share the offset. The second step reads the claimed range. */
 #pragma once
 
 #include "preload/fill/wait.h"

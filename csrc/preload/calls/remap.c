@@ -1,8 +1,9 @@
 /* Calls that remove or change mappings. A mapping of a source's file may be waiting to move to the
  * file's copy (mappings.h).
  *
- * Before such a call, the library makes sure that no mapping in the range is being replaced. If the
- * call fails, the mapping merely stays on the source. */
+ * Before such a call, the library makes sure that no mapping in the range is being replaced, and
+ * usually forgets the mappings in the range. If the call then fails, the only effect is that these
+ * mappings stay on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 
@@ -18,7 +19,8 @@ PUBLIC int munmap(void *at, size_t n) {
 PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     va_list args;
     va_start(args, flags);
-    void *to = va_arg(args, void *); /* reads a register, even if no argument was passed */
+    /* without a fifth argument, `to` is whatever value is in the argument's register */
+    void *to = va_arg(args, void *);
     va_end(args);
     monarch_mappings_say(at, n, MONARCH_FORGET);
     if (flags & MREMAP_FIXED)

@@ -40,8 +40,8 @@ static const struct action *actions_of(const posix_spawn_file_actions_t *actions
 typedef int add_chdir(posix_spawn_file_actions_t *, const char *);
 typedef int add_fchdir(posix_spawn_file_actions_t *, int);
 
-/* Returns whether the actions that change the child's directory have the expected layout in libc's
- * list. glibc before 2.29 has no such actions. */
+/* Returns whether libc's list has the expected layout for the actions that change the child's
+ * directory. glibc before 2.29 has no such actions. */
 static int directories_are_as_expected(posix_spawn_file_actions_t *list) {
     void *chdir_at = NULL, *fchdir_at = NULL;
     add_chdir *chdir_to =
@@ -81,8 +81,8 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* Puts `part` and a slash in front of the path at the end of the buffer. Returns 0 if there is no
- * room. */
+/* The path is at the end of the buffer. Puts `part` and a slash in front of it. Returns 0 if there
+ * is no room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
     if (n + 1 > *at)
@@ -93,8 +93,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes to the end of `buffer` the path that action `i` opens. *dir gets this process's descriptor
- * of the directory from which the path starts. Returns the path, or NULL if it is too long. */
+/* Writes to the end of `buffer` the path that action `i` opens. *dir gets a descriptor of this
+ * process for the directory from which the path starts. Returns the path, or NULL if it is too
+ * long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

@@ -61,12 +61,12 @@ static const struct monarch_entry *behind(struct session **s, const struct monar
     return *s && S_ISREG(st->st_mode) ? monarch_behind_copy(s, c, st) : NULL;
 }
 
-/* Replaces mode, owner, number of links and ctime by the current values of the source's file. There
- * are two exceptions. If the path leads to another file by now, or the file's size has changed,
- * nothing is replaced, and *st keeps the values of the version that was opened. If only the file's
- * mtime has changed, the ctime is not replaced, because the new ctime would not fit the old mtime.
- * This is a separate function, because its buffer takes much of the stack, and few calls need
- * it. */
+/* Replaces mode, owner, number of links and ctime in *st by the current values of the source's
+ * file. There are two exceptions. If the path leads to another file by now, or the size of the file
+ * has changed, *st stays unchanged and describes the version that the program opened. If only the
+ * mtime of the file has changed, the ctime in *st stays unchanged, because the new ctime would not
+ * fit the old mtime. This is a separate function, because its buffer takes much of the stack, and
+ * few calls need the buffer. */
 __attribute__((noinline)) static void refresh(const struct session *s,
                                               const struct monarch_catalog *c,
                                               const struct monarch_entry *e, struct stat *st) {
@@ -95,7 +95,7 @@ static const struct monarch_entry *correct(struct stat *st) {
         return NULL;
     fill(s, e, st);
     /* The catalog's attributes may be outdated if the file was recorded as changed. They may also
-     * be outdated if the daemon has ended, because no changes are recorded then. */
+     * be outdated if the daemon has ended: from then on, no changes are recorded. */
     if (s != __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || !monarch_is_serving(s) ||
         monarch_is_changed(s->clients, st->st_dev, e->ino))
         refresh(s, c, e, st);
@@ -135,9 +135,9 @@ PUBLIC int lstat(const char *path, struct stat *st) {
 
 PUBLIC int fstat(int fd, struct stat *st) {
     int r = REAL(fstat) ? REAL(fstat)(fd, st) : (int)monarch_result(sys_fstat(fd, st));
-    /* If a copy is removed between the kernel's answer and the call of `correct`, `correct` does
-     * not recognize the copy. So the kernel is asked again. The second answer has a link count of
-     * 0, by which `correct` recognizes the removed copy. */
+    /* A copy may be removed between the kernel's answer and the call of `correct`. With the old
+     * answer, `correct` does not recognize such a copy, so the kernel is asked again. By the link
+     * count of 0 in the new answer, `correct` recognizes the removed copy. */
     if (r == 0 && !correct(st) && may_be_copy(st) && sys_fstat(fd, st) == 0)
         correct(st);
     return r;
@@ -148,14 +148,14 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
         answer_path(dir, path, st, !(flags & AT_SYMLINK_NOFOLLOW)))
         return 0;
     int r = REAL(fstatat) ? REAL(fstatat)(dir, path, st, flags) : kernel_stat(dir, path, st, flags);
-    MAYBE_NULL(path); /* newer kernels accept NULL with AT_EMPTY_PATH */
+    MAYBE_NULL(path); /* newer kernels accept NULL as the path with AT_EMPTY_PATH */
     if (r == 0 && !correct(st) && path && (dir == AT_FDCWD || *path == '/'))
         monarch_learn_stat(path, st);
     return r;
 }
 
-/* The versioned functions that programs built before glibc 2.33 call. The library answers only for
- * versions whose struct is the `struct stat` that the library uses. */
+/* The versioned functions that programs built before glibc 2.33 call. The argument `version` names
+ * a layout of `struct stat`. The library answers only if this is its own layout. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 
 PUBLIC int __xstat(int version, const char *path, struct stat *st) {
@@ -225,9 +225,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets the mtime of a file that may be a copy. Some copies are found by a stamp in their mtime
- * (monarch_stamp). If the program's call did not request the mtime, newer kernels leave the mtime
- * out of *x, and this function requests it. */
+/* Gets the mtime of a file that may be a copy. The mtime is needed, because some copies are found
+ * by a stamp in their mtime (monarch_stamp). If the program's call did not request the mtime, newer
+ * kernels do not store it in *x, so this function requests it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

@@ -13,7 +13,7 @@
 #include "preload/process/momentary.h"
 #include "shared/sys.h"
 
-/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. What follows a
+/* Returns whether the mode is for reading only: it begins with "r" and has no '+'. The part after a
  * comma does not matter, because it names a character set. */
 static int only_reads(const char *mode) {
     size_t letters = strcspn(mode, ",");
@@ -28,8 +28,8 @@ static FILE *changed(FILE *f, const char *mode, char *real) {
     return f;
 }
 
-/* Call this after fopen or freopen at the source, whether it succeeded or failed. A stream moves
- * its descriptor's offset inside libc, so the descriptor is never promoted. */
+/* Call this after a call of fopen or freopen at the source, even if the call has failed. A stream
+ * moves its descriptor's offset inside libc, so the descriptor is never promoted. */
 static FILE *opened_source(struct session *s, struct monarch_opening *o, const char *path,
                            uint64_t since_ns, FILE *f) {
     uint64_t took_ns = monarch_now_ns() - since_ns;

@@ -1,7 +1,7 @@
-/* Handles inotify watches. Once a file is watched for opens or reads, it is read from the source.
+/* Handles inotify watches. From the time when a file is watched for opens or reads, all programs
+ * read the file from the source.
  *
- * The watching program would not see opens and reads of the copy, so all programs read the
- * source. */
+ * If a program read the copy instead, the watching program would not see this. */
 #include <string.h>
 #include <sys/inotify.h>
 

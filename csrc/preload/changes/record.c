@@ -41,10 +41,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed that yet. Then the file that the catalog has at the path is not the file that is there
- * now. Before a program changes the file that is there, the library also marks the catalog's file
- * as changed. Otherwise the catalog's copy would be served, and the program would not see its own
- * change. */
+ * noticed this yet. Then the catalog has another file at the path than the file that is there now.
+ * When a program changes the file that is there, the library also marks the catalog's file as
+ * changed. Otherwise, the catalog's copy would still be served, and the program would not see its
+ * own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -53,7 +53,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     uint64_t dev = s->control->source[directory->source].dev;
     for (uint64_t i = 0; i < count; i++) {
         const char *path = monarch_pool(c, entries[i].path);
-        /* 0 if the directory is the source's root: all files of the source lie below it */
+        /* length of the directory's path; 0 for the source's root, below which all files of the
+         * source lie */
         size_t n = directory->path_len;
         if (entries[i].source == directory->source && entries[i].path_len > n &&
             (!n || path[n] == '/') && memcmp(path, prefix, n) == 0)
@@ -62,8 +63,8 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 }
 
 /* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If the
- * entry describes this file, does nothing, because the caller marks the file. Otherwise marks the
- * entry's file and, if the entry is a directory, all entries below it. */
+ * entry describes the file `now`, does nothing, because the caller marks this file. Otherwise marks
+ * the entry's file. If the entry is a directory, also marks all entries below it. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -78,14 +79,20 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
- * a negative number if there is none. name: a buffer of MONARCH_PATH_MAX bytes. */
+ * a negative number if there is none. A path that equals a source's alias is the path of a link to
+ * the source, because the kernel's path leads through no link. A path below the alias belongs to
+ * the source, because the source may be mounted there in this container. name: a buffer of
+ * MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
     int source = monarch_name_of(fd, name) && (*c = monarch_catalog_of(s))
                      ? monarch_prefix(s->control, name, strlen(name), &rel)
                      : -1;
-    return source < 0 ? MONARCH_OUTSIDE : monarch_find(*c, (unsigned)source, rel, strlen(rel));
+    const struct monarch_source *root = source < 0 ? NULL : &s->control->source[source];
+    return root && (*rel || monarch_is_below(name, root->path, root->path_len))
+               ? monarch_find(*c, (unsigned)source, rel, strlen(rel))
+               : MONARCH_OUTSIDE;
 }
 
 /* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
@@ -111,15 +118,16 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
 
 /* Marks the file that the catalog has at the path, unless the same file is there now. r: the result
  * of fstatat for the path. now: the attributes that fstatat has stored. buffer: MONARCH_PATH_MAX
- * bytes of the caller's stack, or NULL. If the path leads into a source only through a link outside
- * the sources, the look-up may miss the file. The path is then opened with O_PATH, and the kernel
+ * bytes of the caller's stack, or NULL. The look-up may miss a file whose path leads into a source
+ * only through a link outside the sources. The path is then opened with O_PATH, and the kernel
  * reports where it leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {
     const struct monarch_catalog *c;
     int64_t id = MONARCH_OUTSIDE;
     int old_errno = errno; /* the look-up may map a newer catalog */
-    /* For these two errors, the path cannot be read: it is a bad pointer, or may have no end. */
+    /* The path must not be read after these two errors: it may be a bad pointer, or may have no NUL
+     * at its end. */
     if (!s || path == buffer || r == -EFAULT || r == -ENAMETOOLONG)
         return;
     if (!monarch_leads_nowhere(dir, path))
@@ -155,23 +163,28 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
+/* Stores in *st the attributes of the file that is at the path now, and marks the file that the
+ * catalog has there (mark_known). Returns whether *s must learn of a change of the file that is
+ * there now. */
+static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
+                         char *buffer) {
+    if (!is_heard(s))
+        return 0;
+    int r = sys_fstatat(dir, path, st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
+    mark_known(*s, r, st, dir, path, follow, buffer);
+    return r == 0;
+}
+
 void monarch_changed_known(int dir, const char *path, int follow) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return;
-    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, follow, NULL);
+    mark_known_at(&s, &st, dir, path, follow, NULL);
 }
 
 int monarch_changed_path(int dir, const char *path, int follow) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return 0;
-    int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, follow, NULL);
-    return r == 0 && mark(s, &st, 0);
+    return mark_known_at(&s, &st, dir, path, follow, NULL) && mark(s, &st, 0);
 }
 
 void monarch_changed_fd(int fd) {
@@ -208,11 +221,7 @@ static void mark_all(struct session *s, const struct stat *st) {
 void monarch_changed_tree(int dir, const char *path) {
     struct session *s;
     struct stat st;
-    if (!is_heard(&s))
-        return;
-    int r = sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW);
-    mark_known(s, r, &st, dir, path, 0, NULL);
-    if (r == 0)
+    if (mark_known_at(&s, &st, dir, path, 0, NULL))
         mark_all(s, &st);
 }
 
@@ -339,10 +348,7 @@ const char *monarch_file_to_change(int dir, const char *path, int follow, char *
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real) {
     struct session *s;
     struct stat st;
-    if (is_heard(&s)) {
-        int r = sys_fstatat(dir, path, &st, follow ? 0 : AT_SYMLINK_NOFOLLOW);
-        mark_known(s, r, &st, dir, path, follow, real);
-    }
+    mark_known_at(&s, &st, dir, path, follow, real);
     return monarch_file_to_change(dir, path, follow, real);
 }
 

@@ -8,33 +8,35 @@
 
 /* These functions record that a file has changed, so that its copy is no longer served. They ignore
  * a file that is not on a source's device. follow: whether a link at the end of the path is
- * followed. monarch_changed_path records the file that is at the path now, and also the file that
- * the catalog has at the path, which may be another file (monarch_changed_known). It returns
- * whether the file that is there now is on a source's device. */
+ * followed. monarch_changed_path records the file that is at the path now. If the catalog has
+ * another file at the path (monarch_changed_known), it records this file too. It returns whether
+ * the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* A process without the library may have replaced a file after the daemon scanned it. If the
- * catalog has another file at `path` than the file that is there now, records that the catalog's
- * file has changed. Call this after a call with this path has succeeded. */
+/* After the daemon's scan, a process without the library may have replaced a file. So the file that
+ * the catalog has at `path` may be another one than the file that is there now. If so, records that
+ * the catalog's file has changed. Call this after a call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
-/* For a renamed directory: also records all files below the directory. */
+/* Records a change of the file at `path`. If it is a directory that is being renamed, also records
+ * a change of all files below it. */
 void monarch_changed_tree(int dir, const char *path);
 
-/* Records the change for a call that changes the file to which `path` leads, as
- * monarch_changed_path does. Returns the path to pass to that call. If `path` leads to a copy (as
+/* Call this before a call that changes the file to which `path` leads. Records the change, like
+ * monarch_changed_path. Returns the path to pass to the call. If `path` leads to a copy (as
  * /proc/self/fd/N may), stores the path of the source's file in `real` (MONARCH_PATH_MAX bytes),
  * and returns `real`. Otherwise returns `path`. If the source's file is no longer at its path,
  * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
  * changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Does the work of monarch_path_to_change with less stack, but records only the file that is at the
- * path now. Call monarch_changed_known after the change. */
+/* Does the same as monarch_path_to_change with less stack, but records a change only for the file
+ * that is at the path now. Call monarch_changed_known after the change. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
-/* Records the change for a call that changes the file of the descriptor `fd`. If `fd` is a
- * descriptor of a copy, stores the path of the source's file in `real`, as monarch_path_to_change
- * does, and returns `real`. Otherwise returns NULL: the call then uses `fd` itself. */
+/* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
+ * is a descriptor of a copy, stores the path of the source's file in `real`, like
+ * monarch_path_to_change, and returns `real`. Otherwise returns NULL: the call then uses `fd`
+ * itself. */
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
  * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If
@@ -42,7 +44,7 @@ const char *monarch_fd_to_change(int fd, char *real);
  * string if that file is no longer at its path. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Returns whether the path leads to a copy. First compares the beginning of the path, which rules
+/* Returns whether the path leads to a copy. The beginning of the path is compared first. This rules
  * out nearly all paths without a system call. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);

@@ -11,9 +11,9 @@
 
 /* --- locked files ----------------------------------------------------------------------------- */
 
-/* A Bloom filter of the files with locks (two bits per file). Its size is fixed, and it rarely
- * reports a file without locks. Bits are never cleared. If a process locks thousands of files, most
- * other files count as locked too, which only costs time. */
+/* A Bloom filter of the files with locks (two bits per file). Its size is fixed. Rarely, the filter
+ * also reports a file without locks. Bits are never cleared. If a process locks thousands of files,
+ * the filter reports most other files too. That only costs time. */
 #define LOCKED_BITS 8192
 static uint64_t locked[LOCKED_BITS / 64] SELDOM;
 
@@ -41,9 +41,10 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
 #define WORD 24
 
 /* A closing is a call of monarch_close_unseen. The lower half of `under_way` is the number of
- * closings that have not ended. The upper half is the pid of the process that makes them. By the
- * pid, a forked child recognizes its parent's closings and ignores them, because they never end in
- * the child. `so_far` counts all closings that have begun. */
+ * closings that have not ended. The upper half is the pid of the process that makes them. The pid
+ * lets a forked child recognize the closings of its parent. The child ignores these closings,
+ * because no thread of the child will ever end them. `so_far` counts all closings that have
+ * begun. */
 static uint64_t under_way;
 static uint32_t so_far;
 /* Longest wait for closings [ns]. Closings take microseconds unless the source hangs. */
@@ -127,12 +128,12 @@ static void read_locks_of(int fd, void *data) {
 
 /* --- preserving locks ------------------------------------------------------------------------- */
 
-/* Takes the process's read locks a second time, so that they are held while a descriptor of the
- * file is closed. The second locks belong to a new open file. This function closes the new open
- * file's descriptor at once, and keeps the open file by a mapping. The caller ends the second locks
- * by unmapping. It must not end them by a close, because a close would drop the locks that
- * take_again has just taken. Write locks cannot be taken a second time, so another process may take
- * them in between. Returns the mapping, or a negative number if there is none. */
+/* Takes the process's read locks a second time, for a new open file, so that the locks stay in
+ * force while a descriptor of the file is closed. This function closes the descriptor of the new
+ * open file at once, and keeps the open file by a mapping. The caller ends the second locks by
+ * unmapping. If they were ended by a close instead, the close would drop the locks that take_again
+ * has just taken. Write locks cannot be taken a second time, so another process may take them in
+ * between. Returns the mapping, or a negative number if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);
@@ -175,7 +176,7 @@ static void count(int more) {
                                           __ATOMIC_SEQ_CST));
 }
 
-/* The order of these two changes matters: a thread that sees the new `so_far` must also see the new
+/* `under_way` is changed first: a thread that sees the new `so_far` must also see the new
  * `under_way`. */
 static void begin_closing(void) {
     count(1);

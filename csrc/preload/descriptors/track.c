@@ -9,7 +9,7 @@
 #include "shared/sys.h"
 
 uint64_t monarch_track_table[MONARCH_TRACKED] SELDOM;
-static unsigned highest; /* no descriptor above it was ever tracked */
+static unsigned highest; /* no descriptor with a number above this one was ever tracked */
 
 /* --- the process that the table describes --------------------------------------------------------
  * A child of vfork runs in its parent's memory, but has descriptors of its own. The table describes
@@ -91,15 +91,16 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-static uint32_t opens; /* counts opens, so that two opens of the same file get different words */
+/* number of opens; it makes the words of two opens of the same file different */
+static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
     /* A child of vfork may write a word with TRACK_DIRECT into a slot that its parent does not use.
-     * That does no harm: the parent's reads still go to the kernel, and the daemon checks each
-     * descriptor that a program hands over. */
+     * That does no harm, because the parent's reads still go to the kernel. If the parent hands the
+     * descriptor over, the daemon checks which file it refers to. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -131,7 +132,7 @@ static int is_of_copy(int fd, uint64_t w) {
 /* A thread that waits until a descriptor is unpinned calls this function in a loop; `n` counts the
  * calls. Returns the descriptor's word. A promotion first makes the descriptor refer to the copy,
  * and then the kernel closes the source's file. That close may have to wait for the source, but
- * other threads need not wait for the close. So once the descriptor refers to the copy, this
+ * other threads need not wait for the close. So when the descriptor refers to the copy, this
  * function clears the word. */
 static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
     if (n >= 40 && n % 8 == 0 && is_of_copy(fd, w))
@@ -142,8 +143,8 @@ static uint64_t wait_while_pinned(int fd, uint64_t w, unsigned n) {
 }
 
 void monarch_track_flag_slow(int fd, uint64_t flag) {
-    /* Only a system call could tell whether this process is a child of vfork. The call is not worth
-     * its cost: a flag that a child of vfork sets does the parent no harm. */
+    /* Whether this process is a child of vfork is not checked, because that would need a system
+     * call. A flag that a child of vfork sets does the parent no harm. */
     if (__atomic_load_n(&forked_mark, __ATOMIC_ACQUIRE) ? !monarch_track_process()
                                                         : !monarch_track_is_mine())
         return;
@@ -160,7 +161,8 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* An entry of an earlier daemon's catalog means nothing in the current session. */
+    /* the word is of an earlier daemon's session, so its entry number means nothing in the current
+     * session */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -168,8 +170,8 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* Returns the part of the word that does not change during a seek. Other threads find the seek in
- * /proc by this value. */
+/* Returns the part of the word that does not change during a seek. By this value, other threads
+ * recognize the call of lseek in /proc. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
@@ -280,8 +282,9 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
  * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
  * returns. A thread that wants to close the descriptor, and finds that the mark stays, checks in
- * /proc whether the call is inside the kernel. A seek on a duplicate of the descriptor would need
- * no mark, but closing the duplicate may have to wait for the source. */
+ * /proc whether the call is inside the kernel. The library could instead seek on a duplicate of the
+ * descriptor, without a mark. But it would have to close the duplicate, and this close may have to
+ * wait for the source. */
 
 #define SEEK_ROUNDS 64
 

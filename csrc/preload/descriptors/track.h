@@ -55,8 +55,8 @@ uint32_t monarch_track_process(void);
 /* Tracks a descriptor of the entry's file at the source. flags: TRACK_DIRECT or 0. */
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags);
 void monarch_track_again(int fd, int fresh); /* tracks a duplicate of `fd` */
-/* Sets the flag in the word of `fd`. Call this before the program does what the flag describes. If
- * a promotion of the descriptor (promote.h) has begun, first waits for its end. */
+/* Sets the flag in the word of `fd`. Call this before the program makes the call to which the flag
+ * refers. If a promotion of the descriptor (promote.h) has begun, first waits for its end. */
 void monarch_track_flag_slow(int fd, uint64_t flag);
 /* Replaces the descriptor's word by `to` if the word still equals `seen`. Returns whether the word
  * was replaced. This function never replaces a pinned word: only the thread that has pinned a word
@@ -68,10 +68,10 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
         monarch_track_flag_slow(fd, flag);
 }
 /* Pins the descriptor. Until it is unpinned, no other thread changes its word. Signals are blocked
- * meanwhile, so that no signal handler waits for the thread that it has interrupted. Does not pin
- * the descriptor, and returns 0, in any of four cases: the table describes another process's
- * descriptors; the descriptor is not tracked; the descriptor is never promoted; or `expected` is
- * not 0 and differs from the descriptor's word. */
+ * meanwhile, so that no signal handler waits for the thread that it has interrupted. Returns 0
+ * without pinning the descriptor in four cases: the table describes another process's descriptors;
+ * the descriptor is not tracked; the descriptor is never promoted; or `expected` is not 0 and
+ * differs from the descriptor's word. */
 struct monarch_pin {
     uint64_t word, signals;
 };

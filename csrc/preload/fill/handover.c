@@ -22,9 +22,10 @@
 #include "shared/sys.h"
 
 /* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
- * the source would have to send more bytes for the rest of the copy than the program has read. */
+ * most bytes of the copy would still have to come from the source, and a handover is not worth its
+ * cost. */
 #define WORTH 2
-/* Once a program has read 1 / PART of a file, the library decides whether the program reads the
+/* When a program has read 1 / PART of a file, the library decides whether the program reads the
  * file at random. */
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
@@ -32,8 +33,9 @@
 /* Longest time that a call waits until the daemon has closed a descriptor that was handed over
  * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep a source's pages, one in LOOKS files of the source is handed over
- * nevertheless. These handovers show whether the kernel now keeps the pages. */
+/* If the kernel does not keep a source's pages in the page cache, handovers of its files are of no
+ * use. One in LOOKS files is handed over nevertheless, to find out whether the kernel now keeps the
+ * pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
@@ -41,8 +43,8 @@
 /* Returns whether the kernel is likely to keep the pages of the file `id` in the page cache after a
  * read. `sources` has a bit for each source in which the file may lie. Without the pages, a
  * program's reads cannot serve as the fill: the daemon would have to read the whole file again. For
- * one file in LOOKS, the result is always 1. The handover of that file shows whether the kernel now
- * keeps the source's pages. */
+ * one file in LOOKS, the result is always 1, so that the handover of this file shows whether the
+ * kernel now keeps the source's pages. */
 static int keeps_pages(const struct session *s, uint32_t sources, uint64_t id) {
     return !(__atomic_load_n(&s->control->pageless_sources, __ATOMIC_RELAXED) & sources) ||
            id % LOOKS == 0;
@@ -103,7 +105,7 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the caller
- * has not taken its lock on the file yet: another process may have the lock, and may still change
+ * does not have its lock on the file yet. Another process may have the lock, and may still change
  * the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
@@ -124,8 +126,8 @@ void monarch_keep_descriptor(int fd) {
 /* --- sending ---------------------------------------------------------------------------------- */
 
 /* Writes to `to` the address of the socket that takes handovers of the file `id`. If the socket's
- * path is too long for an address, the address uses a descriptor of the socket's directory instead.
- * Returns that descriptor, or -1 if none is used. */
+ * path is too long for an address, opens the socket's directory, and writes an address that uses
+ * this descriptor. Returns the descriptor, or -1 if the address needs none. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -201,8 +203,8 @@ static uint64_t add_unmet(int fd, uint64_t tracked, uint64_t n, uint64_t *size) 
 }
 
 /* Returns whether small files of a source on this device are read as fast as their copies would be.
- * The daemon finds out from its fills which sources are fast. Until there are enough fills, this
- * process's own reads decide, provided that there is only one source. */
+ * The daemon finds out from its fills which sources are fast. Before it has made enough fills, the
+ * result depends on this process's own reads if there is only one source, and is 0 otherwise. */
 static int is_fast_device(const struct session *s, uint64_t dev) {
     uint32_t fast = __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED), here = 0;
     uint32_t judged = __atomic_load_n(&s->control->judged_sources, __ATOMIC_RELAXED);
@@ -255,7 +257,8 @@ __attribute__((noinline)) static int is_sent_unmet(struct session *s, int fd, ui
     struct monarch_handover what = {.id = monarch_track_entry(tracked),
                                     .is_read = (uint32_t)is_read};
     struct statx x;
-    /* The attributes that the kernel cached at the open are enough, so the source is not asked. */
+    /* Only the inode number is needed, and the kernel has cached it at the open. So the source is
+     * not asked. */
     if (tracked & TRACK_FORKED ||
         sys6(SYS_statx, fd, (long)"", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_INO, (long)&x, 0) !=
             0 ||
@@ -320,7 +323,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         return;
     if (!e) {
         /* If the sources are as fast as the page cache, the library has followed the reads only to
-         * time them. If the daemon makes a copy, it reads the source itself. */
+         * time them, and does not send the descriptor. To make a copy, the daemon reads the source
+         * itself. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);
@@ -365,13 +369,14 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
         if (!(tracked & TRACK_HANDED) && bytes && bytes >= size)
             monarch_hand_over(fd, tracked, 1);
         else if (s && s->clients && !(tracked & TRACK_HANDED) && size > MONARCH_UNIT)
-            /* renews the claim, which may expire before the program has read the file */
+            /* renews the claim, which might otherwise expire before the program has read the whole
+             * file */
             monarch_claim_file(s->clients, id);
         return;
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* later reads come from the copy, once there is one */
+    if (tracked & TRACK_HANDED) /* when there is a copy, later reads are served from the copy */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -1,9 +1,9 @@
 /* Hands descriptors over to the daemon, so that a program's own reads serve as the fill.
  *
- * A program reads a file without a copy at the source, through its own descriptor. Once the program
- * has read the whole file, the library hands the descriptor over to the daemon, which makes the
- * copy from the page cache. So the source sees a single open, and sends each byte once. If a
- * handover is lost, the daemon fills the file itself. */
+ * A program reads a file without a copy at the source, through its own descriptor. After the
+ * program has read the whole file, the library hands the descriptor over to the daemon, which makes
+ * the copy from the page cache. So the source handles only one open, and sends each byte only once.
+ * If a handover is lost, the daemon fills the file itself. */
 #pragma once
 
 #include <sys/stat.h>
@@ -19,12 +19,12 @@ int monarch_may_read_direct(const struct session *s, const struct monarch_entry 
 /* Returns whether a program that opens the file now is to fill the file by its own reads. All of
  * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no
  * copy; no fill of the file has begun; and no program has requested a fill since the daemon last
- * took the requests. A fill that the daemon's policy has ordered counts as begun only once a thread
+ * took the requests. A fill that the daemon's policy has ordered counts as begun only when a thread
  * works on it. word: the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
-/* Ends the claim of a file, and requests a fill from the daemon instead. Call this if the library
- * cannot follow the program's reads of the file. */
+/* Ends the claim of a file, and requests a fill from the daemon. Call this if the library cannot
+ * follow the program's reads of the file. */
 void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint64_t id);
 
 /* Call this for a file that is open as `fd` and that the catalog does not know. Returns whether the

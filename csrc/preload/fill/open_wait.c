@@ -8,19 +8,19 @@
 #include "preload/session/copies.h"
 #include "shared/sys.h"
 
-/* If an open and a read at the source together take less time than this [ns], an open goes to the
- * source at once. A wait would not pay, because it costs some system calls itself. */
+/* If an open and a read at the source together take less time than this [ns], an open does not wait
+ * for a copy. A wait would save no time, because it needs some system calls itself. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* After a wait that has brought no copy, at most this many opens in a row skip their wait. */
+/* After a wait that has ended without a copy, at most this many successive opens do not wait. */
 #define MOST_SKIPPED 64
 
 /* --- skipped waits ---------------------------------------------------------------------------- */
 
-/* left_to_skip: how many of the next opens skip their wait. last_skipped: the value that
- * left_to_skip was last set to. A wait that brings no copy sets both variables to 2 * last_skipped
- * + 1, but to at most MOST_SKIPPED. A wait that brings the copy sets both to 0. */
+/* left_to_skip: how many of the next opens skip their wait. last_skipped: the value to which
+ * left_to_skip was last set. A wait that ends without a copy sets both variables to 2 *
+ * last_skipped + 1, but at most to MOST_SKIPPED. A wait that ends with a copy sets both to 0. */
 static uint32_t left_to_skip SELDOM, last_skipped SELDOM;
 
 static int skips(void) {
@@ -58,9 +58,9 @@ int monarch_wait_for_copy(struct session *s, struct monarch_opening *o) {
     return 1;
 }
 
-/* Waits for the copy instead of opening the source, for at most 1.2 times as long as the source
- * would take. Even if the wait is skipped, demands the copy, so that a queued fill moves to the
- * front of the queue. */
+/* Waits for the copy instead of opening the source. The limit of the wait is 1.2 times the time
+ * that the source would need. If the wait is skipped, the copy is demanded nevertheless, so that a
+ * queued fill moves to the front of the queue. */
 static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     w->is_instead = 1;
     w->n = w->entry->size;
@@ -77,15 +77,15 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Returns whether this node fills the file from another node, and the file is small enough for an
- * open to wait for the copy. The wait saves the source an open, and lasts at most WHOLE_NS
- * (wait.c). */
+ * open to wait for the copy. With the wait, the source need not handle the open. The wait lasts at
+ * most WHOLE_NS (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
 
-/* Waits for the copy of a file. Either this node fills the file from another node, or a fill is
- * already reading the file at the source. The wait saves the source an open. If the fill is reading
- * the source, the wait also saves the source from sending the same bytes to the program. The wait
+/* Waits for the copy of a file. Call this if this node fills the file from another node, or if a
+ * fill is already reading the file at the source. With the wait, the source need not handle the
+ * program's open. In the second case, the source also need not send the same bytes twice. The wait
  * lasts at most WHOLE_NS (wait.c). */
 static int wait_for_fill(const struct monarch_wanted *w) {
     uint64_t latency = monarch_latency_ns();

@@ -6,8 +6,8 @@
 
 #define PLACES 1024
 #define BYTES ((1ULL << 40) - 1)
-/* If a program has read 1 / PART of a file before there was a copy, the file counts as read to its
- * end. */
+/* If a program has read at least 1 / PART of a file before the file had a copy, the file counts as
+ * read to its end. */
 #define PART 8
 #define STREAMS 64
 
@@ -32,8 +32,8 @@ static int is_followed(const struct session *s) {
     return __atomic_load_n(&s->control->follow_reads, __ATOMIC_RELAXED) != 0;
 }
 
-/* Returns the entry. Returns NULL if the daemon does not want to know which files were read to
- * their end. */
+/* Returns the entry with the number `id`. Returns NULL if the daemon does not need to know which
+ * files were read to their end. */
 static const struct monarch_entry *followed(struct session *s, uint64_t id) {
     return s && s->clients && is_followed(s) ? entry_of(s, id) : NULL;
 }
@@ -135,22 +135,22 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 #define OPEN_NEAR_NS 100000
 #define READ_NEAR_NS 300000
 /* In each thread, one in FOLLOWED calls of monarch_source_is_at_hand and monarch_source_is_near
- * returns 0 even if most of the recent opens and reads took less than these limits. So some reads
- * are still timed. */
+ * returns 0, even if most of the recent opens and reads were faster than the limits above. The
+ * reads after such a call are timed, so the statistics stay up to date. */
 #define FOLLOWED 256
-/* A share is the fraction of the recent opens, or reads, that took less time than a limit, in units
- * of 1 / SHARE_ALL. */
+/* at_hand and near (struct taken) are shares: the part of the recent opens, or reads, that took
+ * less time than a limit. The unit is 1 / SHARE_ALL. */
 #define SHARE_ALL 1024U
 /* A share is a moving average, in which the last value has the weight 1 / SHARE_STEP. */
 #define SHARE_STEP 16U
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources. at_hand: the share of the calls
- * that took less time than the limit for the page cache. near: the share of the calls that took
- * less time than the limit for a local disk. A call's time includes a thread's wait for a
- * processor, so the mean may be too large. If two threads write at the same time, one of their
- * values is lost. Children of a fork inherit the statistics. */
+/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean time of a
+ * call. at_hand: the share of the calls that took less time than the limit for the page cache.
+ * near: the share of the calls that took less time than the limit for a local disk. The time of a
+ * call includes waits for a processor, so the mean may be too large. If two threads write at the
+ * same time, one of their values is lost. Children of a fork inherit the statistics. */
 static struct taken {
     uint64_t mean_ns;
     uint32_t at_hand, near;
@@ -194,8 +194,8 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 }
 
 /* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
- * so that the reads that follow are timed. Each thread begins its count at a different number. So
- * even if a program makes a thread for each file, the reads of one in FOLLOWED threads are
+ * so that the reads that follow are timed. The threads of a process begin to count at different
+ * numbers. So if a program makes a thread for each file, the reads of one in FOLLOWED threads are
  * timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;

@@ -9,7 +9,7 @@
  * worth a copy. */
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
-/* Call this when a program requests `n` bytes of a file without a copy. Once this process has
+/* Call this when a program requests `n` bytes of a file without a copy. When this process has
  * requested enough of the file (`fill_after`), requests a fill from the daemon. Returns whether a
  * fill was requested. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);

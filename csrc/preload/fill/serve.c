@@ -68,38 +68,39 @@ void monarch_opened_copy(struct session *s, const struct monarch_opening *o) {
     tell_opened(s, (uint64_t)o->id);
 }
 
-/* Counts an open at the source, and adds up its duration. From the durations, the daemon decides
- * whether it overloads the source. */
+/* Counts an open at the source, and adds up its duration. The durations show the daemon whether its
+ * fills overload the source. */
 static void count_wait(struct session *s, uint64_t took_ns) {
     struct monarch_stats *n = monarch_my_stats(s);
     __atomic_fetch_add(&n->source_opens, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the file is small and the source returns it as fast as the page cache does. A
- * claim of the file, or the tracking of its descriptor, would then take longer than the read
- * itself. So the library does neither, and the file counts as read to its end. */
+/* Returns whether the file is small and the source returns it as fast as the page cache does. To
+ * claim such a file, or to track its descriptor, would take longer than to read the file. So the
+ * library does neither, and the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
 }
 
-/* While the sources are as fast as the page cache, `fstat` and the message to the daemon take about
- * a tenth of the time in which a program opens, reads and closes a small file. The daemon does not
- * need these messages while a scan finds all files. So this process then examines only one in
- * LOOKED opens of files without an entry. For each other open, it counts the size of the file that
- * was examined last. */
+/* While the sources are as fast as the page cache, a program opens, reads and closes a small file
+ * in a short time. The examination of an opened file (`fstat` and a message to the daemon) takes
+ * about a tenth of this time. While a scan finds all files, the daemon does not need these
+ * messages. In that case, this process examines only one in LOOKED opens of files without an entry.
+ * For each other open, it counts the size of the last examined file. */
 #define LOOKED 16
 
-/* Returns whether to examine this open, for which the sources were as fast as the page cache. The
- * distances between examined opens are irregular (multiples of the golden ratio). So if a program
+/* Returns whether to examine this open of a source that is as fast as the page cache. The result is
+ * a hash of the number of the open, so the distances between examined opens vary. If a program
  * alternately opens an image and its label, files of both kinds are examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;
 }
 
-/* Counts an open of a file that has no entry, and follows the file's reads if they may serve as the
- * fill. */
+/* Counts an open of a file that has no entry. If the program's reads can serve as a fill of the
+ * file, the library follows these reads. Otherwise it reports the file to the daemon. An open that
+ * is not examined (see is_looked_at) is only counted. */
 static void opened_unmet(struct session *s, int flags, int fd) {
     static uint64_t last_size SELDOM;
     struct stat st;
@@ -180,14 +181,16 @@ int monarch_begin_look_up(struct session *s, int dir, const char *path, int flag
     o->id = MONARCH_OUTSIDE;
     o->served = o->waited = o->is_new = o->claimed = o->is_alone = 0;
     o->word = o->version = 0;
-    /* An open with O_PATH or O_DIRECTORY reads no file. For O_DSYNC see monarch_copy_flags. */
+    /* An open with O_PATH or O_DIRECTORY reads no file. An open with O_DSYNC never gets a copy,
+     * because monarch_copy_flags uses this flag for its own purpose. */
     if (!path || flags & (O_PATH | O_DIRECTORY | O_DSYNC))
         return 0;
     if (!monarch_aim(s, dir, path, 1, a)) {
         o->is_new = a->is_new;
         return 0;
     }
-    monarch_tick(s); /* the prefetched cache lines arrive meanwhile */
+    /* monarch_aim has begun to prefetch cache lines, which arrive during this call */
+    monarch_tick(s);
     if (a->source >= 0 && s->control->metadata_cached && !(flags & O_NOATIME)) {
         uint64_t word;
         a->likely = monarch_guess(a->catalog, a->hash, &word);
@@ -206,9 +209,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* Returns whether the entry, which was found by its file's inode, may describe another file by now.
- * `version`: the entry's version when the entry was found. Call this after reading the entry's
- * word: if the result is 0, the word belongs to the file that was found. */
+/* An entry was found by a file's inode. Returns whether the entry may describe another file by now.
+ * version: the entry's version when it was found. Call this after reading the entry's word. If the
+ * result is 0, the word belongs to the file that was found. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }
@@ -248,8 +251,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* The fill has not begun. Even if the daemon has already queued the file to be filled
-         * ahead, the request tells the daemon that a program needs the file now. */
+        /* The fill has not begun. The daemon may have queued the file to be filled ahead. The
+         * request shows the daemon that a program needs the file now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

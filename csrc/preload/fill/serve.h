@@ -20,7 +20,7 @@ struct monarch_opening {
      * show that (is_new in struct monarch_aim). The caller must then call monarch_opened_elsewhere
      * after the open. */
     int is_new;
-    /* 1: the file is claimed: the program's reads are to serve as the fill */
+    /* 1: the file is claimed, because the program's reads are to serve as the fill */
     int claimed;
     /* 1: the file is not claimed, and its descriptor is not tracked (is_left_alone) */
     int is_alone;

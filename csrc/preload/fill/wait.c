@@ -14,15 +14,16 @@
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
-/* A reader gives up its wait after this time without progress [ns]. On a busy machine, a living
- * daemon may get no processor for some tenths of a second. If the readers gave up then, they would
- * open hundreds of files at the source, so this time is longer. It is less than WHOLE_NS, so that
- * readers notice a stopped daemon before a wait for a whole file ends. Tests set a longer time. */
+/* A reader gives up its wait after this time without progress [ns]. The time is longer than some
+ * tenths of a second, for which a living daemon may get no processor on a busy machine. If the
+ * readers gave up then, they would open hundreds of files at the source. The time is shorter than
+ * WHOLE_NS, so that readers notice a stopped daemon before a wait for a whole file ends. Tests set
+ * a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait for a daemon that makes progress [ns]. The time is long because the source may be
- * slow. If the reader then read the source itself, it would not get the bytes sooner. */
+/* Longest wait for a daemon that makes progress [ns]. The time is long, because the source may be
+ * slow: a reader that read the source itself would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
@@ -50,12 +51,12 @@
 /* A caller that needs the whole file waits for at most this time, unless the caller sets another
  * limit [ns]. */
 #define WHOLE_NS 1000000000ULL
-/* A caller that needs the whole file does not wait at all if more bytes than this are missing. */
+/* If more bytes than this are missing, a caller that needs the whole file does not wait. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
-/* Longest wait between the fill of a copy's last byte and the copy's publication [ns]. It applies
- * to callers that need the whole file, and is part of WHOLE_NS. */
+/* When all bytes of a copy are filled, a caller that needs the whole file waits at most this long
+ * for the copy's publication [ns]. This wait is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
@@ -78,8 +79,8 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
- * gives a larger debt, it is a time of another clock: the process was forked into its own time
- * namespace. The debt then counts as 0. */
+ * gives a larger debt, it is the time of another clock, because the process was forked into its own
+ * time namespace. The result is then 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -112,9 +113,9 @@ static int may_wait(const struct monarch_wanted *w) {
 }
 
 /* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait was for a
- * whole file. Parts of the file may still come in time, so this wait adds to waste_debt only. If
- * the wait replaced an open of the source (is_instead), this function does nothing, because
- * open_wait.c counts these waits itself. */
+ * whole file. Parts of the file may still come in time, so such a wait adds only to waste_debt. A
+ * wait that has replaced an open of the source (is_instead) adds to no debt, because open_wait.c
+ * counts such waits itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)

@@ -3,8 +3,8 @@
 
 #include "preload/session/session.h"
 
-/* The part of a file that a caller wants: the bytes [at, at + n) of the file that entry `id` in the
- * session's catalog describes. */
+/* The part of a file that a caller wants. The part is the range [at, at + n) of bytes; the file is
+ * that of entry `id` in the session's catalog. */
 struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
@@ -30,8 +30,8 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
 }
 
 /* Returns whether the entry now describes another file, or another version of the file. If the
- * caller has read the entry's word before this call, a result of 0 proves that the word belongs to
- * a copy of the caller's file. */
+ * caller has read the entry's word before this call and the result is 0, the word belongs to a copy
+ * of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
@@ -52,7 +52,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
  * most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Returns whether a thread already works on the fill that `word` names, so that the fill is no
+/* Returns whether a thread already works on the fill that `word` names. If so, the fill is no
  * longer queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 

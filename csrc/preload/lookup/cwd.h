@@ -12,8 +12,8 @@
 
 /* Position of the working directory. FAR: the directory is neither below nor above any source, so a
  * relative path needs no getcwd. NEAR: the directory is below or above a source, so each relative
- * path needs a getcwd. If NEAR is outdated, that costs time, but does no harm. The two lowest bits
- * of monarch_cwd_is are one of these values. The other bits count changes of directory. */
+ * path needs a getcwd. An outdated NEAR costs time, but does no harm. The two lowest bits of
+ * monarch_cwd_is are one of these values. The other bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Returns whether a path is relative to a working directory far from every source, and has no `..`.

@@ -10,14 +10,15 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry per directory. It consists of SETS sets of WAYS entries; a directory's key
- * selects its set. If that set is full, a new directory replaces another directory. The library
- * learns the replaced directory again at its next use. */
+/* The table has an entry for each directory whose target the library has learnt. It consists of
+ * SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a new
+ * directory replaces another one. When the replaced directory is used again, the library learns its
+ * target again. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into a source. So after one in
- * LOOK_AGAIN opens in such a directory, an fstat checks again whether the opened file is in a
- * source. */
+/* A directory that leads to no source may later get a link into a source. So one in LOOK_AGAIN
+ * opens in such a directory is followed by an fstat, which shows whether the opened file is in a
+ * source now. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -25,9 +26,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each entry is atomic. It consists, from the highest bit on, of bits of the
- * key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). 0: the entry is
- * free. */
+/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of bits of
+ * the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). A free entry is
+ * 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -53,9 +54,9 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* Returns the entry that has the key. If there is none, returns a free entry. If the set is full,
- * returns the entry to be replaced: an entry with the lowest value of enum monarch_lead. So an
- * entry with MONARCH_LEAD_ELSEWHERE is replaced first; such an entry is cheap to learn again. */
+/* Returns the entry of the set that has the key. If there is none, returns a free entry. If no
+ * entry is free, returns the entry that is to be replaced. An entry with MONARCH_LEAD_ELSEWHERE is
+ * replaced first, because the library can learn it again at little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
@@ -90,10 +91,10 @@ static size_t directory_length(const char *path, size_t n) {
     return slash ? (size_t)(slash - path) : 0;
 }
 
-/* `directory` is the length of the path's directory. Searches the directories above the path's
- * directory for one that is known to lead into a source. If such a directory is found, records in
- * the table that the path's directory leads into the source too. Then returns the table's entry of
- * the directory that was found. Otherwise returns 0. */
+/* Searches the directories above the path's directory for a directory that is known to lead into a
+ * source. If there is one, records in the table that the path's directory leads into the source
+ * too, and returns the table's entry of the directory above. Otherwise returns 0. directory: length
+ * of the path's directory. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -106,9 +107,9 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Searches the table in three steps, and returns the first entry that it finds. The first step is
- * the path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). The second step is
- * the path's directory, whose entry is `word`. The third step is the directories above. */
+/* Searches the table, and returns the first entry that it finds. The search begins with the path
+ * itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the path's
+ * directory, whose entry is `word`, and ends with the directories above. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -204,14 +205,14 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
     if (id >= 0) {
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
-        /* The daemon reads the source's files by the source's path. So this path must lead this
-         * process to the same directory. */
+        /* The daemon finds the source's files by the source's path. So the entry is used only if
+         * this path leads to the same directory in this process. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
     }
     /* The hint costs each open in this directory a system call. If most files of the directory are
-     * outside all sources, that cost brings nothing. So the hint is dropped at intervals. */
+     * outside all sources, the system call is of no use. So the hint is dropped at intervals. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -277,9 +278,9 @@ int monarch_learn_open(struct session *s, const char *path, int fd) {
 }
 
 /* Returns whether the library should find out where the first `n` bytes of `path` lead. The result
- * is 0 in three cases. First, the table already has an entry for these bytes, and the entry is not
- * an "elsewhere" that is due for a check. Second, the path's text leads into a source. Third, the
- * path is relative and may lead into a source. */
+ * is 0 in three cases. First, the table has an entry for these bytes, and the entry need not be
+ * checked again. Second, the text of the path already leads into a source. Third, the path is
+ * relative and may lead into a source even without a link. */
 static int is_new(const struct session *s, const char *path, size_t n) {
     const char *rel;
     uint64_t word = find(key_of(path, n));

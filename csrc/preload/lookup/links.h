@@ -12,7 +12,7 @@
 #include "preload/session/session.h"
 
 enum monarch_lead {
-    MONARCH_LEAD_NEW, /* nothing is known, or the directory is to be checked again */
+    MONARCH_LEAD_NEW, /* nothing is known about the directory, or it is to be checked again */
     MONARCH_LEAD_ELSEWHERE,
     MONARCH_LEAD_DIRECTORY, /* the first `prefix` bytes of the path name a source's directory */
     MONARCH_LEAD_FILES,     /* the directory is in no source, but leads to files of a source */
@@ -44,12 +44,13 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Call this after an open, at the source, of a path for which is_new in struct monarch_aim is 1.
- * Learns where the path leads. Returns whether the path leads to a file of a source. If it does,
- * the caller can look the path up again, and finds the file if the catalog knows it. */
+/* Call this after a path was opened at the source, if the look-up of the path has set is_new
+ * (struct monarch_aim) to 1. Learns where the path leads. Returns whether the path leads to a file
+ * of a source. If it does, the caller can look the path up again, and finds the file if the catalog
+ * knows it. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
- * monarch_learn_listed after an opendir. The library learns nothing from a stat of a file, because
+ * monarch_learn_listed after an opendir. After the stat of a file, nothing is learnt, because
  * programs make too many such calls. */
 void monarch_learn_directory(const char *path, const struct stat *st);
 static inline void monarch_learn_stat(const char *path, const struct stat *st) {

@@ -14,8 +14,8 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Returns whether the last comparison of the directories with the source is so recent that the
- * catalog may still answer. */
+/* Returns whether the catalog may still answer, because the daemon has compared the directories
+ * with the source recently. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -102,10 +102,10 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
     uint64_t listing = last_listing(k), now_ns = monarch_now_ns();
     if (!listing || look_holds(k, now_ns))
         return listing;
-    /* The listing is checked again after the look, for the following case. The directory has
-     * changed, and the daemon has stored the new times in the entry before the look. The look then
-     * compares with the new times, and finds no change. But the daemon marks a changed directory
-     * before it stores the new times, so the second check finds the mark. */
+    /* The directory may have changed before the look. If the daemon has already stored the new
+     * times in the entry, the look compares with these times, and finds no change. But the daemon
+     * marks a changed directory before it stores the new times. So the listing is checked a second
+     * time after the look, and this check finds the mark. */
     if (!is_as_listed(k, dir, path) || !monarch_is_same_version(k) || last_listing(k) != listing)
         return 0;
     keep_look(k, now_ns);

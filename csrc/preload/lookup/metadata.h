@@ -10,7 +10,8 @@ struct monarch_known {
     struct session *session;
     const struct monarch_catalog *catalog;
     const struct monarch_entry *entry;
-    uint32_t version; /* version of the entry's attributes, see monarch_is_same_version */
+    /* the entry's version when its attributes were read, for monarch_is_same_version */
+    uint32_t version;
 };
 
 int monarch_know_near(int dir, const char *path, int follow, struct monarch_known *k);
@@ -36,8 +37,8 @@ int monarch_is_same_version(const struct monarch_known *k);
  * (struct monarch_control). If they were not, requests another comparison from the daemon. */
 int monarch_is_fresh(struct session *s);
 
-/* Returns the listing of a directory if the last look at the source (metadata.c) is still valid,
- * otherwise 0. */
+/* Returns the listing of a directory, or 0 if the last look at the directory (metadata.c) is no
+ * longer valid. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
 /* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
  * the source is valid, makes a new look, which is a statx of `path`. The caller must have found the

@@ -46,8 +46,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because its buffer takes much of the stack, and few calls need
- * it. */
+/* This is a separate function, because its buffer takes much of the stack, and few calls need the
+ * buffer. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     char text[MONARCH_PATH_MAX];
@@ -57,14 +57,14 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
 }
 
 /* Does the work of monarch_aim for a path whose hint leads into a source. This is a separate
- * function, so that the many other calls need not save registers for it. */
+ * function, so that calls for other paths need not save the registers that it uses. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* an open saves more by the copy than it spends on checking the file */
+        return 1; /* for an open, the copy saves more time than the check of the file takes */
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -80,8 +80,8 @@ __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *
     return monarch_root_is_ours(s, (unsigned)a->source, 0);
 }
 
-/* Does the work of monarch_aim for a path that does not lead into a source by its text, but may do
- * so through a link. */
+/* Does the work of monarch_aim for a path that may lead into a source through a link. The text of
+ * the path does not lead into a source. */
 static inline int aim_through_link(struct session *s, const char *path, size_t n,
                                    struct monarch_aim *a) {
     if ((!a->is_open && !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED)) ||
@@ -168,8 +168,9 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    *c = a.catalog; /* the catalog that contains entry `id`; it may be newer than at the call of
-                     * monarch_aim */
+    /* the catalog that contains entry `id`; monarch_locate_aimed may have mapped a newer catalog
+     * than monarch_aim */
+    *c = a.catalog;
     return id;
 }
 
@@ -177,7 +178,7 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer) {
     struct monarch_aim a;
     struct monarch_place place = {.path = buffer};
-    if (!monarch_aim(s, dir, path, 0, &a))
+    if (!monarch_aim(s, dir, path, 0, &a) || (a.is_alias && !follow))
         return MONARCH_OUTSIDE;
     monarch_locate_place(s, &a, dir, path, follow, &place);
     *c = a.catalog;

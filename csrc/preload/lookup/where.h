@@ -22,7 +22,7 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
- * it. A plain path, which is absolute and whose text leads into a source, is looked up by
+ * it. A plain path is absolute, and its text leads into a source. Such a path is looked up by
  * `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
@@ -30,12 +30,13 @@ struct monarch_aim {
      * a link outside all sources. */
     const struct monarch_entry *base;
     size_t skip;
-    enum monarch_lead lead; /* how the path leads into a source, if its text does not */
+    /* how the path leads into a source; used only if the path's text does not lead into one */
+    enum monarch_lead lead;
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
     int is_open; /* 1: the look-up is for an open; only opens use MONARCH_LEAD_FILES */
-    /* 1: the path may lead into a source, although neither its text nor a hint shows that. Also 1
-     * if the hint is MONARCH_LEAD_FILES, and the scan may still find the file. */
+    /* 1: the path may lead into a source, although neither its text nor a hint shows that. The
+     * value is also 1 if the hint is MONARCH_LEAD_FILES and the scan may still find the file. */
     int is_new;
     const char *rel; /* the path relative to the source */
     size_t len;
@@ -44,8 +45,8 @@ struct monarch_aim {
      * leads to the link, which is outside all sources. */
     int is_alias;
     int64_t likely; /* the result of monarch_guess, or -1 */
-    /* Number of the source. -1: not known yet, because the path must be resolved in the slower,
-     * exact way. */
+    /* Number of the source. -1: not known yet, because monarch_locate_place must first resolve the
+     * path. */
     int source;
 };
 /* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the

@@ -1,18 +1,19 @@
 /* The table of the mappings that wait for their copies. A lock guards the table.
  *
- * The lock is held only while a thread reads or changes the table. All signals that a program can
- * handle are blocked meanwhile, so that no signal handler of the program can run or jump away. A
- * replacement takes longer, so the thread that replaces a mapping does not hold the lock. Meanwhile
- * the mapping's slot is in the state REPLACING. Only a thread that is about to change the slot's
- * range waits for the end of the replacement.
+ * The lock is held only while a thread reads or changes the table. Meanwhile, all signals that a
+ * program can handle are blocked. Otherwise, a signal handler of the program could leave this code
+ * by a jump, and the lock would stay held. A replacement takes longer, so the thread that replaces
+ * a mapping does not hold the lock. Meanwhile the mapping's slot is in the state REPLACING. Only a
+ * thread that is about to change the slot's range waits for the end of the replacement.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"
 
 #include "preload/process/attributes.h"
 
-/* If a thread waits for the lock for longer than this [ns], the process never tries to take the
- * lock again. This happens only if a child of vfork was killed while it held the lock. */
+/* If a thread has waited for the lock for this long [ns], the process gives up the lock and never
+ * takes it again. Only one event makes a wait so long: a child of vfork was killed while it held
+ * the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 
@@ -112,9 +113,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. Puts the pieces
- * before and after that part into slots of their own, so that these pieces still wait. If no slot
- * is free for a piece, that piece stays on the source. */
+/* [say] Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining
+ * parts of the range, before and after [begin, end), get slots of their own, so that they still
+ * wait. If no slot is free for a remaining part, it stays on the source. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;
     s->number = ++next_number;
@@ -150,7 +151,7 @@ static int is_in(const struct slot *s, uint64_t begin, uint64_t end) {
            begin < GET(s->end);
 }
 
-/* The step [quiet] of the model. */
+/* In the model (tests/csrc/test_mapping_model.py), this function is the step [quiet]. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end) {
     uint32_t seen = __atomic_load_n(&edits, __ATOMIC_ACQUIRE);
     if (seen & 1)
@@ -171,8 +172,8 @@ static int is_busy(uint64_t begin, uint64_t end) {
     return 0;
 }
 
-/* Steps of the model: [busy] [carve] [put] [end_edit], or only [lost] if the lock has been given
- * up. */
+/* In the model (tests/csrc/test_mapping_model.py), this function makes the steps [busy], [carve],
+ * [put] and [end_edit]. If the lock has been given up, it makes only the step [lost]. */
 int monarch_slots_say(struct own *o, uint64_t begin, uint64_t end, int what) {
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
     if (monarch_slots_lock(o)) {

@@ -37,7 +37,7 @@ struct own {
     uint32_t pid;    /* 0: a forked child has not adapted its parent's table yet */
     uint32_t helper; /* 1: the thread of move.c runs, or is being started */
     uint32_t tid;
-    uint32_t bell; /* futex: rung when the thread should check the table at once */
+    uint32_t bell; /* a futex that wakes the thread when it should check the table at once */
 };
 
 extern struct slot monarch_slots[SLOTS];

@@ -1,9 +1,8 @@
 /* Records what the interposed calls do to mappings that wait for their copies.
  *
  * struct own is the state that belongs to this process alone: the table's lock, and the state of
- * the thread of move.c. This structure is on a page of its own. In a forked child, the kernel
- * clears this page, whichever call has made the child. A child of vfork shares the page with its
- * parent. */
+ * the thread of move.c. This structure is on a page of its own. In every forked child, the kernel
+ * clears this page. A child of vfork, however, shares the page with its parent. */
 #include "preload/mappings/mappings.h"
 
 #include <errno.h>
@@ -28,10 +27,10 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* This loop waits for the end of a replacement by the thread of move.c. A replacement is a few
-     * system calls, for most of which the kernel locks the address space. The caller is about to
-     * make a call that needs the same lock of the kernel, so this wait costs hardly any extra
-     * time. */
+    /* This loop waits for the end of a replacement by the thread of move.c. A replacement consists
+     * of a few system calls, and the kernel locks the address space during most of them. The
+     * caller's own system call would have to wait for this lock of the kernel anyway, so the loop
+     * costs hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -66,7 +65,8 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* Without a page of its own, a forked child could not be distinguished from its parent. */
+    /* The structure is on its own page, which the kernel clears in a forked child. Otherwise, the
+     * child could not be distinguished from its parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();

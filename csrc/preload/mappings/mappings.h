@@ -2,8 +2,8 @@
  *
  * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of the
  * copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
- * tests/csrc/test_mapping_model.py tries every order of the steps, whose names are in brackets in
- * the comments. */
+ * tests/csrc/test_mapping_model.py tries every order of the steps. The comments name these steps in
+ * brackets. */
 #pragma once
 
 #include "preload/fill/wait.h"

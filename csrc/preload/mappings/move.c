@@ -27,7 +27,7 @@
 /* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
  * or of address space. After TRIES failed tries, the mapping stays on the source. */
 #define TRIES 500
-/* All mappings stay on the source once the daemon has made no progress for this time [ns]. */
+/* If the daemon makes no progress for this time [ns], all mappings stay on the source. */
 #define SILENCE_NS 60000000000ULL
 
 /* --- replacing ------------------------------------------------------------------------------- */
@@ -49,7 +49,7 @@ static enum verdict judge(const struct slot *s, uint64_t *word) {
     return monarch_is_off(now) || now->control->off ? LATER : NOW;
 }
 
-#define NO_COPY (-4096) /* not the negative of any errno */
+#define NO_COPY (-4096) /* differs from every negative errno */
 
 /* Opens the copy. Returns a descriptor, a negative errno, or NO_COPY if the copy must not be
  * used. */
@@ -72,10 +72,10 @@ static int open_copy(const struct slot *s, uint64_t word) {
 }
 
 /* Maps the copy over the source's mapping. The kernel removes the old mapping before it asks the
- * file system for the new one. If the file system then failed, nothing would be mapped at these
- * addresses. So a trial mapping is first made at other addresses, to make sure that the copy can be
- * mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if the last check
- * before the replacement has failed. */
+ * file system for the new one. If the file system refused the new mapping, nothing would be mapped
+ * at these addresses. So this function first maps the copy at other addresses, to make sure that
+ * the copy can be mapped. Returns 1 if the copy is mapped, 0 if the attempt may be repeated, -1 if
+ * the last check before the replacement has failed. */
 static int map_over(const struct slot *s, int copy, uint64_t word) {
     uint64_t n = s->end - s->begin, now;
     int flags = s->flags & (MAP_SHARED | MAP_PRIVATE | MAP_NORESERVE), done = 0;
@@ -88,8 +88,8 @@ static int map_over(const struct slot *s, int copy, uint64_t word) {
                           (s->flags & MAP_TYPE) != MAP_PRIVATE)) {
         long r = sys6(SYS_mmap, (long)s->begin, (long)n, PROT_READ, flags | MAP_FIXED, copy,
                       (long)s->offset);
-        /* if the kernel has no memory for another mapping, moves the trial mapping to these
-         * addresses */
+        /* if the kernel has no memory for another mapping, moves `trial` to the addresses of the
+         * source's mapping */
         if (!is_address(r))
             r = sys6(SYS_mremap, trial, (long)n, (long)n, MREMAP_MAYMOVE | MREMAP_FIXED,
                      (long)s->begin, 0);
@@ -114,8 +114,9 @@ static int take(struct own *o, struct slot *s, const struct slot *seen) {
         taken = 1;
     }
     monarch_slots_unlock(o);
-    /* [given_up] A thread that gives up the lock first sets given_up and then checks for REPLACING.
-     * So at least one of the two threads sees what the other has set. */
+    /* [given_up] This thread first sets REPLACING and then checks given_up. A thread that gives up
+     * the lock first sets given_up and then checks for REPLACING. So at least one of the two
+     * threads sees what the other has set. */
     if (taken && monarch_slots_are_lost()) {
         __atomic_store_n(&s->state, WAITING, __ATOMIC_RELEASE);
         taken = 0;
@@ -133,8 +134,8 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* [open] The copy is opened before the slot is taken: if the tier hangs, no other thread waits for
- * the slot meanwhile. */
+/* [open] The copy is opened before the slot is taken. So even if the tier hangs during the open, no
+ * other thread has to wait for the slot. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;

@@ -1,4 +1,4 @@
-/* The thread that replaces mappings once their copies are complete. */
+/* The thread that replaces mappings when their copies are complete. */
 #pragma once
 
 #include "preload/mappings/mapping_table.h"

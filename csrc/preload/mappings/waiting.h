@@ -4,7 +4,7 @@
 #include <stdint.h>
 
 /* Atomic: the number of ranges that wait. In a process that maps no source file, the number is 0.
- * While it is 0, interposed calls only load the number, and do nothing else about mappings. */
+ * While it is 0, interposed calls only load the number, and need no further work for mappings. */
 extern uint32_t monarch_mappings_waiting;
 
 static inline int monarch_mappings_exist(void) {

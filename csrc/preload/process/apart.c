@@ -18,12 +18,12 @@ struct apart {
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* Runs the work with a table of descriptors of its own. close_range (since Linux 5.9) gives the
- * thread an empty table. To do so, kernels before Linux 6.13 copy at most the lowest 64 descriptors
- * and then close the copies. On older kernels, unshare copies the whole table. The thread then
- * closes its copy of descriptor 0, usually the standard input, so that one number is free. The
- * process's own table does not change in any case. The process loses no POSIX lock, because a lock
- * belongs to the table through which it was taken. */
+/* Runs the work with a table of descriptors of its own. From Linux 5.9 on, close_range gives the
+ * thread an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the lowest 64
+ * descriptors, and then close the copies. Kernels before 5.9 have only unshare, which copies the
+ * whole table. In that case, the thread closes its copy of descriptor 0, usually the standard
+ * input, so that one number is free. The process's own table does not change in any case. The
+ * process loses no POSIX lock, because a lock belongs to the table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
@@ -46,7 +46,8 @@ static int start(struct apart *a) {
     return tid > 0;
 }
 
-/* The thread's memory is freed only if the thread has ended: a thread that hangs still uses it. */
+/* If the thread has not ended within the time limit, its memory is not freed: a thread that hangs
+ * still uses it. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n) {
     struct apart *a = n <= MONARCH_APART_BYTES ? sys_new_pages(STACK_BYTES) : NULL;
     if (!a)

@@ -6,13 +6,13 @@
  * offset table. */
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* Marks large tables that are seldom used. The linker puts their section after all small variables,
- * so that the small variables share a page. That saves memory in every process of a job, because
- * each page that is written to costs memory. */
+/* Marks large tables that are seldom used. The linker puts these tables after all small variables,
+ * so that the small variables are together on few pages. That saves memory in every process of a
+ * job: each page to which the process writes costs memory. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep checks of this pointer for NULL. The compiler would remove them if libc's
- * headers declare the pointer as never null. */
+/* Makes the compiler keep the checks whether this pointer is NULL. Without this macro, the compiler
+ * would remove the checks if libc's headers declare that the pointer is never null. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -264,8 +264,8 @@ static inline void *monarch_real_of(void **at, const char *name) {
  * before this library's constructor has run, because other libraries' constructors may call
  * interposed functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if it was found before, otherwise NULL. This macro does not search for the function,
- * because its callers may not have enough stack for a search. */
+/* The function if an earlier call has found it, otherwise NULL. This macro does not search for the
+ * function, because its callers may not have enough stack for a search. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

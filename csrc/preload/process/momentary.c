@@ -6,8 +6,8 @@
  * because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. If
- * a fork seems to take longer, a signal handler has jumped out of it. In every other fork, the
- * kernel has copied the descriptors long before this time. */
+ * a fork seems to take longer, a signal handler has left it by a jump. In every other fork, the
+ * kernel has copied the descriptors long before this time is over. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open
@@ -18,8 +18,8 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers the count, but not below 0. The count may be 0 already: in the child of a fork that the
- * library did not see, both counts are reset once the library notices the fork. */
+/* Lowers the count, but not below 0. The count may be 0 already: if a fork was made without the
+ * library's knowledge, the child resets both counts when it notices the fork. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&
@@ -32,8 +32,9 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* `open_now` is raised before `forking` is checked. So if one thread opens a descriptor while
- * another thread forks, at least one of the two threads sees the count of the other. */
+/* `open_now` is raised before `forking` is checked. A thread that forks first raises `forking`
+ * and then checks `open_now`. So if one thread opens a descriptor while another thread forks, at
+ * least one of them sees that the other has raised its count. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

@@ -6,7 +6,7 @@
 struct monarch_reader {
     int fd;
     long have, at;
-    char buf[2048]; /* small, because some callers have a small stack */
+    char buf[2048]; /* the buffer is small, because some callers have a small stack */
 };
 
 int monarch_reader_open(struct monarch_reader *r, const char *path);

@@ -2,8 +2,8 @@
  *
  * Each function is looked up when it is first called, because most processes of a job are short,
  * and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it is in libdl,
- * but the library links only to libc. It takes a lock, which must not happen in signal handlers and
- * in a child of vfork. And it may allocate memory: if the program has replaced malloc, that malloc
+ * but the library links only to libc. It takes a lock, which is not allowed in signal handlers and
+ * in a child of vfork. And it may allocate memory: if the program has its own malloc, this malloc
  * may call this library's open() again. So this file stores where the libraries' symbol tables are,
  * and searches the tables itself. */
 #include <elf.h>
@@ -33,8 +33,8 @@ struct table {
 
 /* The symbol tables of the libraries that are searched after this one, up to and including libc, in
  * the order of the search. These libraries were loaded at the program's start, and are never
- * unloaded. Libraries that were loaded later come after libc. They are left out, because libc
- * defines nearly all names. */
+ * unloaded. Libraries that are loaded later, by dlopen, come after libc in this order. They are
+ * left out, because libc defines nearly all names. */
 static struct table table[TABLES] SELDOM;
 static uint32_t tables; /* atomic: number of tables; 0 until they are found */
 
@@ -93,9 +93,9 @@ static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     void *found = NULL;
     if (!buckets || !blooms)
         return NULL;
-    /* Most libraries do not define the name. Two bits of a library's Bloom filter show that. The
-     * filter's size is certainly a power of two, because the dynamic linker refuses to load a
-     * library whose filter has another size. */
+    /* Most libraries do not define the name, and two bits of the library's Bloom filter are enough
+     * to find that out. The filter's size is a power of two, because the dynamic linker refuses to
+     * load a library whose filter has another size. */
     ElfW(Addr) word = bloom[hash / bits & (blooms - 1)];
     if (!(word >> hash % bits & word >> (hash >> h[3]) % bits & 1))
         return NULL;
@@ -157,9 +157,9 @@ void monarch_real_init(void) {
     struct search s;
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
-    /* This library comes after libc if dlopen has loaded it, or if it was loaded because another
-     * library needs it. In both cases, all other libraries are searched, because any of them may
-     * define the functions. */
+    /* Normally libc comes after this library. But libc comes before this library if dlopen has
+     * loaded this library, or if another library needs this one. In both cases, all other libraries
+     * are searched, because any of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

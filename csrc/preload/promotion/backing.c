@@ -10,21 +10,21 @@
 #include "preload/promotion/promote.h"
 #include "shared/sys.h"
 
-/* Backing descriptors get descriptor numbers from this one on, unless the process's limit is lower.
- * The numbers are high, because a program expects each of its own descriptors to get the lowest
- * free number. */
+/* Backing descriptors get numbers from this one on, unless the process's limit on descriptors is
+ * lower. The numbers are high, because a program expects each of its own descriptors to get the
+ * lowest free number. */
 #define FIRST_NUMBER 500
 
 /* One word for each descriptor number. If the descriptor has a backing descriptor, the word is 1 +
  * the number of that backing descriptor. If the descriptor is itself a backing descriptor, the word
- * is IS_BACKING | 1 + the number of the descriptor that it backs. Both directions are stored,
- * because a program may also close a backing descriptor, for example by closing a range of
- * numbers. */
+ * is IS_BACKING | 1 + the number of the descriptor that it backs. The table leads from each of the
+ * two descriptors to the other, because a program may also close a backing descriptor, for example
+ * by closing a range of numbers. */
 #define IS_BACKING 0x80000000U
 static uint32_t table[MONARCH_TRACKED] SELDOM;
-/* For each backing descriptor: the lower half of its file's inode number. By this half, is_ours
- * notices if the program has closed the backing descriptor by a direct system call, and has then
- * opened another file with the same descriptor number. */
+/* For each backing descriptor: the lower half of its file's inode number. The program may have
+ * closed the backing descriptor by a direct system call, and may have opened another file with the
+ * same descriptor number. From the inode number, is_ours notices this. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -61,7 +61,8 @@ static int close_on_exec(int fd) { return sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC
 static int high_duplicate(int of, int cloexec) {
     int command = cloexec ? F_DUPFD_CLOEXEC : F_DUPFD;
     int high = sys_fcntl(of, command, FIRST_NUMBER);
-    if (high < 0) /* the process's limit of descriptors is below FIRST_NUMBER */
+    /* if the process's limit on descriptors is below FIRST_NUMBER, a lower number is used */
+    if (high < 0)
         high = sys_fcntl(of, command, 0);
     if (high < MONARCH_TRACKED)
         return high < 0 ? -1 : high;
@@ -83,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that is not the backing descriptor of `fd` now: `before`, if it was
-     * replaced, or `high`, if it could not be recorded. */
+    /* `left` is the descriptor that is not the backing descriptor of `fd` now. If `high` has
+     * replaced `before`, `left` is `before`. If `high` could not be recorded, `left` is `high`. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -101,8 +102,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another descriptor number. The program does not know of the backing
- * descriptor, and is about to use its number for another file. */
+/* Moves a backing descriptor to another number. The program does not see the backing descriptor,
+ * and is about to open another file with the same number. */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))
@@ -110,11 +111,12 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        monarch_backing_close_slow(fd); /* no number is free, so the locks on the file end */
+        /* without a free number, the backing descriptor is closed, and the locks on the file end */
+        monarch_backing_close_slow(fd);
 }
 
-/* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the source's file, as the
- * kernel does when any descriptor of that file is closed. */
+/* `fd` is a descriptor of a copy. Drops all POSIX locks of the process on the copy's source file.
+ * At the close of a descriptor of the source file, the kernel itself would drop them. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -208,7 +210,7 @@ void monarch_backing_flag_slow(int fd, int flag) {
 #define KCMP_FILE 0
 
 struct duplicates {
-    int of, by; /* by: the descriptor that `act` uses, or -1 */
+    int of, by; /* by: the descriptor that the function `act` needs, or -1 */
     void (*act)(int fd, const struct duplicates *d);
 };
 
@@ -219,9 +221,8 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls `act` for each duplicate of `fd` in this process: each other descriptor that shares the
- * open file of `fd`. If the kernel cannot compare descriptors (kcmp), does not call `act` at
- * all. */
+/* Calls `act` for each duplicate of `fd`, which is any other descriptor of this process for the
+ * same open file. If the kernel cannot compare descriptors (kcmp), makes no call of `act`. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);
@@ -241,9 +242,10 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Reserves a high descriptor number for a backing descriptor: opens `path` with O_PATH at that
- * number, if `path` still leads to the entry's file. O_PATH is used, because closing such a
- * descriptor drops no locks. On failure, returns -1 or -2 like monarch_backing_fd. */
+/* Reserves a high descriptor number for a backing descriptor. To do so, opens `path` with O_PATH at
+ * that number. If `path` no longer leads to the entry's file, fails. O_PATH is used, because the
+ * close of such a descriptor drops no locks. On failure, returns -1 or -2 like
+ * monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;
@@ -293,7 +295,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* `known` belongs to an earlier descriptor `fd`, whose close the library did not see */
+    /* `known` belongs to an earlier descriptor with the number `fd`; the library did not see the
+     * close of that descriptor */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-/* Atomic: the number of backing descriptors. While it is 0, closing a descriptor costs nothing
- * extra. */
+/* Atomic: the number of backing descriptors. While it is 0, the close of a descriptor needs no work
+ * for backing descriptors. */
 extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
 
 /* Returns the backing descriptor of `fd`. Opens the backing descriptor if there is none yet, and
@@ -18,10 +18,10 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
  * opened. */
 int monarch_backing_fd(int fd);
 
-/* Call this after a lock was granted on the backing descriptor of `fd`, because a writer may have
- * held the lock before. If the source's file now differs from the copy, replaces `fd` by a
- * descriptor of the source's file. If the process has only one thread, replaces the duplicates of
- * `fd` too. */
+/* Call this after a lock was granted on the backing descriptor of `fd`. Another process may have
+ * held the lock before, and may have changed the source's file. If this file now differs from the
+ * copy, replaces `fd` by a descriptor of the source's file. If the process has only one thread,
+ * replaces the duplicates of `fd` too. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor by a descriptor of the source's file. If the process has only one
@@ -31,13 +31,14 @@ void monarch_backing_compare(int fd);
  * descriptor. Returns 0 if the process can open no further descriptor. */
 int monarch_become_source(int fd);
 
-/* Notes that POSIX locks were requested on a backing descriptor. The kernel drops a process's POSIX
- * locks on a file when any descriptor of the file is closed. So from now on, the library drops
- * these locks too when a descriptor of the copy is closed. */
+/* Notes that POSIX locks were requested on a backing descriptor. From now on, the library drops
+ * these locks when the program closes a descriptor of the copy. For a descriptor of the source's
+ * file, the kernel would do so. */
 void monarch_backing_has_posix_locks(void);
 
-/* Returns whether `fd` is a backing descriptor. The program does not know of backing descriptors.
- * If it closed one, for example in a loop over all numbers, the process would lose locks. */
+/* Returns whether `fd` is a backing descriptor. The library does not let the program close a
+ * backing descriptor, for example in a loop over all numbers, because the process would then lose
+ * locks. */
 int monarch_is_backing(int fd);
 
 /* The next four functions keep the backing descriptor of `fd` in step with `fd`. */

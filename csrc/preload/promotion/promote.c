@@ -109,9 +109,9 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w) {
     uint64_t word = monarch_word_of(w);
     char path[MONARCH_COPY_PATH];
     struct monarch_pin pin;
-    /* If the offset is not 0, a call that the library did not see has moved the offset. The
-     * descriptor is then not promoted, because the program uses the offset. The offset is read
-     * before the descriptor is pinned, because lseek waits for reads of other threads. */
+    /* If the offset is not 0, a call that the library did not see has moved it. The program then
+     * relies on the offset, so the descriptor is not promoted. The offset is read before the
+     * descriptor is pinned, because lseek may have to wait for reads of other threads. */
     if (!tracked || tracked & (TRACK_OFFSET | TRACK_SHARED | TRACK_PINNED) ||
         MONARCH_WORD_STATE(word) != MONARCH_PRESENT || !monarch_track_is_mine() ||
         monarch_tracked(fd) != tracked || sys_lseek(fd, 0, SEEK_CUR) != 0)

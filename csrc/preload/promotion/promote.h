@@ -11,8 +11,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 /* Returns whether the descriptor refers to the entry's file at the source. The check compares
  * device and inode. These numbers never change, so the source's server is not asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
-/* Returns whether the descriptor still refers to the file with which the caller's call began (inode
- * w->ino). The entry may describe another file by now. */
+/* Returns whether the descriptor still refers to the file to which it referred when the program's
+ * call began (inode w->ino). The entry may describe another file by now, so it is not compared. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Call this when locks or asynchronous signals are requested on the file of this descriptor.
@@ -24,5 +24,5 @@ int monarch_keep_locks(int fd);
  * catalog, records the file as changed, so that its reads go to the source. */
 void monarch_compare_source(int fd);
 /* Call this before a check whether `fd` is a descriptor of a copy. From then on, `fd` is not
- * promoted, so the check's result stays right. Returns 0 if monarch_keep_locks returns 0. */
+ * promoted, so the result of the check stays valid. Returns 0 if monarch_keep_locks returns 0. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -32,11 +32,11 @@ int monarch_has_mode_of_copy(unsigned mode) {
     return (mode & (S_IFMT | 07777)) == (S_IFREG | 0400);
 }
 
-/* Returns whether `st` describes the entry's copy. The same inode number is not enough: once a copy
- * is removed, the file system may give the number to any new file. So the size must match too. If
- * the entry is not PRESENT, `st` can only describe a copy that was dropped but is still open.
- * Usually such a copy has no name any more, and its link count is 0. If its link count is not 0,
- * its name must lead to the file that `st` describes. */
+/* Returns whether `st` describes the entry's copy. The caller has found the entry by the inode
+ * number, which is not enough: after the removal of a copy, any new file may get the copy's inode
+ * number. So the size must match too. If the entry is not PRESENT, `st` can only describe a copy
+ * that was dropped but is still open. Usually such a copy has no name any more, and its link count
+ * is 0. If its link count is not 0, its name must lead to the file that `st` describes. */
 static int is_copy_of(const struct session *s, const struct monarch_entry *e,
                       const struct stat *st) {
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -71,8 +71,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* For an old session, only the catalog that is already mapped is used: a new daemon may
-         * have made another catalog with the same name. */
+        /* For an old session, no catalog is mapped now: the catalog with the expected name may be
+         * that of a new daemon. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

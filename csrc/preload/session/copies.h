@@ -8,8 +8,8 @@
 #include "preload/session/session.h"
 #include "shared/bytes.h"
 
-/* Size of a buffer for the path of a copy. It has room for 16 digits of the copy's name, because
- * monarch_copy_path writes 16, although the name is shorter. */
+/* Size of a buffer for the path of a copy. The copy's name is shorter than 16 digits, but the
+ * buffer has room for 16, because monarch_copy_path always writes 16 digits. */
 #define MONARCH_COPY_PATH (MONARCH_TIER_PATH + 16)
 
 /* Writes the path of the copy that `word` names. Every open needs such a path, so this function
@@ -32,7 +32,7 @@ static inline void monarch_copy_path(const struct session *s, uint64_t word, cha
  * Returns 0 if the file's path is too long. */
 int monarch_source_path(const struct session *s, const struct monarch_catalog *c,
                         const struct monarch_entry *e, char *path);
-/* Returns whether `st` describes the entry's file, unchanged since the scan. */
+/* Returns whether `st` describes the entry's file, and the file is unchanged since the scan. */
 int monarch_is_as_scanned(const struct session *s, const struct monarch_entry *e,
                           const struct stat *st);
 

@@ -12,13 +12,14 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic; 1: some thread lacks a right of the daemon; never reset */
+static uint32_t falls_short; /* atomic; 1: some thread lacked a right of the daemon at some time */
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* A process that is root only in its own user namespace cannot read all files. */
+    /* The capabilities count only in the daemon's user namespace: root of another user namespace
+     * cannot read all files. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }
@@ -31,8 +32,8 @@ static int may_read_everything(const struct monarch_control *k) {
 #define MOST 65536     /* NGROUPS_MAX */
 #define UNMAPPED 65534 /* group number that a user namespace shows for groups without a mapping */
 
-/* Returns whether all of the daemon's groups are among the `n` groups. Both lists are usually
- * sorted, so each search begins where the previous search has ended. */
+/* Returns whether all of the daemon's groups are among the `n` groups. Usually both lists are
+ * sorted, so the search for a group begins where the search for the previous group has ended. */
 static int has_groups(const struct monarch_control *k, const uint32_t *groups, long n) {
     long at = 0, unmapped = 0, missing = 0;
     for (long i = 0; i < n; i++)
@@ -46,8 +47,8 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
     }
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
      * Most of these groups have no number in the container, and the kernel shows each of them as
-     * UNMAPPED. So each UNMAPPED group may be one of the daemon's groups that seem to be missing. A
-     * process cannot give itself such a group, so it is safe to count it as present. Outside a
+     * UNMAPPED. So each UNMAPPED group counts as one of the daemon's groups that seem to be
+     * missing. That is safe, because a process cannot give itself an UNMAPPED group. Outside a
      * container, no group may be missing. */
     return !missing || !are_our_users(k);
 }
@@ -81,8 +82,8 @@ static int has_daemons_groups(const struct monarch_control *k) {
 
 /* ---------------------------------------------------------------------------------------------- */
 
-/* The check is only for processes of the daemon's user. A process of another user cannot open
- * copies anyway. */
+/* Only processes of the daemon's user are checked, because other users cannot open copies
+ * anyway. */
 int monarch_rights_suffice(const struct session *s) {
     const struct monarch_control *k = s->control;
     if (sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0) == (long)k->owner) {

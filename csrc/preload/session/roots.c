@@ -4,8 +4,8 @@
 
 #include "shared/sys.h"
 
-/* Atomic. 1: some thread of this process may see other mounts than the process saw at first, or may
- * have its own root directory. Never reset. */
+/* Atomic. 1: some thread of this process may see other mounts than the process saw at its start, or
+ * may have its own root directory. The value is never set to 0 again. */
 static uint32_t foreign;
 
 /* --- mounts --------------------------------------------------------------------------------- */
@@ -18,7 +18,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    size_t same = 0; /* number of bytes in which the mount point equals the path so far */
+    size_t same = 0; /* number of bytes in which the mount point and the path are equal so far */
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -34,8 +34,8 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
                 field++;
             } else if (field == 4 && !differs) {
                 differs = same == path_len || *at != path[same];
-                /* mountinfo writes a blank as \040. The comparison stops at the backslash, and the
-                 * result is uncertain. */
+                /* If the first different byte is a backslash, the result is uncertain, because
+                 * mountinfo writes a blank as \040. */
                 found = differs && *at == (same == path_len ? '/' : '\\');
                 same++;
             }
@@ -110,9 +110,9 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
          * elsewhere. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* If `same` was found before a chroot, it must not be stored after the chroot. A chroot
-         * changes the count in the word. This inner loop then ends, and the outer loop checks
-         * again. */
+        /* `same` must not be stored if the process has called chroot since `same` was found. A
+         * chroot changes the count in the word. The inner loop then ends without storing `same`,
+         * and the outer loop checks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

@@ -1,5 +1,5 @@
-/* Checks whether the paths of sources and tiers lead this process to the directories to which they
- * lead the daemon. */
+/* Checks whether the paths of sources and tiers lead to the same directories in this process as in
+ * the daemon. */
 #pragma once
 
 #include "preload/process/attributes.h"
@@ -13,7 +13,7 @@ static inline int monarch_root_is_ours(struct session *s, unsigned source, int b
     return __builtin_expect(known == 1, 1) || monarch_root_is_ours_slow(s, source, by_alias);
 }
 /* Returns whether the source's path or the source's alias leads this process to the directory that
- * was scanned. One of the two is enough, because a program may use only the alias. */
+ * was scanned. One of the two paths is enough, because a program may use only one of them. */
 static inline int monarch_sees_source(struct session *s, unsigned source) {
     for (int by_alias = 0; by_alias < 2; by_alias++)
         if ((__atomic_load_n(&s->roots[by_alias], __ATOMIC_ACQUIRE) >> source * 2 & 3) == 1)
@@ -28,10 +28,10 @@ void monarch_roots_may_differ(void); /* call this after a chroot */
  * gets no copies. */
 void monarch_roots_are_foreign(void);
 
-/* Returns whether the path of some tier leads this process and the daemon to different directories.
- * If so, warns the user: in the directory that this process sees, other files may have the names of
- * copies. A path that leads nowhere, as in a container without the tier, does not count: at such a
- * path, no file can be mistaken for a copy. */
+/* Returns whether the path of some tier leads to different directories in this process and in the
+ * daemon. If so, warns the user, because files in this process's directory may have the names of
+ * copies. A path that leads to no directory, as in a container without the tier, does not count,
+ * because no file can be mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */

@@ -89,8 +89,8 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
               "monarch_run_apart must be able to copy a request");
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
- * table of descriptors. The second try is necessary: without the mapping, a change could not be
- * recorded, and other processes would still read the old copy. */
+ * table of descriptors. The second try is necessary. Without the mapping, this process could not
+ * record its changes of files, and other processes would still read the old copies. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
@@ -141,7 +141,8 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* A segment of another version may be shorter, but its first fields have the same layout. */
+    /* The size is not compared with the whole structure: a segment of another version may be
+     * shorter, but its first fields have the same layout. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
@@ -228,8 +229,8 @@ static void release_catalog(const struct monarch_catalog *c) {
 void monarch_release_session(struct session *s) {
     if (__atomic_exchange_n(&s->released, 1, __ATOMIC_ACQ_REL))
         return;
-    /* `control` is cleared first: a thread that finds zeros there maps no other segment for the
-     * session. */
+    /* `control` is cleared first. A thread that finds zeros in `control` maps no further segment of
+     * the session. */
     clear(s->control, sizeof *s->control, PROT_READ);
     release_catalog(__atomic_load_n(&s->catalog, __ATOMIC_ACQUIRE));
     for (int i = 0; i < MONARCH_OLDER; i++)
@@ -283,8 +284,9 @@ const struct monarch_catalog *monarch_catalog_slow(struct session *s,
     if (!monarch_map_segment(name, &found))
         return old;
     const struct monarch_catalog *c = found.map;
-    /* A new daemon may have made this catalog, because its catalogs have the same names as those of
-     * the old daemon. So the catalog is stored only if this session's daemon still serves. */
+    /* The catalogs of a new daemon have the same names as those of the old daemon, so a new daemon
+     * may have made this catalog. If this session's daemon no longer serves, the catalog is not
+     * stored. */
     if (is_sound(c, found.size) && c->generation == generation && monarch_is_serving(s) &&
         __atomic_compare_exchange_n(&s->catalog, &old, c, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         uint32_t n = __atomic_fetch_add(&s->older_used, 1, __ATOMIC_RELAXED);

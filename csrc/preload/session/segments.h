@@ -26,23 +26,23 @@ int monarch_open_segment(const char *name, int flags, uint64_t *size);
  * its counts and lengths are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
-/* Returns whether the name `control` still leads to the segment that the session has mapped.
- * Returns 0 once the session's directory was removed. The mapped segment then no longer shows
- * whether the daemon has ended. */
+/* Returns whether the name `control` still leads to the segment that the session has mapped. After
+ * the session's directory was removed, returns 0. The mapped segment then no longer shows whether
+ * the daemon has ended. */
 int monarch_is_linked(const struct session *s);
 
 /* Kinds of segments that have the same size in every session, so that their addresses can be
  * reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
-/* Maps one of these segments. Returns its address, or NULL on failure. *reused gets 1 if an earlier
- * session used the address: other threads may then still use it. */
+/* Maps the segment of this kind. Returns its address, or NULL on failure. *reused gets 1 if an
+ * earlier session used the address: other threads may then still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
 /* Unmaps a range that no other thread has got from this session. If `reused` is 1, threads of an
  * earlier session may still use the address. The range is then filled with zeros instead of being
  * unmapped, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
-/* Maps zeros over all segments of the session. They are not unmapped, because a thread that hangs
- * in a call may still read them or change counters in them. In the zeros, such a thread finds no
- * file, no tier and no daemon. */
+/* Maps zeros over all segments of the session. The segments are not unmapped, because a thread that
+ * hangs in a call may still read them or change counters in them. In the zeros, such a thread finds
+ * no file, no tier and no daemon. */
 void monarch_release_session(struct session *s);

@@ -43,8 +43,9 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from) {
 
 unsigned monarch_rank;
 
-/* The variables in which launchers store a rank's number. The innermost launcher comes first:
- * torchrun may have been started by mpiexec in a step of Slurm. */
+/* The variables in which launchers store a rank's number. Launchers may be nested: mpiexec may run
+ * in a step of Slurm, and may start torchrun. The variable of the innermost launcher comes
+ * first. */
 static const char *const variables[] = {
     "LOCAL_RANK",                 /* torchrun, Lightning, DeepSpeed, accelerate */
     "OMPI_COMM_WORLD_LOCAL_RANK", /* Open MPI */
@@ -69,8 +70,8 @@ void monarch_rank_init(void) {
         const char *text = secure_getenv(variables[i]);
         if (text && *text) {
             unsigned rank = number_of(text);
-            /* monarch_rank is written only if there is a rank. Most programs have no rank, and
-             * without this write they need no private page for the variable. */
+            /* monarch_rank is written only if there is a rank. Most programs have none, and so need
+             * no private page for this variable. */
             if (rank)
                 monarch_rank = rank;
             return;
@@ -102,7 +103,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
         return;               /* the daemon has not read the path in this slot yet */
-    uint64_t mine = seen + 5; /* the ticket's next number, with the state "being written" */
+    uint64_t mine = seen + 5; /* the next number of the ticket, and the state "being written" */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;

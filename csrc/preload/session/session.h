@@ -6,9 +6,8 @@
 
 #include "shared/catalog.h"
 
-/* Number of replaced catalogs that a process keeps. While a program has a dropped copy open, the
- * process needs the catalog that contains this copy. A newer, larger catalog does not contain
- * it. */
+/* Number of replaced catalogs that a process keeps. The catalogs are needed for copies that were
+ * dropped but are still open: a dropped copy is not in catalogs that were made after the drop. */
 #define MONARCH_OLDER 8
 
 /* A session is never freed. The following may still refer to a session: threads that hang in a
@@ -26,7 +25,8 @@ struct session {
     /* Atomic. 1: this process is in the daemon's mount namespace; 2: it is in another mount
      * namespace; 0: unknown */
     uint32_t mounts;
-    /* atomic: the session of the previous daemon, whose copies may still be open */
+    /* atomic: the session of the previous daemon; the program may still have that daemon's copies
+     * open */
     struct session *before;
     /* Atomic. The last MONARCH_OLDER catalogs that were replaced. They stay mapped, because threads
      * may still read them. */
@@ -42,9 +42,9 @@ struct session {
     /* Atomic: number of the last search (attach.c) that has found an open descriptor of one of this
      * session's copies. */
     uint32_t needed;
-    uint32_t released; /* atomic; 1: zeros are mapped over the segments, or soon will be */
-    /* 1: when the process attached to the session, a tier's path led the process and the daemon to
-     * different directories */
+    uint32_t released; /* atomic; 1: a thread maps zeros over the segments, or has done so */
+    /* 1: when the process attached to the session, the path of some tier led to different
+     * directories in the process and in the daemon */
     uint32_t distrusts;
     uint32_t reused; /* 1: `clients` is at an address that an earlier session used */
 };
@@ -144,7 +144,7 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
 void monarch_rank_init(void);
 
 /* These functions return the number of the first source, or of the first tier, that is on the
- * device `dev`. The search begins at number `from`. They return -1 if there is none. */
+ * device `dev`. The search begins at number `from`. The result is -1 if there is none. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
@@ -154,17 +154,17 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 void monarch_ring(struct session *s);
 /* Returns whether monarch_hint_scan may have room for a path. */
 int monarch_may_hint_scan(const struct session *s);
-/* Sends the daemon a path that its catalog does not know. The path is a hint: it is dropped when
- * there is no room. is_part: 1 if the program has read too little of the file for the file to be
+/* Sends the daemon a path that its catalog does not know. The path is a hint: without room for it,
+ * nothing is sent. is_part: 1 if the program has read too little of the file for the file to be
  * filled. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line, which says that all reads go to the source, to standard error. what, name: the
- * reason, and the path that it concerns. hint: what the user can do. The line is written at most
- * once in a process, and not at all if descriptor 2 refers to another file than when the library
- * was loaded. */
+/* Writes one line, which says that all reads go to the source, to standard error. what: the reason.
+ * name: the path to which the reason refers. hint: an instruction for the user. The line is written
+ * at most once in a process, and not at all if descriptor 2 refers to another file than when the
+ * library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* If this process has written the warning, makes its child processes omit it. Call this only in a
- * constructor, while there is only one thread. */
+/* If this process has written the warning, its child processes will not repeat it. Call this only
+ * in a constructor, while there is only one thread. */
 void monarch_pass_warning_on(void);

@@ -8,13 +8,13 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* Size limit of the file `changes`. Once the file has this size, changes are no longer recorded in
- * it, and every file counts as changed. */
+/* Size limit of the file `changes`. When the file has reached this size, no more changes are
+ * recorded in it, and every file counts as changed. */
 #define MOST_BYTES (16UL << 20)
 
 struct told {
     struct monarch_change change;
-    uint64_t mark; /* the new value of `told` in struct monarch_clients */
+    uint64_t mark; /* value to be stored in `told` of struct monarch_clients */
     int has_no_number, is_done;
 };
 static_assert(sizeof(struct told) <= MONARCH_APART_BYTES,

@@ -7,8 +7,8 @@
 
 #include <sys/stat.h>
 
-/* Returns whether the process, at its last search, found a daemon but could not attach to it for
- * lack of address space. */
+/* Returns 1 if the process's last search has found a daemon, but the process lacked the address
+ * space to attach to its session. Otherwise returns 0. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything

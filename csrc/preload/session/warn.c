@@ -7,8 +7,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* This environment variable is set once the line was written, so that neither child processes nor
- * the program after an exec repeat the warning. */
+/* This environment variable is set after the line was written. So the warning is repeated neither
+ * by child processes nor by the program after an exec. */
 #define SAID "MONARCH_WARNED"
 
 static struct stat stderr_at_load;
@@ -26,13 +26,13 @@ static int stderr_is_what_it_was(void) {
            now.st_rdev == stderr_at_load.st_rdev;
 }
 
-/* Number of bytes of an environment that are read at a time. It is small, because the stack may be
- * small. */
+/* The environment of the parent process is read in parts of this many bytes. The parts are small,
+ * because the stack may be small. */
 #define PART_BYTES 1024
 
-/* Returns whether the parent process has probably written the warning already. The library assumes
- * that it has if the parent, too, was started with the library and a configuration. A job has many
- * processes, but should warn only once. */
+/* Returns whether the parent process has probably written the warning already. The warning should
+ * appear once in a job of many processes. A parent that was itself started with the library and a
+ * configuration is assumed to have written it. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];

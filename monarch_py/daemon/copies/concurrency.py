@@ -4,27 +4,29 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-# The number of concurrent fills at the start.
+# A daemon starts with this many concurrent fills.
 FIRST = 8
 # Rates are measured over windows. A window lasts at least WINDOW_S [s] and at most LONGEST times
 # WINDOW_S. Between these limits, it ends once ENOUGH files, or ENOUGH units of UNIT_BYTES [bytes],
 # have arrived per concurrent fill. With fewer arrivals the rate would depend on chance.
 WINDOW_S = 0.05
 ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
-# More concurrent fills pay if they multiply the rate by more than GAIN. Fewer concurrent fills pay
-# if the rate stays above LOSS times its earlier value.
+# A larger number of concurrent fills is kept if it multiplies the rate by more than GAIN. A smaller
+# number is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# The width is the number of concurrent fills. A trial is a window with a changed width. If the
-# trial pays, the next trial follows at once, in the same direction. If not, the earlier width is
-# restored and is kept for a number of windows, which is called the hold. If a smaller width did not
-# pay, the hold is HOLD. If a larger width did not pay, the hold is twice the previous hold, but at
-# most HOLD. If a larger width pays, the hold becomes FIRST_HOLD again.
+# The width is the number of concurrent fills. A trial is a window with a changed width. After a
+# success, the next trial follows at once, in the same direction. After a failure, the earlier width
+# is restored. The hold is the number of windows from this failure to the next trial:
+#   - After a smaller width has failed, the hold is HOLD.
+#   - After a larger width has failed, the hold is twice the previous hold, but at most HOLD.
+#   - After a larger width has succeeded, the hold starts again from FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
-# If the width was decreased because programs waited, the new width is kept for this many windows.
-# After these windows, the cause of the wait may be gone.
+# If the width is decreased because programs wait, it is then kept for this many windows. After
+# these windows, the cause of the wait may be gone.
 BACK_HOLD = 10
-# The files per second of a window count only if at least SOME_FILES files arrived in it. The files
-# of two windows are of the same kind if their mean sizes differ by at most the factor ALIKE.
+# If fewer than SOME_FILES files arrived in a window, only the window's bytes per second are judged,
+# not its files per second. The files of two windows are of the same kind if their mean sizes differ
+# by at most the factor ALIKE.
 SOME_FILES, ALIKE = 8, 1.5
 # Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
 # MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
@@ -35,7 +37,7 @@ MEMORY_S = 60.0
 # HELPED times the earlier mean, the fills do not cause the wait, so the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many.
-# LEAST_S : a mean counts for the least mean only if it covers at least this time [s].
+# LEAST_S : the least mean is chosen among means that each cover at least this time [s].
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -138,9 +140,11 @@ class ReadsInFlight:
         self._delay = Delay()
         # The trial in progress, if any: the width before it, and the rates to compare with.
         self._trial: tuple[int, _Rate] | None = None
-        self._down = True  # whether the last trial was one of a smaller width
+        self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
-        self._kept = HOLD  # windows since the last trial; HOLD makes the first trial due at once
+        # The number of windows since the last trial. The next trial is due when it reaches
+        # `_hold`. The initial value is large, so that the first trial is due at once.
+        self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
         # The width, and the mean time of an open [s], before the first of the decreases that
         # `_backs` counts.
@@ -180,18 +184,19 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        is_heard = not 0 < opens < SOME_OPENS  # enough opens to judge, or none at all
+        # If programs have opened files in the window, the window goes on until there were enough
+        # opens to judge.
+        is_heard = not 0 < opens < SOME_OPENS
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 
     def _begin(self, now_s: float, so_far: Counted) -> None:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. In two cases the fills cannot be the cause of
-        the wait: the width is already at its lower bound, or earlier decreases have not helped. The
-        cause is then a busy machine, or other users of the source. So the least wait is measured
-        anew, and the present wait then counts as normal. Decreases that have not helped are
-        undone."""
+        """Reduces the width because programs wait. If earlier decreases have not helped, they are
+        undone instead. If the width is at its lower bound, it stays. In these two cases the cause
+        of the wait is not the fills, but a busy machine or other users of the source. So the least
+        wait is measured anew, and the present wait then counts as normal."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -212,9 +217,8 @@ class ReadsInFlight:
         if self._trial is None:
             self._kept += 1
             if self._kept >= self._hold:
-                # A smaller width is tried only once `_hold` has grown to HOLD. Before that, an
-                # increase that did not pay is repeated: it may have failed by chance, and nothing
-                # shows yet that a smaller width would do.
+                # A larger width may have failed by chance, so it is tried again until `_hold` has
+                # grown to HOLD. Only then is a smaller width tried.
                 self._down = not self._down and self._hold == HOLD
                 self._try(rate)
             return
@@ -222,7 +226,7 @@ class ReadsInFlight:
         growth = rate.growth_over(expected)
         if growth > (LOSS if self._down else GAIN):
             self._hold = HOLD if self._down else FIRST_HOLD
-            self._try(rate if growth > 1 else expected)  # the change paid, so make another one
+            self._try(rate if growth > 1 else expected)  # a success: the next trial follows at once
         else:
             self.width = before
             self._keep(self._hold if self._down else min(HOLD, 2 * self._hold))
@@ -258,11 +262,12 @@ class _Rate:
         return cls((so_far.n_bytes - before.n_bytes) / seconds, files / seconds, files)
 
     def growth_over(self, before: "_Rate") -> float:
-        """Returns the factor by which the rate has grown since the window `before`. Bytes and files
-        have a factor each. If the files of both windows are of the same kind, the larger factor is
-        returned. Otherwise the smaller one is returned: larger files bring more bytes, and smaller
-        files more files, without any gain. If few files arrived in a window, the factor for bytes
-        is returned."""
+        """Returns the factor by which the rate has grown since the window `before`. There are two
+        rates, in bytes and in files per second. If few files arrived in a window, the growth of the
+        bytes per second is returned. Otherwise, if the files of both windows are of the same kind,
+        the larger growth is returned. If their sizes differ, the smaller growth is returned,
+        because larger files alone raise the bytes per second, and smaller files the files per
+        second."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

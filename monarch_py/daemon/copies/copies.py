@@ -18,7 +18,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# If a file changes twice within this time [s], the second change may not alter the timestamps.
+# If a file changes twice within this time [s], both changes may leave the same timestamps.
 TIME_STEP_S = 2.0
 # The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
 # removals are unfinished.

@@ -94,8 +94,8 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room
         self.width = min(self._reads.width, self._affordable_width())
-        # Measures how idle the processors are. None while the sources are not fast, and while there
-        # is no order for a source.
+        # Measures how idle the processors are. None if the sources are not fast, or if there is no
+        # order for a source.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]
@@ -233,8 +233,9 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
-        needs this for the fills that it orders by itself. After the first call, the engine leaves
-        to Python every file that no call has named. Raises MemoryError if there is no memory.
+        needs this for the fills that it orders by itself. From the first call on, it orders fills
+        only of files that a call has named. It leaves all other files to Python. Raises MemoryError
+        if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
@@ -333,7 +334,7 @@ class Engine:
         return max(self._reads.least, affordable)
 
     def _are_fast(self, so_far: Counted) -> bool:
-        """Whether programs hardly wait for any source."""
+        """Whether the sources are fast, so that programs hardly wait for them."""
         if so_far.files < JUDGED_FILLS and so_far.opens >= SOME_OPENS:
             return so_far.open_s < AT_HAND_S * so_far.opens
         control = self._shared.control

@@ -37,20 +37,20 @@ MOST_FILES, TIMES = 2048, 4
 # or other users of the file system, occupy that room. Once a tier has been short of room for longer
 # than SHORT_S [s], the files that do not fit are no longer assigned to the tier.
 SHORT_S = 10.0
-# Distances to next uses are out of date, and are not used, if their computation was requested
-# longer ago than this [s].
+# Computed distances to next uses are used only until this time [s] after their computation was
+# requested. Later they are out of date.
 OLD_S = 5.0
 
 Uses = Ints
 
 
 class Evictions:
-    """Evicts copies where that pays. Runs in the daemon's loop and never blocks.
+    """Evicts copies for files that a plan uses sooner. Runs in the daemon's loop and never blocks.
 
     foresee : starts to compute, in a thread, two arrays (entries,): the distance to each entry's
         next use, and to the use after it; NOT_SOON where no use is known. Returns a Future of both
-        arrays, or None while too little is known
-    may_go : tells which copies of (n,) files this node may drop
+        arrays, or None if the plan does not show the next uses yet
+    may_go : takes (n,) files, and returns for each whether this node may drop its copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 
@@ -76,7 +76,7 @@ class Evictions:
         self._next_look_s = math.inf
 
     def step(self) -> None:
-        """Runs one iteration: evicts copies where that pays."""
+        """Runs one iteration: evicts copies for files that are used sooner."""
         begun = time.monotonic()
         if not self.evicted or begun < self._next_look_s:
             return

@@ -45,8 +45,7 @@ class Outdated:
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
         """Compares (n,) files and directories with the source, in the order of `ids`, for at most
-        LIMIT_NS. Returns the result for the entries that were compared within that time, at least
-        for one.
+        LIMIT_NS, but at least one of them. Returns the result for the entries that were compared.
         """
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
@@ -106,5 +105,7 @@ class Outdated:
             if copy and copy == old:
                 continue  # the old copy is being removed
             del self._fresh[entry]
-            if not copy:  # otherwise a new fill is in progress, which reads the attributes itself
+            # If the entry has another copy number already, a new fill is in progress. The fill
+            # updates the attributes.
+            if not copy:
                 self.copies.renew(entry, fresh)

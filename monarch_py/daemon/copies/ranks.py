@@ -3,8 +3,8 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). In terms of Lobster's Algorithm 1, the demands of a rank are its queue, and slices of
-the engine's thread time are its threads.
+4.2 and 4.3). Lobster's Algorithm 1 gives each rank a queue and a number of threads. Here, the queue
+is the reads that the rank waits for, and the threads are slices of the engine's thread time.
 """
 
 import math
@@ -31,11 +31,10 @@ MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
 # best division of the slices among the ranks. The cost of the search grows with the square of the
 # number of slices. So with more than MOST_SEARCHED ranks there is no search: each rank gets slices
-# in proportion to its load. With so many thin slices, a search would find the same division.
+# in proportion to its load. With so many slices, a search would find about the same division.
 SLICES, MOST_SEARCHED = 8, 8
-# Each rank's load counts as at least this share of the mean load, so that each rank is served in
-# time. A reader waits only for a limited time (csrc/preload/fill/wait.c). The limit must not be
-# exceeded because other ranks have more misses.
+# Each rank's load counts as at least this share of the mean load. Otherwise the readers of a rank
+# with few misses could wait so long that they exceed their time limit (csrc/preload/fill/wait.c).
 LEAST_LOAD = 0.25
 # `queue_seconds` takes integers, so loads are expressed in units of 1/PARTS of the largest load.
 PARTS = 1 << 30
@@ -81,8 +80,8 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2) the bytes that each rank has opened, and the bytes that it has missed;
-        # row 0 counts processes without a rank.
+        # (MONARCH_RANKS, 2) for each rank, the total size of the files that it has opened, and of
+        # those that should have had a copy but had none. Row 0 counts processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -93,8 +92,8 @@ class Ranks:
     def step(self, planned: Prediction) -> None:
         """Runs one iteration.
 
-        planned : returns what a plan predicts, in the order of the ranks' numbers. Without a plan,
-            each rank's recent misses are the prediction
+        planned : returns the loads that a plan predicts, in the order of the ranks' numbers. If
+            there is no plan, it returns None, and each rank's recent misses are the prediction
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:
@@ -104,8 +103,7 @@ class Ranks:
         shares = np.zeros_like(self._shares)
         if len(active) > 1:
             found = shares_of(self._loads(active, planned()))
-            # Until the next prediction, a rank that becomes active gets the share of an average
-            # rank.
+            # A rank that becomes active before the next prediction gets the mean share.
             shares[1:] = max(1, round(float(found.mean())))
             shares[active] = found
         if (shares != self._shares).any():
@@ -115,7 +113,7 @@ class Ranks:
 
     def _look(self, now: float) -> None:
         counts = self._counts.astype(np.float64)
-        # Clients write the counts; a faulty client may decrease one.
+        # The counts should only grow. But clients write them, and a faulty client may decrease one.
         fresh = np.maximum(0.0, counts - self._seen)
         fade = math.exp(-(now - self._looked_at) / MEMORY_S)
         self._seen, self._looked_at = counts, now
@@ -124,8 +122,9 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns (active,) how much each of these ranks is predicted to load next. Without a plan,
-        the prediction for a rank is the share of missed bytes among the bytes that it has opened.
-        All ranks of a job read equally much in a step, so these shares are comparable."""
+        the prediction for a rank is the size of the opened files that lacked a copy, divided by the
+        size of all files that the rank has opened. All ranks of a job read equally much in a step,
+        so these quotients are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -54,9 +54,10 @@ class ReadAhead:
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that copies of (n,) files be paged in. `ids` is sorted by the files' next use. The
-        files that `wants` selects are ordered from the first one on, until MOST_FILES or MOST_BYTES
-        is reached. The engine does all orders that programs wait for before these orders."""
+        """Orders that copies of (n,) files be paged in, if `wants` selects the file. Begins with
+        the first file, because `ids` is sorted by the files' next use, and ends when MOST_FILES or
+        MOST_BYTES is reached. The engine does all orders that programs wait for before these
+        orders."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):

@@ -42,7 +42,8 @@ def open_staging(
         refuse_replaceable(found.mount_point)
         tier = Tier(found, session.staging, config.file, memory_room)
         try:
-            tier.remove_all(tier.listing()["number"])  # left behind by a daemon that was killed
+            # A daemon that was killed may have left copies here.
+            tier.remove_all(tier.listing()["number"])
         except OSError as error:
             tier.close()
             raise tier.broken(error) from error
@@ -65,7 +66,7 @@ class Staging:
         # The staged files, in the order of their arrival or last open. A copy that another part of
         # the daemon has dropped stays in the dict until the next `_drop`.
         self._entries: dict[int, None] = {}
-        self.refused: list[Ids] = []  # files that are left to the source until `let_in`
+        self.refused: list[Ids] = []  # files that the source serves until `let_in`
         self.staged = self.dropped = 0
 
     # --- contents -------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Chooses what is filled and in which order: files that programs wait for, files filled ahead."""
+"""Chooses which files are filled, and in which order. Files that programs wait for come first."""

@@ -67,8 +67,8 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Processes the result of a check that did not succeed: it was abandoned, it could not run,
-        or it has found damage."""
+        """Processes the result of a check that did not succeed. The check was abandoned, could not
+        run, or has found damage."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

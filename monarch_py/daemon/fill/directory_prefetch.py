@@ -22,8 +22,8 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# A directory is filled once NAMES of its files were read to their end. All subdirectories of a
-# directory are filled once NAMES of them contain, at any depth, a file that was read to its end.
+# A directory is filled when NAMES of its files have been read to their end. All directories below
+# it are filled too when NAMES of its direct subdirectories contain such a file, at any depth.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -37,8 +37,8 @@ ENTRIES = 65536
 GIVEN_BYTES = 16 << 20
 # When no tier has room, the next try comes after this time [s].
 FULL_S = 1.0
-# The loop stays awake for this long after an open of a prefetched file, because the next opens are
-# likely to follow soon, and do not wake the loop [s].
+# After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
+# likely to follow soon, and they do not wake the loop.
 AWAKE_S = 2.0
 
 # The flag of an entry whose file has its home on another node.
@@ -295,10 +295,10 @@ class DirectoryPrefetch:
         which there will be room. After copies were dropped, nothing more is prefetched, because the
         tiers have no room for it.
 
-        A file gets this room only when it is used for the second time, because its first use does
-        not show which files the program reads. A program that reads all files once an epoch will
-        still use the prefetched copies, so these copies should stay. A program that reads only a
-        part of the files returns to that part, so the unused copies can be dropped.
+        A file gets this room only when it is used for the second time. Until then, the program may
+        be in a first epoch, in which it will still use the other prefetched copies. A second use
+        shows that the program reads only a part of the files again and again. It will not use the
+        other copies, so they can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -316,8 +316,8 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the found files whose fill is still to be ordered, because a new directory comes
-        first. `_find` will find these files again later."""
+        """Forgets the found files whose fill is not ordered yet, because a directory that was just
+        added is filled first. `_find` will find these files again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:

@@ -51,7 +51,8 @@ class FailedFills:
         tier = self._copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
-            tier.adopt(catalog.entries["size"][[entry]])  # the unfinished copy still takes room
+            # The engine could not remove the unfinished copy, so the copy still takes room.
+            tier.adopt(catalog.entries["size"][[entry]])
             tier.fail(int(result["left"]))
         if is_passing(result):
             self._put_off(entry, error, in_use=in_use)

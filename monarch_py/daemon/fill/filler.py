@@ -34,17 +34,17 @@ log = logging.getLogger("monarch.filler")
 # time. With so many orders, its threads never wait for Python. More orders would only take memory,
 # about 500 bytes each.
 ORDERS = 2048
-# The files of all background fills that the engine has at a time are at most this large together
-# [bytes]. The limit is low, because room is reserved for a fill as soon as it is ordered.
+# The files of all background fills that are ordered and have not ended have at most this total size
+# [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
-# This many background fills may be ordered whatever their size, so that a thread that ends a fill
-# can begin another one.
+# This many background fills may be ordered even if their files exceed AHEAD_BYTES. A thread that
+# ends a fill can then begin another one.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long [s], the files that the node should keep are
 # passed on to other nodes.
 LACKS_S = 1.0
-# For this long after the last order for a fill, the engine is granted room [s].
+# If no fill was ordered for this long [s], the engine is granted no more room.
 GRANTED_S = 2.0
 
 
@@ -105,7 +105,7 @@ class Filler:
         # room began [s].
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
-        # Copies with smaller numbers were made by earlier daemons.
+        # All copies that earlier daemons have made have smaller numbers than `first_copy`.
         self.first_copy = max(Tier.first_number(), *(number + 1 for number in used))
         self._next_copy = self.first_copy
 
@@ -504,10 +504,12 @@ class Filler:
 
         ticket : names the command
         """
-        self.collect()  # fills that have failed meanwhile may await a retry
+        # `collect` queues failed fills for a retry, so that `take_back` can cancel them too.
+        self.collect()
         waiting, ordered = self.requests.take_back(ticket)
         withdrawn = self.engine.withdraw(ordered)
-        self.collect()  # makes the cancelled files ABSENT, so that another command can request them
+        # `collect` makes the cancelled files ABSENT, so that another command can request them.
+        self.collect()
         return waiting + withdrawn
 
     def clear(self) -> int:
@@ -535,7 +537,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        # Copies that are published already are recorded in the manifests.
+        # Process the results of fills that have ended, so that the manifests get rows for their
+        # copies.
         for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)

@@ -35,8 +35,8 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """With `eager`, returns the next (n,) entries of the catalog, and whether more entries
-        follow.
+        """If `eager`, returns the next (n,) entries of the catalog, and whether more entries
+        follow. Otherwise returns no entries, and False.
 
         entries : the length of the catalog
         """

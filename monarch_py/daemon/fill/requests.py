@@ -12,8 +12,7 @@ from monarch_py.ipc import word
 from monarch_py.ipc.catalog import distinct
 from monarch_py.native import Kind, Reason, State, ffi, lib
 
-# Plain integers, because each comparison with a member of an enumeration costs Python a call and an
-# exception.
+# These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
 # A demand is a number. These bits of it name the entry (see monarch_demand_entry in catalog.h).
@@ -22,16 +21,16 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 class FillRequests:
     """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
-    the filler checks the file's state again, because the file may be in two queues, or may have
-    been changed meanwhile.
+    the filler checks the file's state again, because the state may have changed since the file was
+    queued. For example, the file may also be in the other queue, and be filled already.
 
-    eager : whether all files are filled. Files that programs use come first, then files that `warm`
-        names, then all other files
+    eager : whether all files are filled. Files that programs use come first, then files that
+        `monarch warm` names, then all other files
     """
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Puts files that are filled ahead into the order in which they are best read.
+        # Puts files that are filled ahead into the order in which they are read fastest.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -63,10 +62,10 @@ class FillRequests:
         self.want(self.shared.take_wanted())
 
     def take_demands(self) -> None:
-        """Puts the WANTED files for which readers wait into the queue that is served first. Without
-        this call, such a file might be only in the queue of files to be filled ahead, after many
-        others. In two cases the daemon learns only from this call that a reader waits: `prefetch`
-        is `none`, or the file was opened before it became WANTED."""
+        """Puts the WANTED files for which readers wait into the queue that is served first.
+        Otherwise such a file might be far back in the queue of files to be filled ahead. In two
+        cases the daemon learns only from this call that a reader waits: `prefetch` is `none`, or
+        the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -179,7 +178,8 @@ class FillRequests:
 
     def taken_back(self, ids: Ids) -> None:
         """Handles files that are ABSENT because a command has cancelled their fills. With
-        `prefetch: eager`, those that the scan has found are queued again."""
+        `prefetch: eager`, the files that `meet` has examined already are queued again. `meet` will
+        queue the other files."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------

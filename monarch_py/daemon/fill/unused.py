@@ -19,7 +19,7 @@ BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
 # file.  REFUSED : the file had no room in an earlier use.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# Opens of a file within this time after its first open belong to the same use of the file [s].
+# All opens of a file within this time [s] after an open count as one use of the file.
 ONE_USE_S = 1.0
 
 
@@ -39,8 +39,8 @@ class UnusedPrefetch:
         """Resets everything, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that were refused room recently. Each element is (the time from which an open counts
-        # as another use, files).
+        # Files that were refused room recently. Each element is (the time at which the present use
+        # of the files is over, files).
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 
@@ -76,8 +76,9 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Handles (n,) files in use that have no room. Returns the files that were refused room in
-        an earlier use. The other files are marked as REFUSED once this use is over (ONE_USE_S)."""
+        """Handles (n,) files that programs use now and that have no room. Returns the files that
+        were refused room in an earlier use too. The other files are marked as REFUSED after
+        ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -85,7 +86,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Of (n,) files that programs open now, returns those that had no room in an earlier
+        """Takes (n,) files that programs open now. Returns the files that had no room in an earlier
         use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
@@ -120,7 +121,7 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file's size may have changed since it was added.
+        # A file's size may have changed since the size was added to `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:

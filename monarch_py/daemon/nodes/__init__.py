@@ -1,1 +1,1 @@
-"""The nodes of a cluster: where files are kept, how peers get copies, which node a fill asks."""
+"""The nodes of a cluster: which node keeps each file, and how a node fetches files from others."""

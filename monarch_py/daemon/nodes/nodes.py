@@ -32,14 +32,14 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# In this time after the daemon's start [s], readers wait until this node knows which node keeps
-# which file. Later, they do not wait. If one node has scanned for all nodes, all nodes know this at
-# about the same time, with a difference of less than START_LIMIT_S.
+# Readers wait until this node has computed which node keeps which file, but only until this time
+# after the daemon's start [s]. If one node has scanned for all nodes, all nodes complete this
+# computation within less than this time.
 START_LIMIT_S = 1.0
-# In this time after the daemon's start [s], background requests of other nodes (requests that no
-# reader waits for) wait while this node scans by itself. If these requests did not wait, the other
-# nodes would read this node's files from the source themselves. While a plan is being placed,
-# background requests wait without this limit.
+# While this node scans by itself, other nodes' background requests (requests that no reader waits
+# for) wait, but only until this time after the daemon's start [s]. If the requests did not wait,
+# the other nodes would read this node's files from the source themselves. While a plan is being
+# placed, background requests wait without a limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -86,26 +86,27 @@ class Nodes:
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the files in the catalog have been assigned to owners
-        # Whether the placement of a plan's files is still to come, see `follow`.
+        # Whether `follow` is to be called, because a plan's files are being placed.
         self.awaits_plan = False
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is known which node keeps which file. Until then, nothing can be filled."""
+        """Whether this node has computed which node keeps which file. Until then, it can fill no
+        file."""
         return self.is_decided and not self.awaits_plan
 
     @property
     def may_wait(self) -> bool:
-        """Whether readers, here and on other nodes, wait until it is known which node keeps which
-        file. They wait only in the first START_LIMIT_S after the daemon's start."""
+        """Whether readers, here and on other nodes, wait until this node has computed which node
+        keeps which file. They wait only in the first START_LIMIT_S after the daemon's start."""
         return not self.is_ready and self._clock() - self._began < START_LIMIT_S
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes wait until it is known what this node keeps.
-        Another node may know earlier than this node which node keeps which file, and then begins to
-        fetch ahead. If the requests of such a node did not wait here, it would read this node's
-        files from the source itself."""
+        """Returns which requests of other nodes wait until this node has computed which files it
+        keeps. Another node may complete this computation earlier, and then begins to fetch ahead
+        from this node. If its requests did not wait here, it would read this node's files from the
+        source itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:
@@ -164,7 +165,7 @@ class Nodes:
 
     def adopt(self, ids: Ids) -> None:
         """Notes (n,) files that this node owns from now on. Each file has an order of the nodes
-        (see `pass_on`). The nodes that come before this node in that order have no room for the
+        (see `pass_on`). All nodes that come before this node in that order lack room for the
         file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
@@ -202,7 +203,7 @@ class Nodes:
         keeps[files] |= second_copies(hashes, sizes, owner[files], rank, int(quotas[rank]))
         self._share(owner, keeps)
         log.info(
-            "node %d of %d keeps %d of %d files and owns %d of them",
+            "node %d of %d keeps %d of %d files, and owns %d of the files that it keeps",
             self.cluster.rank,
             len(self.cluster.members),
             int(keeps.sum()),

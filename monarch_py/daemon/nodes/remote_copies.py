@@ -57,12 +57,13 @@ class RouteChooser:
         self.chooses = chooses
         self.chosen = 0
         self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
-        self._tried: dict[int, float] = {}  # when each place (see `of`) was last chosen [s]
+        # When each place was last chosen [s]. The places are: all sources together, and each node.
+        self._tried: dict[int, float] = {}
         self._sure_bytes, self._sure_until = 0, -math.inf
 
     @classmethod
     def of(cls, config: Config, engine: Engine, peers: Mapping[int, Peer]) -> "RouteChooser":
-        # The places are: all sources together, and each node, including this one.
+        # The places are all sources together, this node, and each of the other nodes (`peers`).
         places = len(peers) + 2
         throughput = Throughput(places, lambda: engine.flows(places), config.performance)
         return cls(engine, throughput, peers, chooses=config.peers.fetch == "fastest")

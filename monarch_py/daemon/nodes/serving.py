@@ -80,17 +80,17 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call. For each of
-        them, a peer has asked this node as the owner, for example because the earlier owner has no
-        room."""
+        """Returns (n,) entries that this node has come to own since the last call. It owns them
+        because a peer has asked for them and regards this node as their owner. For example, the
+        earlier owner has passed the file on, for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """Sets which requests of peers wait until it is known which files this node keeps. With
-        MONARCH_NOBODY_WAITS, no request waits: either it is known already, or peers have waited
-        long enough.
+        """Sets which requests of peers wait until this node has computed which files it keeps.
+        MONARCH_NOBODY_WAITS is set when the computation is complete, or when peers have waited long
+        enough.
         """
         lib.monarch_holdings_patience(self._c, patience)
 

@@ -61,8 +61,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # A place may have taken time without sending bytes: for an open whose bytes are still to
-        # come, or for a failure. This time counts once it exceeds SILENT_NS.
+        # A place may have taken time but sent no bytes: an open has ended, but no read yet, or a
+        # read has failed. This time counts when it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
@@ -80,9 +80,9 @@ class Throughput:
         None if no rate is known.
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
-        number is divided among the readers. If no rate was measured at a smaller number either, the
-        result is the rate of one reader at the nearest larger number, because a reader gets no less
-        when fewer other readers compete with it.
+        number is divided among the readers. If there is no smaller number with a measured rate, the
+        result is the rate of one reader at the nearest larger number. A reader gets at least this
+        rate if fewer other readers compete with it.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

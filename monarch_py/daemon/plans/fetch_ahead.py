@@ -1,4 +1,4 @@
-"""Fetches files ahead along the plans.
+"""Fetches the files of access plans before programs use them.
 
 The window consists of the files that are used next, up to the file with which the staging area
 would be full. The files in the window are fetched in exactly the order of access (section 2 of the
@@ -27,8 +27,8 @@ LOOK = 65536
 # files that were used just now.
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
-# time; LEAST_FILES files are allowed whatever their size. The limits are low, so that a file that
-# is used sooner, and becomes known only later, need not wait long.
+# time; LEAST_FILES files are allowed whatever their size. The limits are low, because a file that
+# is used sooner may become known later. It must not wait for many fetches.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
@@ -153,8 +153,8 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # A file has no room in the staging area, so no later file may take room there before
-            # it. Files that would be staged leave the queue; files that this node keeps stay.
+            # If a file has no room in the staging area, no later file may take room there before
+            # it. So all files that this node does not keep, and would stage, leave the queue.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 

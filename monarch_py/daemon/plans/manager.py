@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.planned")
 
 # Interval between two checks whether a dropped plan may be retried [s].
 RENEW_S = 1.0
-# For this long after a program has opened a file, the loop iterates often, so that it soon sees
-# which files are opened next [s].
+# After a program has opened a file, the loop iterates often for this long [s], so that it soon sees
+# which files are opened next.
 AWAKE_S = 2.0
 
 # The version of a plan's file, and the plan.
@@ -110,15 +110,15 @@ class PlanManager:
 
     def observe(self, opened: Ids) -> None:
         """Notes (n,) entries that programs have opened since the last iteration. Each iteration
-        must call this method before it drops copies. Until the call, the entries still count as
-        needed next, although they have just been used. If copies were dropped before the call, the
-        copies of these entries would be kept, and copies that are still needed would be dropped
-        instead.
+        must call this method before it drops copies. Until this call, the entries still count as
+        needed next, although they have just been used. So their copies would be kept, and copies
+        that are still needed would be dropped instead.
 
-        Assigns each open to at most one plan, which explains it. The plans with the most fitting
-        opens so far are tried first. An open does not count against a plan in two cases: another
-        plan explains it, or the job of another plan opened the same entry a short time ago, so that
-        this open may only repeat that one.
+        The plans are tried in descending order of the number of opens that have fitted them so far.
+        Each open is assigned to the first plan that it fits. An open that does not fit a plan
+        counts against this plan, with two exceptions. First, the open may be assigned to another
+        plan. Second, the job of another plan may have opened the same entry a short time ago; the
+        present open may then be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()
@@ -169,7 +169,8 @@ class PlanManager:
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        except Exception:  # perhaps an error in the thread, whose result was fetched here
+        # The error may also come from the thread, because the block fetches the thread's results.
+        except Exception:
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("computing its next accesses failed (see the log)")
         if tracker.state == "dropped" and not was_dropped:
@@ -178,14 +179,14 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # an error in the thread, after which no copy is evicted any more
+        except Exception:  # perhaps an error in the thread that computes the next uses
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which nodes have the files of a run (see Run in plan/timeline.py)
-        that all nodes have finished. Each of these files is then complete on the node that owns the
-        file."""
+        """When all nodes have finished a run (see Run in plan/timeline.py), each file of the run is
+        complete on the node that owns the file. This method reports these nodes to
+        `filler.routes`."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -259,7 +260,7 @@ class PlanManager:
         self._renewing = None
         try:
             found = renewing.result()
-        except Exception:  # an error in the thread: the trackers stay as they are
+        except Exception:  # the thread has failed to load the plans, so all trackers stay
             log.exception("dropped plans cannot be tried again now")
             return
         for old, new in found.items():
@@ -318,7 +319,8 @@ class PlanManager:
         if not self.is_active:
             return
         if self._nodes is not None:
-            self._nodes.step(scanned=True)  # assigns entries that are newer than the placement
+            # `step` assigns owners to the entries that were added after the placement began.
+            self._nodes.step(scanned=True)
             self._nodes.follow(placed.ids, placed.tier, entries, placed.holders)
         else:
             self.filler.policy.follow(placed.ids, placed.tier, entries)

@@ -26,9 +26,9 @@ from monarch_py.native import Kind, State, ffi, lib
 from monarch_py.plan import NEVER, Timeline, all_frequencies, analyse
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import NONE
-from monarch_py.policies.node import ASKED, NOBODY, Holders
+from monarch_py.policies.node import ASKED, NOBODY, Holders, planned_tiers
 from monarch_py.policies.nopfs.placement import is_placeable, place
-from monarch_py.policies.placement import NOWHERE, TierRoom, planned_tiers
+from monarch_py.policies.placement import NOWHERE, TierRoom
 from monarch_py.util.units import format_size
 
 log = logging.getLogger("monarch.planned")
@@ -64,14 +64,14 @@ def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
 
 @dataclass(frozen=True, eq=False)
 class PlacementTask:
-    """The input of a placement, which the thread computes with `make`.
+    """The input of a placement. The manager's thread calls `make`, which computes the placement.
 
     words : (entries,) a copy of the catalog's words
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
-    is_first : whether this is the first placement. A later placement leaves each file with the
-        nodes that keep it now. The nodes make a later placement at different times, so for a while
-        only some of the nodes would know the new holders
+    is_first : whether this is the first placement. A later placement does not change which nodes
+        keep each file. All nodes would have to change this at the same time, but they make later
+        placements at different times
     """
 
     trackers: Sequence[PlanTracker]
@@ -106,7 +106,8 @@ class PlacementTask:
         back = np.argsort(order, kind="stable")
         agreed = self._share_out(good, [back[at] for at in where], ids[order], sizes[order])
         holders, mine = agreed[0][back], agreed[1][back]
-        # Files that have a copy keep it in its present tier, whose used room already includes it.
+        # A file that has a copy stays in the copy's tier. Its size is not subtracted from the room
+        # of the tier, because the copy occupies its part of the tier already.
         here = word.state(self.words[ids]) == State.PRESENT
         tier = np.where(here, word.tier(self.words[ids]).astype(np.int32), np.int32(NOWHERE))
         todo = np.flatnonzero(mine & ~here)
@@ -117,8 +118,8 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def find(self, tracker: PlanTracker) -> Found:
-        """Finds the entries of a plan's files in the catalog, and draws the first two runs. Does
-        not determine which files are used."""
+        """Finds the entries of a plan's files in the catalog, and draws the plan's first two runs.
+        `Found.used` stays empty; `make` sets it."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)
@@ -200,9 +201,9 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Computes the result of `_share_out` where plans assign samples to nodes. Files that these
-        plans do not assign, for example the files of another plan, stay on the nodes that their
-        hashes have chosen."""
+        """Returns the same as `_share_out`, for plans that assign samples to nodes. Files that
+        these plans do not assign, for example the files of another plan, stay on the nodes that
+        their hashes have chosen."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):
@@ -226,8 +227,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """Returns (units,) int64, the position of each unit's first use by any node; NEVER if no node
-    uses the unit."""
+    """Returns (units,) int64, the position of the first use of each unit (here, a file) by any
+    node; NEVER if no node uses the file."""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():
@@ -236,5 +237,5 @@ def _first_by_anybody(timeline: Timeline) -> Ints:
             used = units != NONE
             np.minimum.at(first, units[used], steps[used] + rank % turns)
         if (first != NEVER).all():
-            break  # no later section has an earlier use
+            break  # all first uses are found, because later sections only contain later uses
     return first

@@ -22,8 +22,8 @@ from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run
 from monarch_py.util.file_version import Version
 
-# A plan is dropped under two conditions: at least this many searches in a row for the programs'
-# position have found nothing, and the accesses just before the last search disagree with the plan.
+# A plan is dropped if two conditions are met. At least this many searches in a row have not found
+# the programs' position. And the accesses just before the last search disagree with the plan.
 SEARCHES = 2
 
 # Accesses that come before the plan's files are known are kept, and are judged later. At most this
@@ -36,7 +36,7 @@ class Found:
     """The files of a plan in the catalog.
 
     entries : (files,) uint64, the entry of each file
-    used : (files,) whether any node uses it; empty if there is a problem
+    used : (files,) whether any node uses each file; empty if there is a problem
     problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
     """
 
@@ -72,7 +72,8 @@ class PlanTracker:
         self._search: Future[tuple[int, Run, int] | None] | None = None
         self._in_vain = 0  # searches without a result since the position was lost
         self._search_at = 0  # the next search starts at this number of judged accesses
-        self._is_last = False  # whether the plan is dropped if the present search finds nothing
+        # Whether the present search is the last one. If it finds no position, the plan is dropped.
+        self._is_last = False
         self._early: list[Ids] = []
         self._over: list[Future[Ids]] = []
         self._is_from_its_beginning = True  # whether the run has been followed from its start

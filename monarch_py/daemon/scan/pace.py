@@ -1,27 +1,28 @@
-"""Limits how far the scan runs ahead of programs: it finds little more than fills ahead need."""
+"""Limits the speed of the scan, so that it finds files only shortly before they are filled."""
 
 from collections import deque
 
 from monarch_py.scan.walk import ALL_NAMES
 
-# The scan may be ahead of the fills by the number of files that are filled in AHEAD_S [s], or by a
-# minimum if the minimum is larger. The minimum is LEAST files. If the files are large, it is the
-# number of files that have RISING_BYTES together, but at least one.
-# The scan must not be farther ahead, because the kernel caches a file's attributes for only about a
-# second after the scan has requested them. If the file's fill begins or ends after that second, the
-# fill has to request the attributes from the source again. The scan takes names in portions
-# (PORTION in csrc/scan/scan.h), and may exceed the limit by one portion.
+# The lead of the scan is the number of files that it has found and that are not filled yet. The
+# lead is limited, because the kernel caches a file's attributes for only about a second after the
+# scan has requested them. A fill that begins or ends after that second has to request them again.
+# The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
+# minimum is LEAST files. For large files it is the number of files that have RISING_BYTES together,
+# but at least one. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may exceed
+# the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
-# The rate of fills is measured in each iteration of the loop, so that the rate rises soon when a
-# job begins to fill many small files. But a few fills of large files that end together also look
-# like a high rate. So the lead of the scan has a second limit: as many files as were filled in the
-# last AHEAD_S, plus files of this total size [bytes].
+# The rate of fills is measured in each iteration of the loop, so that the limit on the lead rises
+# soon when a job begins to fill many small files. But the measured rate is also high if a few fills
+# of large files happen to end together. So the lead has a second limit: the number of files that
+# were filled in the last AHEAD_S, plus the number of files that have this size together [bytes].
 RISING_BYTES = 8 << 20
 # The scan is allowed to examine a number of names at a time. It is allowed more names once it has
 # found a file or directory among them, or after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
-# loop. With a factor of 2, the daemon would raise the number of concurrent reads too late.
+# loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of
+# concurrent fills.
 RISE = 4.0
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
@@ -29,11 +30,11 @@ OPENS_A_NAME = 16
 # Once programs have opened nothing at the source for this long [s], and no file was filled ahead
 # either, the scan runs without a limit.
 IDLE_S = 1.0
-# The scan waits for a program's first open for at most this long, because many programs import
-# large packages before they open their first file [s].
+# The scan waits for a program's first open for at most this long [s]. The time is long, because
+# many programs import large packages before they open their first file.
 AWAIT_S = 10.0
-# After this time the scan runs without a limit, even while programs read [s]. The scan must come to
-# an end, because directories are compared with the source (`revalidate`) only once the scan is
+# After this time [s], the scan runs without a limit, even while programs read. The scan must come
+# to an end, because directories are compared with the source (`revalidate`) only once the scan is
 # complete.
 MOST_S = 120.0
 
@@ -61,8 +62,8 @@ class ScanPace:
         self._filled_before = 0
         # The number of entries at the last call, and when that number last changed [s].
         self._newest, self._news_s = 0, now_s
-        # Whether fills ahead will soon need more files than were found, while the scan still finds
-        # files.
+        # Whether all files found so far will soon be filled, and the scan will probably find more.
+        # Filling ahead must then wait for the scan.
         self.lacks_names = False
 
     def awaits_open(self, now_s: float) -> bool:

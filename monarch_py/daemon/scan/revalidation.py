@@ -42,7 +42,7 @@ class Metadata:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._is_ready = False
-        self._listed = 0  # the number of sources that have their listings
+        self._listed = 0  # the number of sources whose directories have listings
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
         # Young directories that were found unchanged. `step` lets readers use their listings.
@@ -106,8 +106,8 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Starts a thread for `work`. If no thread can be started, nothing is done now. A later
-        iteration then starts a comparison, which also reads all that `_read_masks` reads."""
+        """Starts a thread for `work`. If no thread can be started, the work is skipped. The next
+        comparison, which a later iteration starts, makes up for it."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()

@@ -36,8 +36,8 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# The scan is not limited as long as at least half of the files that it finds have copies of earlier
-# sessions, plus this many files.
+# The scan runs without a limit while it finds enough copies of earlier sessions. Of the files that
+# it finds, those without such a copy may outnumber those with such a copy by at most this number.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -173,8 +173,8 @@ class Scanner:
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
     def add(self, config: Config) -> Source:
-        """Adds the last source of `config`. The daemon must not have this source yet. Raises
-        OSError if the source's root cannot be opened."""
+        """Adds a source that the daemon does not serve yet: the last source in the list of
+        `config`. Raises OSError if the source's root cannot be opened."""
         number, is_lazy = len(self.sources), config.scan == "lazy"
         source = Source(number, config.sources[number], None, is_lazy=is_lazy)
         self.config = config
@@ -266,7 +266,9 @@ class Scanner:
         iteration. If the engine has added more than LOOKS files, only a sample is counted."""
         met = range(self._known, len(self.shared.catalog))
         self._known = met.stop
-        if not self.is_whole:  # otherwise every directory is listed already
+        # Opens are counted to choose which directories are listed first. Once all directories are
+        # listed, there is nothing to choose.
+        if not self.is_whole:
             looked_at = np.array(met[:: len(met) // LOOKS + 1], dtype=np.uint64)
             for place, names in self.shared.catalog.by_directory(looked_at).items():
                 self._note_opened(*place, len(names))
@@ -334,7 +336,7 @@ class Scanner:
         try:
             self.shared.catalog.fit()
         except OSError as error:
-            log.info("the catalog cannot be shrunk to its content: %s", error)
+            log.info("the catalog cannot be shrunk, and keeps memory without need: %s", error)
         for found in self.validators:
             left = self.stale.get(found.tier_number, found.rows[:0])
             self.stale[found.tier_number] = np.concatenate([left, found.rest()])
@@ -484,6 +486,6 @@ class Scanner:
         self._unlisted.close()
         left = 0
         for source in self.sources:
-            if source.scan is not None:  # one source is scanned at a time
+            if source.scan is not None:  # True for at most one source
                 left += source.scan.close(limit_s)
         return left

@@ -16,8 +16,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers the last WANTS directories that programs have read through. A scan in C
-# remembers equally many (csrc/scan/scan.h).
+# A `Source` remembers the last WANTS directories that programs have read through. The number is the
+# same as WANTS in csrc/scan/scan.h.
 WANTS = 16
 
 

@@ -181,9 +181,9 @@ class GroupLoader:
             self.epoch, self._begin, self._given = epoch, 0, 0
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Returns the training's position in its epochs for a checkpoint, in less than 1 KB.
+        """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the running epoch the training has taken; if it is None, the
+        done : how many batches of the running epoch the training has taken; None stands for the
             number of batches that the loader has handed out
         """
         given = max(self._given, self._begin) if done is None else done
@@ -192,9 +192,10 @@ class GroupLoader:
         return {**self._settings(), "epoch": self.epoch, "done": given}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues after the batches that were done when the state was taken. If the number of
-        ranks, the batch size, the group size or `drop_last` has changed since, ranks get other
-        batches. A state from the middle of an epoch then raises ConfigError."""
+        """Continues after the batches that the state counts as done. If the number of ranks, the
+        batch size, the group size or `drop_last` has changed since the state was taken, ranks get
+        other batches than before. Then the training can continue only from the end of an epoch, and
+        a state from the middle of an epoch raises ConfigError."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -246,8 +247,8 @@ class GroupLoader:
         return self._batches(ahead, begin, self._iteration)
 
     def _expected(self, epoch: int, begin: int = 0) -> GroupsAhead:
-        """Returns the part of an epoch from the step `begin` on. No group of this part was
-        requested from the reading process yet."""
+        """Returns the part of an epoch from the step `begin` on. In the returned object, none of
+        the groups counts as requested from the reading process."""
         groups = RankGroups.of(self._schedule(epoch), self.ranks.rank, self.group)
         at = int(groups.ends[begin - 1]) if begin else 0
         return GroupsAhead(epoch, groups, groups.runs(at), [])
@@ -275,7 +276,7 @@ class GroupLoader:
         if self._reader is None:
             self._reader = GroupReader(self.dataset, self._slot_bytes, self._start_method)
             self._owner = os.getpid()
-            if ahead.asked:  # these groups were requested from a reader that is closed
+            if ahead.asked:  # the earlier reader, which is closed, was asked for these groups
                 ahead = self._expected(ahead.epoch, begin)
         groups = _Groups(self, self._reader, ahead)
         for step in range(begin, len(epoch.ends)):

@@ -28,8 +28,8 @@ from monarch_py.util.processes import PROC, Identity
 # runs. The reading process checks at the same interval that the training runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because a whole job may be stopped and continued:
-# meanwhile the clock goes on, but no checks are made.
+# error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
+# During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
 # How long the reading process may take to end by itself [s]. It may have to end a read first.
 END_S = 1.0
@@ -175,7 +175,7 @@ class GroupReader:
 
 
 def _end(process: Any, link: Connection, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child of the training
+    if os.getpid() != owner:  # in a forked child of the training, do nothing
         return
     # Closing the pipe is not enough: other forked processes may have copies of this end, which keep
     # the pipe open.
@@ -186,7 +186,7 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # a read that hangs may keep the process alive
+        process.join(END_S)  # not longer, because a read that hangs keeps the process alive
 
 
 def _is_stopped(pid: int) -> bool:
@@ -204,11 +204,11 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the training's handler is not for this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so a handler of the training does not run here
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with suppress(OSError, EOFError):  # the training has ended, or needs no more groups
+    with suppress(OSError, EOFError):  # raised when the training ends or closes the pipe
         while (task := link.recv()) is not None:
             link.send(_do(dataset, ring, task))
 

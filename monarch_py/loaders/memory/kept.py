@@ -37,7 +37,7 @@ PAGE = mmap.PAGESIZE
 
 
 class KeptDataset:
-    """A dataset whose samples are kept in shared memory once they have been read::
+    """A dataset whose samples are kept in shared memory after the first read::
 
         dataset = KeptDataset(ImageFolder(root), sampler, quota="8GiB")
         loader = DataLoader(dataset, batch_sampler=sampler, num_workers=4)
@@ -55,7 +55,7 @@ class KeptDataset:
     keeps : the samples that this node keeps: their numbers, or a bool for each sample, or a sampler
         whose `holders` name the nodes that keep each sample; None to keep all samples
     quota : the most memory that all processes of the node use together; less is used if the node
-    has less available
+        has less available
     name : identifies the dataset on this node; None identifies it by its pickled form
 
     Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
@@ -190,8 +190,9 @@ class KeptDataset:
         return int(self._store().used)
 
     def close(self) -> None:
-        """Takes this process off the list of processes from which later processes open the memory.
-        The memory ends with the last process that maps it."""
+        """Removes this process from the memory's list of processes (`shared.SharedMemory`). Later
+        processes then do not open the memory through this process. The memory ends with the last
+        process that maps it."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------

@@ -79,10 +79,12 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads the numbers there before it fills the slot. If the numbers were sent through the pipe,
-        both processes could block: the training while it sends the numbers, and the worker while it
-        sends a large answer. Returns the argument for `read_numbers`: the count of numbers, a
-        Pickled for other keys, or the numbers themselves if the slot is too small for them."""
+        reads them there before it fills the slot. The pipe to the worker is not used for them: the
+        training could block while it sends many numbers, and the worker could block at the same
+        time while it sends a large answer.
+
+        Returns the argument `written` of `read_numbers`: how many numbers were written, a Pickled
+        for other keys, or `numbers` itself if the slot is too small."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

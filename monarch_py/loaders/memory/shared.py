@@ -33,9 +33,9 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    Child processes also get the memory by fork, or with a SharedMemory among the arguments of a
-    Process. A SharedMemory that is pickled for any other purpose finds its memory by the key when
-    it is unpickled.
+    A child process also gets the memory if it was forked, or if a SharedMemory is among the
+    arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
+    opens the memory by the key when it is unpickled.
 
     key : the name of the list's file;  n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it

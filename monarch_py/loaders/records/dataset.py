@@ -22,11 +22,11 @@ from monarch_py.loaders.records.joining import PIECE, Extents, join, pieces
 from monarch_py.loaders.records.reads import IN_FLIGHT, address, read_to
 from monarch_py.plan.index import Index
 
-# A gap is the range of unwanted bytes between two samples; one read that includes the gap brings
-# both samples. Each process finds, by timing reads, the largest gap at which one read is faster
-# than two. This gap is kept between the two bounds below [bytes]. A gap below a page costs nothing,
-# because sources read whole pages anyway. The upper bound limits the load on the source, from which
-# other programs read too.
+# A gap is the range of unwanted bytes between two samples. One read that includes the gap returns
+# both samples. Each process times reads to find the largest gap at which one read is faster than
+# two. The result is limited to the range from LEAST_GAP to MOST_GAP [bytes]. A gap below a page
+# costs nothing, because sources read whole pages anyway. MOST_GAP limits the load on the source,
+# because other programs read from the source too.
 LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
@@ -299,7 +299,7 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns a Part for each file that has wanted rows which must be made from chunks.
+        """Returns a Part for each file with wanted rows that must be made from chunks.
 
         places : the indices of these rows in `wanted`
         """
@@ -363,10 +363,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures the largest gap between two samples at which one read of both is faster than two
-        reads. It times a read of the first sample, and a longer read that begins at the second
-        sample. `crossing` computes the gap from the two times. Returns 0 if the file ends too
-        early for a longer read at the second sample."""
+        """Measures the largest gap between two samples at which one read of both samples is faster
+        than two reads. Times a read of the first sample, and a longer read that begins at the
+        second sample, and computes the gap from the two times (`crossing`). Returns 0 if too few
+        bytes follow the second sample in the file for a longer read."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

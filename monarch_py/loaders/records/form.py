@@ -46,10 +46,10 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether `read_into` certainly reads what `dataset[i]` returns. This is uncertain if a derived
-    class overrides only `dataset[i]`, or if a class forwards `read_into` to another dataset: the
-    `dataset[i]` of such a class may change samples. If it changes only some of the samples, a
-    comparison of one sample does not show this."""
+    """Whether `read_into` certainly reads the bytes that `dataset[i]` returns. In two cases this is
+    not certain, because `dataset[i]` may change samples: a derived class overrides only
+    `dataset[i]`, or a class forwards `read_into` to another dataset. A comparison of one sample
+    would not be enough, because `dataset[i]` may change only some of the samples."""
     for each in cls.__mro__:
         if "read_into" in vars(each):
             return True

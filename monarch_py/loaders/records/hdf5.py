@@ -71,7 +71,7 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns, for each chunk of a band, the part of a row that the chunk holds.
+        """Returns the part of a row that each chunk of a band holds, as slices of the row.
 
         row : the shape of a row
         """
@@ -85,8 +85,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where a part of a row lies in the chunk that holds it. A chunk at the edge of the
-        dataset may be wider than the part.
+        """Returns the place of a part of a row in the chunk that holds it, as slices of the chunk.
+        A chunk at the edge of the dataset may be wider than the part.
 
         corner : the part, as `corners` returns it
         """
@@ -254,9 +254,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
-        skipped filters of the chunk that it looked up last, and a direct write does not change what
-        HDF5 remembers. After a read from the second chunk, HDF5 looks up the first chunk again."""
+        """Makes HDF5 look up again which filters were skipped for the first chunk. HDF5 caches the
+        skipped filters of the chunk that it has looked up last, and a direct write does not update
+        this cache. A read from the second chunk replaces the cached chunk."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

@@ -73,7 +73,7 @@ def read_to(
     *,
     in_flight: int = IN_FLIGHT,
 ) -> None:
-    """Does the same as `read_all`, but reads to memory addresses, which it does not check.
+    """Reads like `read_all`, but to memory addresses. The addresses are not checked.
 
     addresses : (reads,) int64
     """

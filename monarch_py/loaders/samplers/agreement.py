@@ -16,7 +16,8 @@ from monarch_py.errors import ConfigError
 
 _numbers = itertools.count()
 _turns: Counter[str] = Counter()  # how often `once` was called with each name
-_inherited: Any = None  # after a fork: the parent's store, whose connection only the parent may use
+# In a forked child: the parent's store, which the child must not use. Otherwise None.
+_inherited: Any = None
 
 
 def process_group() -> Any:

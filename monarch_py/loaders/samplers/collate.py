@@ -29,8 +29,11 @@ def _default() -> Callable[[list[Any]], Any]:
 
 
 def _emptied(one: Any, two: Any) -> Any:
-    """Returns an empty batch, in the form of `one`, a batch of one sample. A part that is longer in
-    `two`, a batch of two samples, has one element per sample, so its elements are removed."""
+    """Returns an empty batch that has the form of `one`. A part of the batch that is longer in
+    `two` than in `one` has an element for each sample. The elements of such parts are removed.
+
+    one, two : a batch of one sample, and a batch of two samples
+    """
     if isinstance(one, Mapping):
         return {key: _emptied(one[key], two[key]) for key in one}
     if not hasattr(one, "__len__") or getattr(one, "shape", None) == ():

@@ -1,8 +1,9 @@
-"""Detects loaders that must not use a batch sampler of Monarch, because they would deal the samples
-to the ranks a second time, deliver batches out of order, or read a dataset of another length.
+"""Detects loaders that must not use a batch sampler of Monarch. There are three kinds: loaders that
+deal the samples to the ranks a second time, loaders that deliver batches out of order, and loaders
+whose dataset has another length.
 
-A batch sampler does not know which loader uses it. But the loader calls `__iter__` or `__len__`,
-and the local variables of the calling function show which loader it is.
+A loader does not give its name to a batch sampler. But it calls the sampler's `__iter__` or
+`__len__`, and the local variables of the calling function show which loader it is.
 """
 
 from types import FrameType

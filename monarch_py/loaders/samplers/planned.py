@@ -1,4 +1,4 @@
-"""Samplers that follow a plan: daemons with the same plan know all accesses in advance."""
+"""Makes the sampler that follows a plan. Daemons with the same plan prefetch the samples."""
 
 from pathlib import Path
 from typing import Any

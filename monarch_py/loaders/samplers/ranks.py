@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# Environment variables of torchrun, srun, Open MPI and MPICH. A key names the variable that has the
-# number of all ranks. Its value names the variable that has the number of ranks on this node.
-# SLURM_NTASKS is not used, since it is also set for a single process in an allocation for several
-# tasks.
+# Variables that torchrun, srun, Open MPI and MPICH set: name of the variable with the number of all
+# ranks -> name of the variable with the number of ranks on this node. SLURM_NTASKS is not used,
+# since it is also set for a single process in an allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",
@@ -65,8 +64,8 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Checks that detected numbers are still the numbers of the process group. Raises
-        ConfigError if they differ: then they were detected before the process group was made."""
+        """Checks that detected numbers are also the numbers of the process group. If they differ,
+        they were detected before the process group was made, and ConfigError is raised."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -1,9 +1,10 @@
 """Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
 epoch runs.
 
-Every rank computes the schedule by itself, in a thread of its process. This takes a second or two
-for 19 million samples, and next to nothing for one million. If the ranks of a node shared one
-schedule, they would need shared memory that ends with them, and would have to wait for each other.
+Every rank computes the schedule by itself, in a thread of its process. The computation takes a
+second or two for 19 million samples, and next to nothing for one million. The ranks of a node do
+not share one schedule: for that, they would need shared memory, and would have to wait for each
+other.
 """
 
 import logging
@@ -96,7 +97,8 @@ class _Ahead:
 
 
 class ScheduledSampler(ABC):
-    """A batch sampler for DataLoader's `batch_sampler`, which yields the batches of one rank.
+    """A batch sampler that yields the batches of one rank. It is passed to DataLoader as
+    `batch_sampler`.
 
     A global batch has the same samples as with DistributedSampler, if the seed and `batch_size` are
     the same; only the dealing to ranks differs. With `drop_last`, the last samples are left out if
@@ -138,8 +140,8 @@ class ScheduledSampler(ABC):
         self._begin = 0  # the step at which the next iteration begins
         self._given = 0  # how many of the epoch's batches were handed out
         self._weighed = 0  # the first step for which `weight` was not called
-        self._ready: dict[int, RankEpoch] = {}  # the running epoch, by its number
-        self._ahead: dict[int, _Ahead] = {}  # the next epoch, by its number
+        self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
+        self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
         self._goes_on = False  # whether the training sets epochs; then the next epoch is prepared
         if self._steps() == 0:
             raise ConfigError(
@@ -160,7 +162,7 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns which epoch's order of samples the training uses in `epoch`."""
+        """Returns the number of the epoch whose order of samples is used in the epoch `epoch`."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -294,12 +296,13 @@ class ScheduledSampler(ABC):
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Returns the position in the epochs for a checkpoint, in less than 1 KB.
+        """Returns the training's position for a checkpoint: a dict of less than 1 KB.
 
-        done : how many batches of the running epoch the training has got, counted from the epoch's
-            beginning. None stands for the number of batches that the iterator has handed out. If a
-            DataLoader has workers, this number is too large, because workers read batches ahead:
-            give `done`. StatefulDataLoader counts batches itself and does not need `done`
+        done : how many batches of the running epoch the training has taken, counted from the
+            epoch's beginning. None stands for the number of batches that the iterator has handed
+            out. With a DataLoader that has workers, give `done`: the workers read batches ahead, so
+            more batches were handed out than the training has taken. StatefulDataLoader counts
+            batches itself and does not need `done`
         """
         given = max(self._given, self._begin) if done is None else done
         if not 0 <= given <= self._steps():
@@ -310,9 +313,9 @@ class ScheduledSampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from the position in `state`: the next iteration begins with the batch after
-        the last delivered batch. The state's seed, shuffle, drop_last and size of the global
-        batches replace the sampler's. The position is used only once: after an iteration has taken
-        a batch, the next iteration begins at the epoch's first batch."""
+        the last delivered batch. The seed, shuffle, drop_last and size of the global batches in the
+        state replace the sampler's own values. The position is used only once: after an iteration
+        has taken a batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:

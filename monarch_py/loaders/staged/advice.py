@@ -16,11 +16,11 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# The fewest workers are chosen with which an epoch takes at most this share longer than with the
-# best number of workers.
+# An epoch with the chosen number of workers may take longer than an epoch with the best number, but
+# at most by this share. The smallest such number is chosen.
 TOLERANCE = 0.05
-# The number of lines in a model: one line for few workers, which do not slow each other down, and
-# one for more workers.
+# The number of straight lines in a model: one line for few workers, which do not slow each other
+# down, and one line for more workers.
 PIECES = 2
 # If a measurement differs from the model by more than this factor, the conditions have changed:
 # files have been copied, or another job has started.
@@ -94,8 +94,8 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # Between two measured numbers of workers it is not known where one line ends and the next
-        # begins. So the lines' values at the measured numbers are interpolated.
+        # The lines meet somewhere between two measured numbers of workers, but it is not known
+        # where. So only the lines' values at the measured numbers are used, and interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -144,8 +144,8 @@ class Model:
 
 
 def fewest(model: Model, batch: float, step_s: float, most: int) -> int:
-    """Returns the fewest workers with which an epoch takes at most 5 % longer than with the best
-    number of workers from 1 to `most`.
+    """Returns the smallest number of workers with which an epoch takes at most 5 % longer than the
+    shortest epoch with 1 to `most` workers.
 
     batch : the number of samples in a batch
     step_s : how long the training computes between two batches [s]

@@ -59,7 +59,7 @@ class Crew:
         self._seed, self._init = seed, init
         self._started = 0
         self._poll = select.poll()
-        self._workers: dict[int, Worker] = {}  # by the descriptor of their link
+        self._workers: dict[int, Worker] = {}  # descriptor of the pipe -> worker at its other end
         self._stopped_since: dict[int, float] = {}  # by process id
         # The callback must not refer to this object. Otherwise the object would not be collected
         # when nothing else refers to it, and the workers would run until the interpreter ends.
@@ -188,7 +188,7 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # a read that hangs may keep the worker alive
+            worker.process.join(END_S)  # not longer, because a read that hangs keeps it alive
         if worker.process.exitcode is not None:
             worker.process.close()
 

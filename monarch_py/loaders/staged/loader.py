@@ -31,8 +31,8 @@ from monarch_py.loaders.staged.sources import daemon_sources
 from monarch_py.loaders.staged.stage import Batch, Stage
 from monarch_py.loaders.staged.work import Failure, Work
 
-# "auto" starts at most this many workers, because the node's owner decides whether a job may use
-# more processes.
+# "auto" starts at most this many workers. If the job may use more processes on the node, the user
+# can give the number of workers instead.
 MOST_AUTO_WORKERS = 16
 
 

@@ -43,8 +43,8 @@ MOST_CLASSES = 3
 class Advice:
     """The number of workers that a training needs, and the measurements from which it follows.
 
-    workers : the fewest workers with which an epoch takes at most 5 % longer than with the best
-        number of workers
+    workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
+        the best number of workers
     is_enough : whether these workers bring batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
@@ -136,9 +136,10 @@ class _Measuring:
             yield list(itertools.islice(self._samples, self._batch))
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
-        """Yields a number of workers and its measured times, twice for each number. The numbers
-        first rise, until more workers do not help or are not needed. Then the numbers fall again.
-        So if the machine's other load changes meanwhile, the change affects all numbers."""
+        """Yields pairs of a number of workers and the times that were measured with it. The numbers
+        first rise, until more workers do not help or are not needed. Then the numbers fall again,
+        so each number is measured twice. A change in the load of other programs during the
+        measurements then affects all numbers about equally."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

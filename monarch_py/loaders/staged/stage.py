@@ -75,7 +75,7 @@ class BatchesAhead:
 
 class Stage:
     """Reads batches ahead and hands them out one by one. The training has at most one batch at a
-    time: once it asks for the next batch, the slot of the previous batch may be used again.
+    time: when it asks for the next batch, the slot of the previous batch becomes free.
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
@@ -225,8 +225,8 @@ class Stage:
                 del self._answers[done.task]
 
     def _drop(self, task: int) -> bool:
-        """Frees the slot of an answered task from an earlier epoch. Always returns False, which
-        makes the dict comprehension in `begin` leave the answer out."""
+        """Frees the slot of an answered task from an earlier epoch. Always returns False: `begin`
+        calls this in the condition of a dict comprehension, to leave the task's answer out."""
         self._free.append(self._asked.pop(task)[0])
         return False
 

@@ -32,7 +32,7 @@ MAX_SAMPLES = (1 << 31) - 2
 def check_length(key: str, value: int) -> None:
     """Raises ConfigError unless `value`, given for `key`, is a number of samples, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise ConfigError(f"{key}: {value!r} is not a whole number; write how many samples it is")
+        raise ConfigError(f"{key}: {value!r} is not a whole number; write a number of samples")
     if not 1 <= value <= MAX_SAMPLES:
         raise ConfigError(f"{key}: {value} is out of range; write a number from 1 to {MAX_SAMPLES}")
 
@@ -93,7 +93,8 @@ class Sampler(ABC):
     own_split: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigError, which names the field, for a value that is not allowed."""
+        """Raises ConfigError if a field has a value that is not allowed; the message names the
+        field."""
         check_length("length", self.length)
 
     @property
@@ -134,5 +135,5 @@ class Sampler(ABC):
             raise ConfigError(
                 f"epochs: the order of this {type(self).__name__} is known for"
                 f" {counted(self.reach, 'epoch')} only; plan at most {self.reach}, or record the"
-                " later ones"
+                " orders of the later epochs"
             )

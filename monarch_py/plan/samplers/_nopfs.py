@@ -38,4 +38,4 @@ class NoPFSSampler(Sampler):
                 order = buffers.take(self.length)
                 order[:] = items
                 yield order
-                del order  # Without this reference, `buffers` can reuse the array.
+                del order  # `buffers` reuses the array only if nothing refers to it.

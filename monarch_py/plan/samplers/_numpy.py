@@ -58,7 +58,7 @@ class NumpySampler(Sampler):
                 order = rng.permutation(self.length).astype(np.int32)
             if number >= start:
                 yield order
-            del order  # Without this reference, `buffers` can reuse the array.
+            del order  # `buffers` reuses the array only if nothing refers to it.
 
     def _rng(self, number: int) -> Any:
         return _GENERATORS[self.generator](self.seed + (number if self.reseed else 0))

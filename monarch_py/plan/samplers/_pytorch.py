@@ -90,7 +90,8 @@ class _Generated(Sampler):
         check_choice("loader_draws", self.loader_draws, LOADER_DRAWS)
 
     def generators(self, start: int, draws: int) -> Iterator[Mersenne]:
-        """Yields the generator as it is at the beginning of each epoch, from `start` on.
+        """Yields the generator once for each epoch from `start` on, in its state at the beginning
+        of the epoch.
 
         draws : how many numbers the sampler draws in an epoch
         """
@@ -303,9 +304,9 @@ class WeightedRandomSampler(_Generated):
     """torch.utils.data.WeightedRandomSampler(weights, num_samples, generator=g), with g as in
     RandomSampler.
 
-    Without replacement, or for one sample, torch draws exponentially distributed numbers with the
-    math library that it was built with. In these cases torch itself must be installed; otherwise
-    ConfigError is raised.
+    Without replacement, or for one sample, torch draws exponentially distributed numbers. Their
+    values depend on the math library with which torch was built. So in these cases torch itself
+    must be installed; otherwise ConfigError is raised.
 
     weights : (length,) float64, 0 or more
     """
@@ -323,8 +324,8 @@ class WeightedRandomSampler(_Generated):
         weights = np.asarray(self.weights, dtype=np.float64)
         if weights.shape != (self.length,) or not (weights >= 0).all() or not weights.any():
             raise ConfigError(
-                f"weights: must be {self.length} numbers, none negative and not all 0;"
-                " write one for each sample"
+                f"weights: needs {self.length} numbers, each 0 or more and at least one above 0;"
+                " write one weight for each sample"
             )
         drawable = np.count_nonzero(weights)
         if not self.replacement and self.num_samples > drawable:
@@ -380,11 +381,11 @@ class WeightedRandomSampler(_Generated):
 
 
 def as_order(key: str, numbers: Array, length: int) -> Order:
-    """Returns `numbers` as an Order. Raises ConfigError, which names `key`, unless all numbers are
-    samples of the dataset."""
+    """Returns `numbers` as an Order. Raises ConfigError unless all numbers are samples of the
+    dataset; the message names `key`."""
     numbers = np.asarray(numbers)
     if numbers.ndim != 1 or len(numbers) == 0 or not np.issubdtype(numbers.dtype, np.integer):
-        raise ConfigError(f"{key}: must be a list of whole numbers; write the numbers of samples")
+        raise ConfigError(f"{key}: must be a list of whole numbers; write sample numbers")
     if int(numbers.min()) < 0 or int(numbers.max()) >= length:
         outside = numbers[(numbers < 0) | (numbers >= length)][0]
         raise ConfigError(

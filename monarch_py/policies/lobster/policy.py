@@ -51,10 +51,10 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     samples of a step at about the same time (Lobster 4.1 to 4.3; see `_threads`). On a single node
     every sample is used in every epoch, so only rule 3 can act.
 
-    Assumptions: samples are loaded shortly before their use. So each loaded sample is the
-    prefetched sample that is used soonest. After this use, rule 3 decides by the sample's following
-    use whether the sample is kept. Nodes see which samples the other nodes held at the start of the
-    step. Rule 2 applies to samples that are used again, rule 1 to all other samples.
+    Assumptions: a sample is loaded shortly before its use, so it is always the prefetched sample
+    that is used soonest. When the sample has been used, rule 3 decides whether to keep it, by the
+    distance to its next use. Nodes see which samples the other nodes held at the start of the step.
+    Rule 2 applies to samples that are used again, rule 1 to all other samples.
 
     evictions : if given, the number of copies that each rule drops is added to it
     """
@@ -109,8 +109,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """Returns (sources,) the rate of one thread of a node at each source [bytes/s], see
-    `_threads`."""
+    """Returns (sources,) the rate at which one thread of a node reads each source while all nodes
+    and threads are busy [bytes/s]. `_threads` lists the sources."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -205,8 +205,8 @@ class _Nodes:
         """Uses the samples of a step, and keeps or drops them by the rules. Returns (samples,) the
         class that took each sample, MISS for none.
 
-        after : the samples' next uses
-        beyond : whether these uses are too far by rule 2
+        after : (samples,) the samples' next uses
+        beyond : (samples,) whether rule 2 drops the sample, because its next use is too far away
         now : the number of the last access of the step
         """
         into = np.zeros(len(files), dtype=np.int8)

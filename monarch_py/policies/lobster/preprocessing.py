@@ -40,8 +40,8 @@ class PiecewiseLinear:
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:
             raise PolicyError(
-                "preprocess: a model needs one measured time for each number of threads, and one "
-                f"piece or more ({len(xs)} numbers, {len(ys)} times, {pieces} pieces given)"
+                f"preprocess: {len(xs)} thread counts, {len(ys)} times and {pieces} pieces are"
+                " given; give one time for each thread count, and 1 piece or more"
             )
         by_x = np.argsort(xs, kind="stable")
         xs, ys = xs[by_x], ys[by_x]

@@ -7,9 +7,10 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.policies.view import Bools, Floats
 
-# The largest number of predicted times that are copied in memory at once. A simulation passes all
-# steps of an epoch to `share_threads` in one call. To stay below this number, `share_threads` then
-# tries the windows in several groups.
+# `share_threads` tries windows, which are ranges of predicted times. For each beginning of a
+# window, it needs a copy of all predicted times. All copies together may be large, because a
+# simulation passes all steps of an epoch in one call. So the beginnings are tried in groups: the
+# copies of one group have at most TOGETHER times.
 TOGETHER = 1 << 18
 
 
@@ -60,23 +61,26 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
     least difference, the result whose largest time is shortest is returned. Raises PolicyError if
     there are more queues than threads.
 
-    This is Algorithm 1 by its intent. It deviates from the printed form:
+    The function computes what Algorithm 1 is meant to compute. It deviates from the algorithm as
+    printed in the paper:
 
     - Lines 12 to 18 move the lower bound of the search where the upper one should move, and vice
       versa, so the search moves away from the balance. Here, for each beginning of a window [least,
       largest] of predicted times, bisection searches for the window's end.
-    - The printed loop never compares the sum of the threads with T_L. Here it must not exceed T_L.
+    - The printed loop never compares the sum of the threads with T_L. Here the sum never exceeds
+      T_L.
     - The printed algorithm starts from shares in proportion to the queues' loads and changes one
       queue at a time, so it may stop where no single change helps. Here all windows are tried, so
-      the result is exact. The best window begins and ends at one of the queues x threads predicted
-      times. Every queue takes the fewest threads that put its time into the window.
-    - Times need not fall as threads are added. If more threads slow a queue down, the
-      queue gets fewer threads.
+      the result is exact. The best window begins at one predicted time and ends at another. Every
+      queue takes the fewest threads that put its time into the window.
+    - Here a time may also rise as threads are added. If more threads slow a queue down, the queue
+      gets fewer threads.
     """
     *steps, queues, most = seconds.shape
     if queues > total:
         raise PolicyError(
-            f"threads: {total} loading threads for {queues} queues; each queue needs one"
+            f"threads: {total} loading threads are too few for {queues} queues; give at least"
+            f" {queues}"
         )
     most = min(most, total)
     times = np.asarray(seconds[..., :most], dtype=np.float64).reshape(-1, queues, most)

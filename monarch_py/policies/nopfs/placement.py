@@ -1,11 +1,11 @@
 """Decides which node holds which files; NoPFS 5.1 made complete.
 
 In the paper every node fills its storage classes with the files that it uses most often, and
-nothing ensures that each file has a holder. `literal` computes this placement. If the dataset just
-fits into the tiers of all nodes together, a sixth of the files then has no holder, and is read from
-the file system in every epoch. The function `place` first gives every file one holder; further
-holders only get room that is left. Within the quotas, it maximises the sum of frequency x size over
-all copies.
+nothing ensures that each file has a holder. `literal` computes this placement. It leaves a sixth of
+the files without a holder if the dataset just fits into the tiers of all nodes together; these
+files are read from the file system in every epoch. The function `place` first gives every file one
+holder; further holders only get room that is left. Within the quotas, `place` maximises the sum of
+frequency x size over all copies.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from monarch_py.policies.nopfs.prices import Prices, Program, Rows, find_prices
 from monarch_py.policies.placement import take
 from monarch_py.policies.view import PFS, Array, Bools, Floats, Int32s, Ints
 
-# A placement needs memory for two tables of how often each node uses each file: BYTES_OF_USES for
-# each node and file [bytes]. No placement is computed if the tables would exceed MOST_OF_USES
-# [bytes]. All nodes must decide equally, so the limit does not depend on a node's free memory.
+# A placement needs two tables of how often each node uses each file. Together they take
+# BYTES_OF_USES for each node and file [bytes]. No placement is computed if the tables would take
+# more than MOST_OF_USES [bytes]. All nodes must come to the same decision, so the limit does not
+# depend on a node's free memory.
 BYTES_OF_USES, MOST_OF_USES = 6, 4 << 30
 
 
@@ -52,7 +53,7 @@ class Placement:
 
 
 def is_placeable(nodes: int, files: int) -> bool:
-    """Whether a placement by uses is feasible for this many nodes and files."""
+    """Whether the tables of a placement take at most MOST_OF_USES for this many nodes and files."""
     return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
@@ -70,8 +71,8 @@ def place(
     frequencies : for each node (files,), how often it uses each file: an array (nodes, files), or
         rows that are computed one at a time
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
-    weights : (nodes,), what a local read saves on each node, if links or classes differ; None = 1
-        for all
+    weights : (nodes,), how much each node saves if it reads a file locally instead of from another
+        node, relative to the mean of all nodes; None = 1 for all nodes
 
     Returns a Placement whose sum of frequency x weight x size over all copies is within 1 % of the
     maximum, if files are small compared with quotas. benchmarks/policies/bound.py measures this.
@@ -202,7 +203,7 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
     """NoPFS 5.1 to the letter: every node by itself takes the files that it uses most often.
 
-    The arguments are as in `place`. Returns for each node its files, the most used first. Files
+    `place` has the same arguments. Returns for each node its files, the most used first. Files
     used equally often are in the order of their numbers, as in the published simulator.
     """
     nobody = np.zeros(len(sizes), dtype=bool)

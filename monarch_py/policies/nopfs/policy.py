@@ -12,9 +12,8 @@ import numpy.typing as npt
 from monarch_py.errors import PolicyError
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.filling import classes_of, owners_of, rooms_of
-from monarch_py.policies.node import NodePolicy
+from monarch_py.policies.node import NodePolicy, planned_tiers
 from monarch_py.policies.nopfs.placement import literal, place
-from monarch_py.policies.placement import planned_tiers
 from monarch_py.policies.view import STAGING, Cluster, Copies, Decision, Floats, Ints, Job, When
 
 # The least spread of the frequencies (standard deviation / mean). With a smaller spread, the best
@@ -31,8 +30,8 @@ def nopfs(job: Job) -> Decision:
     Instead, the node compares its progress with the access for which the other node first needs the
     file. Once the node's own accesses have reached the number of that access, the node assumes that
     the other node has the file (NoPFS 5.2.2). Classes are filled during training, in order of first
-    use, so that files that are already late come before all others. If a node reads a file that
-    belongs in one of its classes and is not there yet, this read makes the copy.
+    use. If a node reads a file that belongs in one of its classes and is not there yet, this read
+    makes the copy.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -46,20 +45,21 @@ def planned(job: Job) -> Decision:
     Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
     its files in the order of first use, and reads a file earlier if a node requests it. (In NoPFS
     each node reads the source until a copy exists.) No file is read from the source a second time,
-    even if the source is idle, because other jobs use the source too. Everything else, including
-    errors, is as in `nopfs`.
+    even if the source is idle, because other jobs use the source too. In all other respects
+    `planned` equals `nopfs`, and it raises the same errors.
     """
     decision, wanted = _placed(job, "planned")
-    # Without `due`, nodes ask the owner even if it does not have the file yet.
+    # Without `due`, nodes ask a file's owner even if the owner does not have the file yet.
     owner = owners_of(decision.copies, wanted)
     return replace(decision, owner=owner, pfs=False, due=None)
 
 
 def nopfs_literal(job: Job) -> Decision:
-    """NoPFS 5.1 to the letter: every node holds what it uses most, even if others hold it too.
+    """The placement exactly as section 5.1 of the NoPFS paper describes it: every node holds the
+    files that it uses most often, even if other nodes hold these files too.
 
-    Some files have no holder even if the tiers together have room for all files. Raises PolicyError
-    if frequencies do not differ.
+    Some files have no holder, even if the tiers together have room for all files. Raises
+    PolicyError if all files are used about equally often.
     """
     need_differences(job, "nopfs-literal")
     quotas = job.cluster.capacity[:, STAGING + 1 :].sum(axis=1)
@@ -103,8 +103,8 @@ def need_differences(job: Job, name: str) -> None:
 
     If files have many samples and are used as a whole, they are used about equally often: the
     relative spread of their frequencies is sqrt(1 - 1 / nodes), divided by the square root of the
-    number of samples that a node reads from a file (binomial, NoPFS 3.1). A node uses a file of one
-    sample less than once an epoch, so such files are never refused.
+    number of samples that a node reads from a file (binomial, NoPFS 3.1). The check passes if a
+    node uses a file less than once an epoch on average, as it does if each file is one sample.
     """
     used = job.frequencies
     mean = float(used.mean())

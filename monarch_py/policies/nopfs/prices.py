@@ -34,7 +34,8 @@ class Program:
     """The placement as a linear program.
 
     uses : for each node (files,), how often it uses each file
-    weights : (nodes,), how much a local read saves on each node; None = 1 for all
+    weights : (nodes,), how much each node saves if it reads a file locally instead of from another
+        node, relative to the mean of all nodes; None = 1 for all nodes
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     everything : True if every file must be held, by one node or several; False if each file is held
         by at most one node
@@ -109,7 +110,7 @@ class _Sample:
     table : (nodes, files), the value of a byte of each file at each node, with the noise
     weights : (files,), sizes scaled to a sum of 1
     share : (nodes,), quotas relative to the size of all files
-    everything : as in `Program`
+    everything : True if every file must be held, False if each file is held by at most one node
     """
 
     table: npt.NDArray[np.float32]

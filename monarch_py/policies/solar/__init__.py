@@ -2,6 +2,6 @@
 
 Numbers in brackets are sections of the paper. `epochs` chooses the order of whole epochs (4.2).
 `mapping` assigns the samples of a step to the nodes that hold them, and balances the loads (4.3).
-`chunks` joins reads of neighbouring samples (4.4). `assignment` computes a lower bound, with which
-orders of epochs are compared.
+`chunks` joins reads of neighbouring samples (4.4). `assignment` solves the assignment problem, for
+`epochs`.
 """

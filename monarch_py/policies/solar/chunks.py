@@ -1,8 +1,8 @@
 """Joins the reads of neighbouring samples (SOLAR 4.4).
 
 The samples of an HDF5 dataset lie one after the other in the file. If several wanted samples are
-close together, one read of the whole range is faster than one read for each of them. Such a read
-includes the unwanted samples in between, which are counted.
+close together, one read of the whole range is faster than one read for each wanted sample. A read
+of a range includes the unwanted samples in between; `Reads.redundant` has their number.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """Returns the reads that cover these samples.
 
     samples : (samples,), numbers of samples within the dataset, in any order, each once
-    gap : a read may include at most this many unwanted samples between two wanted ones
+    gap : a read may include at most this many unwanted samples between two wanted samples
     chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
         not lie one after the other
     vain : the largest number of unwanted samples that all reads together may include. Reads are
@@ -43,8 +43,8 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
     """
     if gap < 0 or chunk < 1:
         raise PolicyError(
-            f"chunk: {chunk} samples with gaps of {gap}; a chunk has one sample or more, and a gap"
-            " 0 or more"
+            f"solar: chunk is {chunk}, and gap is {gap}; write a chunk of 1 sample or more, and a"
+            " gap of 0 samples or more"
         )
     rising = np.argsort(samples, kind="stable")
     wanted = np.asarray(samples, dtype=np.int64)[rising]

@@ -82,7 +82,7 @@ def lower_bound(costs: npt.NDArray[np.integer]) -> float:
 def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Returns a cheap path through all epochs, (epochs,) int64.
 
-    costs : (epochs, epochs), u by v, as in `edge_costs`
+    costs : (epochs, epochs), the result of `edge_costs`
 
     Two paths are constructed, by nearest neighbours and by joining the cycles of the cheapest
     assignment (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the

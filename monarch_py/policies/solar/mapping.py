@@ -50,7 +50,8 @@ def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
 
     files : (samples,)
     holder : (samples,), the node that holds each sample, or PFS
-    cap : as in `balanced`
+    cap : the largest number of samples that a node takes in a step; nodes x cap must be enough for
+        all samples of the step
     """
     # The position of each sample among the step's samples that have the same holder.
     by_holder = np.argsort(holder, kind="stable")

@@ -35,7 +35,8 @@ class Solar:
 
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
-    chunk, gap : as in `chunks.join`; with gap 0, no unwanted samples are read
+    chunk : how many samples a chunk of the file has; a read ends with its chunk
+    gap : a read may include at most this many unwanted samples between two wanted samples
     vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
         larger value, there are fewer reads, but they include more unwanted bytes
     reorder : whether the epochs are reordered too. By default they are not, because reordering
@@ -57,7 +58,8 @@ class Solar:
     def __post_init__(self) -> None:
         if self.cap < 1:
             raise PolicyError(
-                f"solar: cap is {self.cap}; below 1 there is no room for all samples of a step"
+                f"solar: cap is {self.cap}, which leaves some samples of a step without a node;"
+                " write 1 or more"
             )
         join(np.zeros(0, dtype=np.int64), self.gap, self.chunk)
 
@@ -170,8 +172,8 @@ class _Buffers:
         rows = zip(files.tolist(), after.tolist(), node.tolist(), owner, strict=True)
         for at, (file, upcoming, who, had) in enumerate(rows):
             if had == PFS:
-                # If a sample occurs twice in a step (sampling with replacement), a node may hold it
-                # already.
+                # A node may hold a loaded sample already if the sample occurs twice in the step,
+                # which sampling with replacement permits.
                 if self.holder[file] != PFS:
                     self._caches[self.holder[file]].used(file, upcoming)
                     continue
@@ -181,8 +183,8 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load of this step may have evicted the sample. If the sample itself is not loaded,
-            # it was read before the eviction, so the sample counts as held.
+            # A load earlier in this step may have evicted the sample from the cache. If the sample
+            # is not loaded again, it was used before the eviction. So it counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1

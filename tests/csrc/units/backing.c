@@ -22,6 +22,6 @@ EXPORT void backing_flag_range(unsigned first, unsigned last) {
 EXPORT void backing_replace(int fd, int fresh, int flags) {
     monarch_backing_replace_slow(fd, fresh, flags);
 }
-/* Begins with a table that never had an entry. */
+/* Resets the highest number in the table, as if the table had never had an entry. */
 EXPORT void backing_forget(void) { highest = 0; }
 EXPORT int backing_count(void) { return (int)monarch_backing_count; }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units.loading import Made, load, made
+from csrc.units.loading import Made, ffi, load, made
+from csrc.units.place import Place
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +25,19 @@ def session(lib: Any) -> Iterator[Made]:
 
 @pytest.fixture(scope="module")
 def lasting(lib: Any) -> Iterator[Made]:
-    """A session for tests of many examples, which set all that they use."""
+    """A session that all examples of a test share. So each example must set every field that it
+    uses."""
     with made(lib) as one:
         yield one
+
+
+@pytest.fixture
+def place(lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The session's directory of a configuration. No daemon has made it yet."""
+    monkeypatch.setenv("MONARCH_SHM", str(tmp_path / "shm"))
+    (tmp_path / "shm").mkdir()
+    config = tmp_path / "c.yaml"
+    config.touch()
+    found = lib.place_of(bytes(config))
+    assert found
+    return Place(config, Path(os.fsdecode(ffi.string(found))))

@@ -1,7 +1,8 @@
-"""Functions of the library, also static ones, as functions that a test can call.
+"""Makes functions of the library callable from tests, including static functions.
 
-The C files beside this module include files of the library. They are built into one library with
-all other files, which the test's process loads beside its own libc: nothing is interposed.
+Each C file beside this module includes a file of the library. These C files and the library's other
+files are built into one shared object. The test's process loads this object with dlopen, so the
+object interposes no call of the process.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def load() -> Any:
 
 
 class Made:
-    """A session in the memory of the test's process. Its segments have the types of the daemon."""
+    """A session in the memory of the test's process. Its segments are cffi pointers to the structs
+    of monarch_py.native."""
 
     def __init__(self, lib: Any) -> None:
         self.s = lib.new_session()

@@ -48,7 +48,8 @@ EXPORT void shared_unmap(uint64_t at, uint64_t n) { sys_unmap((void *)at, n); }
 EXPORT int shared_keep_pace(uint64_t *pace, uint64_t until_ns) {
     return monarch_keep_pace((struct monarch_pace *)pace, until_ns);
 }
-/* Returns how far the limit lies ahead [ns]. */
+/* Returns the time from now to monarch_join_limit(limit_ms) [ns], or -1 if its tv_nsec is
+ * invalid. */
 EXPORT int64_t shared_join_limit(int limit_ms) {
     struct timespec now, until;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -1,5 +1,6 @@
-"""Tests which descriptors stand behind others, and what becomes of them: descriptors of this
-process, and the library's table of them."""
+"""Tests the library's table of backing descriptors. A backing descriptor is the library's own
+descriptor of a file of the source. It stands behind a descriptor of the program, and lasts as
+long."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 
-FIRST = 500  # the number from which on descriptors stand behind others
+FIRST = 500  # the lowest number of a backing descriptor
 
 
 @dataclass
 class Pair:
-    """A descriptor of the program, and the one that stands behind it."""
+    """A descriptor of the program, and its backing descriptor."""
 
     fd: int
     behind: int
@@ -38,7 +39,8 @@ def is_inherited(fd: int) -> bool:
 
 @pytest.fixture
 def pairs(lib: Any, tmp_path: Path) -> Iterator[list[Pair]]:
-    """Three pairs. The program's descriptors are adjacent, and so are those behind them."""
+    """Three pairs. The numbers of the program's descriptors are adjacent. The numbers of their
+    backing descriptors are adjacent too."""
     made: list[Pair] = []
     lib.backing_forget()
     try:
@@ -79,7 +81,8 @@ def test_each_descriptor_knows_what_stands_behind_it(lib: Any, pairs: list[Pair]
 
 
 def test_a_second_one_is_refused_and_another_replaces_it(lib: Any, pairs: list[Pair]) -> None:
-    """Two threads may make a descriptor to stand behind the same one. The first wins."""
+    """Two threads may each make a backing descriptor for the same descriptor. The table keeps the
+    first. A thread that knows the present backing descriptor can replace it."""
     pair = pairs[0]
     other = fcntl.fcntl(pair.behind, fcntl.F_DUPFD_CLOEXEC, FIRST)
     assert not lib.backing_note(pair.fd, other, -1)
@@ -96,7 +99,7 @@ def test_a_close_closes_what_stands_behind_and_nothing_else(lib: Any, pairs: lis
     assert [is_open(pair.behind) for pair in pairs] == [True, False, True]
     assert behind(lib, pairs) == [pairs[0].behind, -1, pairs[2].behind]
     assert lib.backing_count() == 2
-    lib.backing_close(pairs[0].behind)  # the program closes it, without knowing of it
+    lib.backing_close(pairs[0].behind)  # the program closes a backing descriptor
     assert behind(lib, pairs) == [-1, -1, pairs[2].behind]
     assert lib.backing_count() == 1 and is_open(pairs[0].behind)
 
@@ -105,8 +108,8 @@ def test_a_close_closes_what_stands_behind_and_nothing_else(lib: Any, pairs: lis
 def test_a_number_that_the_program_has_reused_is_the_programs(
     lib: Any, pairs: list[Pair], tmp_path: Path, replaced: str
 ) -> None:
-    """If the program has closed the descriptor behind by a system call of its own, and the number
-    now is another file's, or the program's own of the same file, it is not closed."""
+    """The program has closed a backing descriptor by a direct system call, and has opened something
+    else on its number. The library must not close this number later."""
     if replaced == "file":
         other = os.open(__file__, os.O_RDONLY)
     elif replaced == "writable":
@@ -124,7 +127,8 @@ def test_a_number_that_the_program_has_reused_is_the_programs(
 def test_a_range_that_is_closed_keeps_what_stands_behind_others(
     lib: Any, pairs: list[Pair]
 ) -> None:
-    """Of the descriptors behind, those stay whose descriptors stay, at every edge of a range."""
+    """When a range of numbers is closed, a backing descriptor in the range stays open if its
+    program's descriptor is outside the range. The test tries all edges of a range."""
     numbers = [pair.behind for pair in pairs]
     for first in range(numbers[0] - 1, numbers[2] + 2):
         for last in (numbers[0] - 1, *numbers, numbers[2] + 1, 2**32 - 1):
@@ -132,10 +136,12 @@ def test_a_range_that_is_closed_keeps_what_stands_behind_others(
             expected = inside[0] if inside else last + 1
             if first <= last:
                 assert lib.backing_that_stays(first, first, last) == expected, (first, last)
-    # A range that has both the descriptors and those behind them keeps none.
+    # A range with all descriptors of the program: no backing descriptor stays open.
     assert lib.backing_that_stays(0, pairs[0].fd, 2**32 - 1) == 2**32
-    # One that has the first two keeps that of the third.
+    # A range without any backing descriptor.
     assert lib.backing_that_stays(0, 0, pairs[1].fd) == pairs[1].fd + 1
+    # A range with only the third descriptor of the program, and with all backing descriptors. The
+    # first of these must stay open, and the third one must not.
     assert lib.backing_that_stays(numbers[0], pairs[2].fd, 2**32 - 1) == numbers[0]
     assert lib.backing_that_stays(numbers[2], pairs[2].fd, 2**32 - 1) == 2**32
 
@@ -156,12 +162,12 @@ def test_a_range_closes_what_stands_behind_its_descriptors(
 
 
 def test_a_range_may_have_only_the_last_descriptor_behind(lib: Any, pairs: list[Pair]) -> None:
-    """The highest descriptor of the table belongs to a range as well."""
+    """A range may contain only one number, the highest backing descriptor in the table."""
     last = pairs[2].behind
     assert lib.backing_that_stays(last, last, last) == last
     lib.backing_close_range(last, last)
     assert lib.backing_count() == 3
-    os.dup2(pairs[0].fd, last)  # now the program's own
+    os.dup2(pairs[0].fd, last)  # the program opens its own file on this number
     lib.backing_close_range(last, last)
     assert lib.backing_count() == 2
     assert is_open(last)
@@ -205,8 +211,9 @@ def test_a_duplicate_gets_its_own_with_its_own_flag(
 def test_a_number_that_the_program_takes_is_given_up(
     lib: Any, pairs: list[Pair], from_fd: int, flags: int, gives_way: bool
 ) -> None:
-    """If the program is about to make a duplicate with the number of a descriptor behind another,
-    that one moves to another number; if the call will fail, it stays."""
+    """The program is about to call dup3 with the number of a backing descriptor as the new number.
+    The backing descriptor first moves to another number. If dup3 is going to fail, the backing
+    descriptor stays."""
     fd = pairs[1].fd if from_fd == 0 else -1
     old = pairs[0].behind
     lib.backing_replace(fd, old, flags)
@@ -220,9 +227,9 @@ def test_a_number_that_the_program_takes_is_given_up(
 
 
 def test_a_number_that_is_replaced_loses_what_stands_behind_it(lib: Any, pairs: list[Pair]) -> None:
-    lib.backing_replace(pairs[1].fd, pairs[1].fd, 0)  # a duplicate of itself changes nothing
+    lib.backing_replace(pairs[1].fd, pairs[1].fd, 0)  # dup3 onto the same number
     assert lib.backing_count() == 3
-    lib.backing_replace(pairs[1].fd, 2**30, 0)  # beyond the limit: the call will fail
+    lib.backing_replace(pairs[1].fd, 2**30, 0)  # dup3 will fail: the number is beyond the limit
     assert lib.backing_count() == 3
     lib.backing_replace(pairs[1].fd, pairs[2].fd, 0)
     assert behind(lib, pairs) == [pairs[0].behind, pairs[1].behind, -1]
@@ -233,7 +240,8 @@ def test_a_number_that_is_replaced_loses_what_stands_behind_it(lib: Any, pairs: 
 def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
     lib: Any, pairs: list[Pair], call: str
 ) -> None:
-    """The highest number of the table is one of a range, and so is the last one of the range."""
+    """The program's descriptor has a higher number than its backing descriptor. A call on a range
+    whose only or last number is this descriptor also finds the backing descriptor."""
     last = pairs[2]
     fd = fcntl.fcntl(last.fd, fcntl.F_DUPFD_CLOEXEC, last.behind + 1)
     lib.backing_close(last.fd)
@@ -251,7 +259,9 @@ def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
 
 
 def test_a_number_at_the_limit_keeps_what_stands_behind_it(lib: Any, pairs: list[Pair]) -> None:
-    """No duplicate gets a number at the limit of descriptors, so nothing is given up for it."""
+    """If the new number of a dup3 is at the limit of descriptors, the call will fail. So the
+    backing descriptor of the descriptor with this number stays open. If the limit is one higher,
+    the library closes it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for above, is_kept in ((0, True), (1, False)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (pairs[2].fd + above, hard))

@@ -1,4 +1,4 @@
-"""Tests interposed calls, and what they ask the kernel, without a session."""
+"""Tests the arguments with which interposed calls call the kernel. There is no session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from csrc.units.loading import ffi, load
 
 AT_FDCWD = -100
-SAME = 2**32 - 1  # a user or group that stays as it is
+SAME = 2**32 - 1  # -1: leaves the user or the group as it is
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def lib() -> Any:
 
 @pytest.mark.parametrize("call", ["chown", "lchown", "fchown", "fchownat"])
 def test_an_owner_is_an_owner_and_a_group_a_group(lib: Any, tmp_path: Path, call: str) -> None:
-    """Each of these calls gives the file the group that it is told, and leaves its owner; and the
-    other way round."""
+    """If the call sets only the group, the file keeps its owner. If the call sets only the owner,
+    the file keeps its group."""
     path = tmp_path / "f"
     path.touch()
     is_root = os.geteuid() == 0
@@ -55,7 +55,8 @@ def test_a_mode_is_a_mode(lib: Any, tmp_path: Path) -> None:
 
 
 def test_locks_are_read_as_they_were_taken(lib: Any, tmp_path: Path) -> None:
-    """Type, start and length of each POSIX lock of a descriptor, and no lock of another kind."""
+    """The library finds the type, start and length of each POSIX lock of a descriptor. It does not
+    find locks made by flock."""
     path = tmp_path / "f"
     path.touch()
     ranges = [

@@ -1,4 +1,5 @@
-"""Tests the claims, and other small parts of csrc/shared, against plain models."""
+"""Tests claims and other small parts of csrc/shared. A claim is a slot in shared memory which says
+that a program reads a file at the source."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ def names(claim: int, entry: int) -> bool:
 
 
 def test_a_claim_holds_for_a_second_and_for_its_file_alone(lib: Any, session: Made) -> None:
-    """While a program reads a file, the daemon does not fill it ahead: for a second, and not a file
-    that shares the slot."""
+    """A claim says for one second that a program reads the file. It says nothing about another file
+    that has the same slot."""
     start = lib.shared_now()
     lib.claims_file(session.s, 7)
     end = lib.shared_now()
@@ -52,8 +53,9 @@ def test_a_file_that_was_read_before_it_had_an_entry_is_being_read(lib: Any, ses
 
 
 def test_a_descriptor_on_its_way_keeps_its_slot(lib: Any, session: Made) -> None:
-    """Until the daemon has closed the descriptor, no other claim takes the slot: a thread may wait
-    for the claim's end. After a second, the program that made it counts as killed."""
+    """A program hands a descriptor to the daemon. No other claim takes the slot until the daemon
+    has closed the descriptor, because a thread may wait for the end of this claim. After a second,
+    the program counts as killed, and its claim as recalled."""
     claim = lib.claims_begin(session.s, 7)
     assert claim == slot(session, 7) and names(claim, 7) and claim & HANDED
     now = lib.shared_now()
@@ -87,7 +89,8 @@ def test_a_descriptor_that_was_not_sent_ends_its_claim_even_when_recalled(
 
 
 def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
-    """The claim of a program that was killed more than a second ago holds nobody up."""
+    """If a claim of a handed descriptor is older than a second, its program was killed. Then
+    another claim may take the slot."""
     old = lib.claims_of(7, HANDED, lib.shared_now() - SECOND - 2 * TICK)
     session.clients.claim[7] = old
     lib.claims_file(session.s, 7 + CLAIMS)
@@ -97,7 +100,8 @@ def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
 
 
 def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> None:
-    """A program that reads again keeps the claim of its new read."""
+    """claims_end removes only the claim of a handed descriptor. A claim of a program that reads the
+    file again stays until the program gives it up."""
     lib.claims_file(session.s, 7)
     claim = slot(session, 7)
     lib.claims_end(session.s, 7)
@@ -110,8 +114,8 @@ def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> N
 
 
 def test_texts_are_the_same_only_if_every_byte_is(lib: Any) -> None:
-    """Texts are compared 16 or 8 bytes at a time: a difference at each place of each length is
-    seen, and what follows the text does not count."""
+    """The comparison takes 16 or 8 bytes at a time. It must see a difference at any place of a text
+    of any length, and must ignore the bytes after the text."""
     for n in range(70):
         text = bytes(i % 251 + 1 for i in range(n))
         assert lib.shared_same_bytes(text + b"a", text + b"b", n)
@@ -141,8 +145,9 @@ UNIT, UNITS = 262144, 65536
         lambda by: st.integers(0, 8).map(lambda k: by + (UNIT << k) * UNITS))),
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
-    """The unit is MONARCH_UNIT, doubled as often as the bitmap of a fill needs it, while it divides
-    the block; otherwise it is the block."""
+    """The unit is MONARCH_UNIT, or a larger power-of-two multiple of it if the file has more units
+    than the bitmap of a fill has bits. The unit must divide the block. If there is no such unit,
+    the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]
@@ -155,23 +160,23 @@ def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> 
 def test_an_aligned_mapping_leaves_nothing_else_mapped(
     lib: Any, tmp_path: Path, pages: int
 ) -> None:
-    """A catalog is mapped at a multiple of a huge page. What was reserved around it is free
-    again."""
+    """The file is mapped at a multiple of the size of a huge page. To find such an address, the
+    library reserves a larger range. It must unmap the rest of this range."""
     align, page = 2 << 20, os.sysconf("SC_PAGESIZE")
     n = pages * page - 5
     path = tmp_path / "file"
     path.write_bytes(b"c" * n)
 
     def reserved() -> int:
-        """Returns how many bytes are mapped without any access, and without a file."""
+        """Returns how many bytes are mapped with PROT_NONE and without a file."""
         lines = re.findall(
             r"^(\w+)-(\w+) ---p 0+ 00:00 0 *$", Path("/proc/self/maps").read_text(), re.M
         )
         return sum(int(end, 16) - int(begin, 16) for begin, end in lines)
 
     def is_clean() -> bool:
-        """Maps the file and unmaps it. Returns whether nothing stayed reserved. Other threads of
-        this process may reserve memory meanwhile, so one attempt may fail."""
+        """Maps the file and unmaps it. Returns whether as much memory is reserved as before. Other
+        threads of this process may reserve memory meanwhile, so one attempt may fail."""
         before = reserved()
         with path.open("rb") as file:
             at = lib.shared_map_aligned(file.fileno(), n, align)
@@ -184,13 +189,14 @@ def test_an_aligned_mapping_leaves_nothing_else_mapped(
         assert lib.shared_map_aligned(-1, n, align) == 0  # the descriptor is bad
         return before == beside == reserved()
 
-    wait_until(is_clean, what="an attempt after which nothing is reserved")
+    wait_until(is_clean, what="an attempt that leaves no reserved memory")
 
 
 def test_operations_keep_their_pace(lib: Any) -> None:
-    """Operations are an interval apart. One that could begin only after the limit is refused, and
-    takes no turn."""
-    pace = ffi.new("uint64_t[2]", [50_000_000, 0])  # the interval and the next turn [ns]
+    """The turns of operations are one interval apart. keep_pace waits for the caller's turn. If
+    this turn comes only after the time limit, the operation is refused, and the turn is left to
+    another operation."""
+    pace = ffi.new("uint64_t[2]", [50_000_000, 0])  # interval, time of the next turn [ns]
     start = lib.shared_now()
     assert lib.shared_keep_pace(pace, start + 10**10) == 1
     first = pace[1]
@@ -207,6 +213,6 @@ def test_operations_keep_their_pace(lib: Any) -> None:
 
 @pytest.mark.parametrize("limit_ms", [0, 1, 999, 1000, 1001, 12345])
 def test_a_join_ends_at_its_limit(lib: Any, limit_ms: int) -> None:
-    """The limit lies so far ahead as it says, and is a valid time."""
+    """The time at which the join gives up is `limit_ms` ahead of now, and its tv_nsec is valid."""
     ahead = lib.shared_join_limit(limit_ms)
     assert limit_ms * 10**6 <= ahead < limit_ms * 10**6 + 5 * 10**9

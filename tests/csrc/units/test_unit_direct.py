@@ -1,4 +1,5 @@
-"""Tests which files a program reads at the source itself, so that its reads are the fill."""
+"""Tests which files a program fills by its own reads ("direct" reads): the program reads such a
+file from the source, and the daemon makes the copy from the same pages."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ OWN = native.MONARCH_OWN
 
 @pytest.fixture
 def session(session: Made) -> Made:
-    """A session in which ENTRY may be read at the source."""
+    """A session in which ENTRY may be read directly."""
     session.control.handed_bytes = session.entries[ENTRY].size = 8 * UNIT
     session.entries[ENTRY].source, session.entries[ENTRY].ino = SOURCE, 77
     session.control.source[SOURCE].dev = 9
@@ -26,8 +27,10 @@ def session(session: Made) -> Made:
 
 
 def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
-    """A file of the source of at most the configured size; where nodes share files, only one's
-    own; not one whose source is fast or keeps no pages, nor one that has locks."""
+    """A file may be read directly if it is not empty and not larger than the configured size. If
+    nodes share files, the file must be this node's own. These files may not be read directly: files
+    of a fast source, files of a source of which the kernel keeps no pages, and files on which a
+    lock was seen."""
     control, entry = session.control, session.entries[ENTRY]
 
     def may() -> bool:
@@ -49,8 +52,8 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
         setattr(control, field, 1 << SOURCE)
         assert not may()
         setattr(control, field, 0)
-    setattr(control, field, 1 << SOURCE)  # that keeps no pages
-    session.entries[128] = entry  # one file in 128 is tried in spite of it
+    setattr(control, field, 1 << SOURCE)  # the kernel keeps no pages of the source
+    session.entries[128] = entry  # one file in 128 is read directly nevertheless
     assert lib.handover_may_read_direct(session.s, 128)
     setattr(control, field, 0)
     lib.handover_note_locks(9, 78)
@@ -75,7 +78,8 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
 def test_a_file_is_read_directly_until_its_fill_is_under_way(
     lib: Any, session: Made, state: int, wanted: bool, filled: bool, is_direct: bool
 ) -> None:
-    """A fill that is only queued does not count: the program's reads come sooner."""
+    """A file is read directly as long as its fill is only queued, because the program's reads come
+    sooner than the fill."""
     session.entries[ENTRY].word = word = state | 9 << 12
     session.clients.wanted.word[0] = wanted << ENTRY
     session.fills.word[4] = word if filled else word + (1 << 12)
@@ -98,15 +102,17 @@ def test_a_file_is_read_directly_until_its_fill_is_under_way(
 def test_one_read_tells_whether_a_file_is_read_at_random(
     lib: Any, session: Made, size: int, bytes_read: int, n: int, end: int, is_at_random: bool
 ) -> None:
-    """The read that completes an eighth of the file ends where so many bytes end, unless the
-    program reads in another order. A small file is read as a whole."""
+    """is_at_random judges the read that completes an eighth of the file. If the program reads the
+    file from its beginning, the end of this read equals the number of bytes read so far. If not,
+    the file is read at random. A file of one unit never counts as read at random."""
     session.entries[ENTRY].size = size
     assert lib.handover_is_at_random(session.s, ENTRY, bytes_read, n, end) == is_at_random
 
 
 def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
-    """After each wait of an open that has brought no copy, twice as many opens and one more skip
-    their wait, but not more than 64."""
+    """After a wait that has brought no copy, the next open skips its wait. After each further such
+    wait, twice as many opens and one more skip their waits, up to 64. After a wait that has brought
+    a copy, no open skips its wait."""
 
     def skipped() -> int:
         n = 0

@@ -1,4 +1,4 @@
-"""Tests the table of mappings that wait for their copies, against a table of pages."""
+"""Tests the table of mappings that wait for their copies. The model is a dictionary of pages."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ steps = st.lists(
 def test_each_page_of_a_range_waits_for_its_own_part_of_its_file(
     lib: Any, script: list[tuple[tuple[int, int], str, int]]
 ) -> None:
-    """Whatever the program unmaps or advises, each page that is left has the entry, the offset and
-    the last advice that it would have had alone, and no other page waits."""
+    """The program maps, unmaps and advises ranges. Then the table contains exactly the pages that
+    are still mapped. For each page, it has the right entry and offset, and the last advice."""
     lib.table_clear()
     pages: Pages = {}
     for (first, n), what, value in script:
@@ -87,26 +87,29 @@ def test_each_page_of_a_range_waits_for_its_own_part_of_its_file(
 
 
 def test_a_slot_that_is_changed_gets_a_new_number(lib: Any) -> None:
-    """By the number, the thread that replaces a mapping notices that the slot has changed."""
+    """If a slot gets a new number, the thread that replaces the mapping notices that the slot has
+    changed."""
     lib.table_clear()
     lib.table_put(PAGE, 5 * PAGE, 0, 1)
     (before,) = slots(lib)
     lib.table_say(PAGE, 5 * PAGE, 3)
     (after,) = slots(lib)
     assert before[1:5] == after[1:5] and before[-1] != after[-1]
-    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # it has this advice already
+    lib.table_say(2 * PAGE, 3 * PAGE, 3)  # the range has this advice already
     assert slots(lib) == [after]
 
 
 def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
-    """If no slot is free, a further range, or a piece of a range, stays on the source."""
+    """If no slot is free, the table does not take another range, so the range stays on the source.
+    If a range is split in two, and only one slot is free, one of the two pieces stays on the
+    source."""
     lib.table_clear()
     n = lib.table_slots()
     for i in range(1, n + 2):
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # two pieces are left, and one slot
+    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # two pieces remain, for one slot
     pages = pages_of(lib)
     assert lib.table_waiting() == n
     assert [page for page in pages if page < 20] == [10, 11]
@@ -120,7 +123,8 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
 def test_a_call_waits_only_for_a_replacement_in_its_range(
     lib: Any, begin: int, end: int, is_done: int
 ) -> None:
-    """While a mapping is being replaced, a call that would change it changes nothing yet."""
+    """While a thread replaces a mapping, a call on a part of the mapping leaves the table unchanged
+    and returns 0. A call on another range succeeds."""
     lib.table_clear()
     lib.table_put(3 * PAGE, 7 * PAGE, 0, 1)
     lib.table_put(PAGE, 3 * PAGE, 0, 2)
@@ -133,8 +137,9 @@ def test_a_call_waits_only_for_a_replacement_in_its_range(
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None:
-    """The child of a fork does not go on with its parent's replacement, but begins again. If the
-    parent was changing the table at the fork, the child forgets all ranges."""
+    """A parent forks while one of its threads replaces a mapping. In the child, this mapping waits
+    for its replacement again. If a thread of the parent was changing the table at the fork, the
+    child forgets all ranges."""
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_put(3 * PAGE, 4 * PAGE, 0, 2)
@@ -143,7 +148,8 @@ def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None
     assert lib.table_say(10 * PAGE, 11 * PAGE, FORGET) == 1
     assert [slot[0] for slot in slots(lib)] == ([] if is_cut else [WAITING, WAITING])
     assert lib.table_waiting() == (0 if is_cut else 2)
-    # From now on the table is the child's own: nothing is taken over a second time.
+    # The child takes over the table only once. So a mapping that the child itself replaces keeps
+    # its state.
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_set_state(0, REPLACING)
@@ -170,8 +176,9 @@ def address(memory: mmap.mmap) -> int:
 def test_what_is_mapped_is_what_the_kernel_says(
     lib: Any, mapped: tuple[Path, list[mmap.mmap]], is_shared: bool
 ) -> None:
-    """A range counts as mapped from a file only if all its pages are, at the right offset, readable
-    and nothing else, and shared or private as it was mapped."""
+    """maps_is_mapped returns true only if each page of the range is mapped from the file at the
+    right offset. The pages must be readable but not writable or executable, and shared or private
+    as given."""
     path, page = mapped[0], mmap.PAGESIZE
     other = path.with_name("g")
     other.write_bytes(path.read_bytes())
@@ -192,17 +199,17 @@ def test_what_is_mapped_is_what_the_kernel_says(
             assert not lib.maps_is_mapped(begin, end, there, offset, is_shared)
     assert not lib.maps_is_mapped(at - page, at + page, at, page, is_shared)
     assert not lib.maps_is_mapped(at, at + 40 * page, at, 2 * page, is_shared)
-    # A page in the middle with another protection is none that may be replaced.
+    # If a page of the range has another protection, the result is false.
     libc = ctypes.CDLL(None, use_errno=True)
     call = libc.mprotect
     call.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
-    for protection in (0, 5):  # nothing; read and execute
+    for protection in (0, 5):  # no access; read and execute
         assert call(at + page, page, protection) == 0, os.strerror(ctypes.get_errno())
         assert not lib.maps_is_mapped(at, at + 4 * page, at, 2 * page, is_shared)
         assert lib.maps_is_mapped(at + 2 * page, at + 4 * page, at, 4 * page, is_shared)
         assert call(at + page, page, 1) == 0
     assert lib.maps_is_mapped(at, at + 4 * page, at, 2 * page, is_shared)
-    # Other memory in the place of a page is of no file, from its first byte on.
+    # Anonymous memory replaces one page. No byte of this page belongs to a file.
     put = libc.mmap
     put.restype = ctypes.c_size_t
     put.argtypes = [*[ctypes.c_size_t] * 2, *[ctypes.c_int] * 3, ctypes.c_size_t]

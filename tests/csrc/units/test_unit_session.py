@@ -1,5 +1,5 @@
-"""Tests what the library concludes from its session: the rank, rights, mounts, tiers, copies, and
-for what the catalog may answer."""
+"""Tests what the library finds out about its process and session: the rank, the rights, mounts,
+tiers and copies. Also tests for which files and directories the catalog may answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ UNMAPPED = 65534
      ("a", 0), ("1 ", 0), ("/", 0), (":", 0)],
 )  # fmt: skip
 def test_a_rank_is_the_launchers_number_and_one(lib: Any, text: str, number: int) -> None:
-    """A number that is none, or is too large for the tables, is no rank."""
+    """A text that is not a number, or a number that is too large for the library's tables, gives
+    rank 0, which means no rank."""
     assert lib.session_rank_number(text.encode()) == number
 
 
@@ -41,7 +42,8 @@ LAUNCHERS = [
 
 
 def test_the_innermost_launcher_numbers_the_rank(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable counts as none; one without a number is not replaced by an outer one."""
+    """The first variable that is set and not empty decides. If its value is not a number, the
+    process has no rank, even if a later variable has a number."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     assert lib.session_rank() == 0
@@ -55,7 +57,8 @@ def test_the_innermost_launcher_numbers_the_rank(lib: Any, monkeypatch: pytest.M
 
 
 def test_sources_and_tiers_are_found_by_their_device(lib: Any, session: Made) -> None:
-    """Only those of the session, from the given number on; of tiers only those that can be used."""
+    """The search begins at the given number, and ends at the session's number of sources or tiers.
+    It skips tiers that cannot be used."""
     session.control.sources = session.control.tiers = 4
     for i, dev in enumerate((5, 6, 5, 6, 5)):
         session.control.source[i].dev = session.control.tier[i].dev = dev
@@ -69,8 +72,9 @@ def test_sources_and_tiers_are_found_by_their_device(lib: Any, session: Made) ->
 
 
 def test_hints_wait_for_the_daemon_in_their_slots(lib: Any, session: Made) -> None:
-    """A hint is written whole and rung for. If its slot has not been read, the hint is lost, not
-    the one that waits there; a path that is too long is not sent."""
+    """The library writes the hint into a slot, and rings the daemon's doorbell. If the slot still
+    holds an unread hint, the new hint is lost. The library does not send a path that is too
+    long."""
     n = len(session.clients.scan_hint)
     for i in range(n):
         assert lib.session_hint(session.s, i % 16, b"path%d" % i, len(b"path%d" % i), i % 2)
@@ -83,7 +87,7 @@ def test_hints_wait_for_the_daemon_in_their_slots(lib: Any, session: Made) -> No
     assert session.clients.scan_hint[0].path_len == 5
     assert session.clients.doorbell == n
     first = int(session.clients.scan_hint[1].ticket)
-    session.clients.scan_hint[1].ticket = first & ~3  # the daemon has read it
+    session.clients.scan_hint[1].ticket = first & ~3  # the daemon has read the hint
     assert lib.session_hint(session.s, 3, b"p" * 1004, 1004, 0)
     assert session.clients.scan_hint[1].ticket == first & ~3
     assert lib.session_hint(session.s, 3, b"p" * 1003, 1003, 0)
@@ -109,8 +113,9 @@ def native_address(field: Any) -> int:
 def test_a_process_needs_all_groups_of_the_daemon(
     lib: Any, lasting: Made, theirs: list[int], ours: list[int], same_users: bool
 ) -> None:
-    """In whatever order. In a container, each group that has no number there may be one of those
-    that are missing."""
+    """The order of the groups does not matter. In a container with its own user namespace, a
+    process may have groups without a number there. Each of these may be one of the daemon's groups
+    that seem to be missing."""
     lasting.control.groups = len(theirs)
     for i, group in enumerate(theirs):
         lasting.control.group[i] = group
@@ -145,11 +150,12 @@ def mount_points() -> list[str]:
 
 
 def test_what_is_mounted_below_a_path_is_seen(lib: Any) -> None:
-    """The kernel's list of mounts is read in pieces, and compared as the whole list would be. A
-    look counts only if no other test has mounted anything meanwhile."""
+    """The library reads the kernel's list of mounts in pieces. The result must be the same as that
+    of a search in the whole list. If another test mounts or unmounts something meanwhile, this test
+    tries again."""
     paths = {"/none", "/pro", "/proc/self", "/sy"}
     for point in mount_points():
-        if "\\" not in point:  # mountinfo writes a blank in a path as \040
+        if "\\" not in point:  # leaves out paths with a blank, which mountinfo writes as \040
             paths |= {point, str(Path(point).parent), point + "x", point[:-1]}
     for path in paths - {"", "/"}:
         points, is_found = mount_points(), lib.roots_is_mounted_upon(path.encode())
@@ -161,7 +167,8 @@ def test_what_is_mounted_below_a_path_is_seen(lib: Any) -> None:
 def test_a_tier_that_leads_elsewhere_or_is_not_private_is_foreign(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """A tier that is absent or not used is none; any difference of a tier that is there counts."""
+    """A tier is foreign if its path leads to another device or inode, or if other users have rights
+    on it. A tier that is missing or not in use is never foreign."""
     here = tmp_path / "tier"
     here.mkdir(mode=0o700)
     found = here.stat()
@@ -189,8 +196,8 @@ def test_a_tier_that_leads_elsewhere_or_is_not_private_is_foreign(
 def test_a_source_is_ours_while_its_path_leads_to_it(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """The answer is kept for each source, by its path and by its alias, until the root may
-    differ."""
+    """For each source, the library remembers whether the path leads to the source, and whether the
+    alias does. It checks again only after roots_may_differ."""
     session.control.sources = 3
     for i in range(3):
         place = tmp_path / str(i)
@@ -223,7 +230,7 @@ def test_a_source_is_ours_while_its_path_leads_to_it(
 def test_a_path_at_the_source_fits_or_is_refused(
     lib: Any, session: Made, length: int, fits: int
 ) -> None:
-    """The whole path and its NUL have 4096 bytes at most."""
+    """The source's path, a slash, the file's path and the final NUL must fit into 4096 bytes."""
     path = b"/" + b"s" * 99
     session.control.source[0].path, session.control.source[0].path_len = path, 100
     entry = session.entries[ENTRY]
@@ -236,7 +243,7 @@ def test_a_path_at_the_source_fits_or_is_refused(
 
 
 def describe(session: Made, path: Path, kind: int = FILE) -> Any:
-    """Makes the entry's attributes those of the file, as a scan does."""
+    """Copies the file's attributes into the entry, as a scan does."""
     found, entry = path.stat(), session.entries[ENTRY]
     session.control.source[3].dev = found.st_dev
     entry.source, entry.kind, entry.ino, entry.size = 3, kind, found.st_ino, found.st_size
@@ -272,8 +279,9 @@ def test_only_a_regular_file_that_only_its_owner_reads_may_be_a_copy(lib: Any, m
 def test_the_catalog_answers_for_files_whose_attributes_it_holds(
     lib: Any, session: Made, state: int, reason: int
 ) -> None:
-    """A file that bypasses the tiers because it changed, or failed, or has further attributes, is
-    the source's to describe; one without room or that is excluded is as it was scanned."""
+    """The catalog does not answer for a file that bypasses the tiers because it has changed, has
+    failed or is unsupported. It does answer for a file that bypasses them for another reason, such
+    as lack of room."""
     session.control.revalidate_ns = SECOND
     entry = session.entries[ENTRY]
     entry.word = state | reason << 4
@@ -284,8 +292,9 @@ def test_the_catalog_answers_for_files_whose_attributes_it_holds(
 
 
 def test_the_catalog_answers_only_for_so_long_after_a_comparison(lib: Any, session: Made) -> None:
-    """Before the first comparison the scan has just read everything. Afterwards the daemon is told
-    once that the last comparison is too old."""
+    """Until the daemon has compared the catalog with the source for the first time, the catalog
+    answers, because its scan is recent. If the last comparison is too old, the catalog does not
+    answer, and the library tells the daemon so once."""
     control, clients = session.control, session.clients
     control.revalidate_ns = 1000 * SECOND
     assert lib.metadata_is_fresh(session.s) == 0
@@ -309,15 +318,16 @@ def listing(first: int, n: int) -> int:
 
 
 def list_as(entry: Any, value: int) -> None:
-    """Gives a directory its listing, which has the place of a file's copy."""
+    """Sets the listing of a directory. An entry has the same field for the listing of a directory
+    and for the inode of a file's copy."""
     setattr(entry, "copy_ino", value)  # noqa: B010
 
 
 def test_a_listing_is_told_for_a_second_after_a_look(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """A look at the source finds that the directory is as it was listed; its answer holds for a
-    second, and for this directory alone."""
+    """A look at the source finds that the directory has not changed since it was listed. For a
+    second after the look, the catalog answers for this directory."""
     entry = describe(session, tmp_path, DIR)
     told = listing(10, 20)
     list_as(entry, told)
@@ -348,8 +358,8 @@ def test_a_listing_is_told_for_a_second_after_a_look(
 def test_a_directory_that_changed_is_listed_by_the_source(
     lib: Any, session: Made, tmp_path: Path, change: str
 ) -> None:
-    """If a look finds another directory, another time or none, the directory is marked as changed
-    for all processes. An error that may pass marks nothing."""
+    """If a look at the source finds another directory, another time or no directory, the library
+    marks the directory as changed for all processes. After another error, it does not."""
     here = tmp_path / "d"
     here.mkdir()
     entry = describe(session, here, DIR)

@@ -1,5 +1,5 @@
-"""Tests the decisions of a reader: what it can read of an unfinished copy, whether it waits,
-whether it requests a fill, and what the sources' times tell it."""
+"""Tests the decisions of a reader: what it reads from an unfinished copy, whether it waits, whether
+it requests a fill, and how fast it considers a source."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def word(state: int, reason: int = 0, copy: int = 9) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(lib: Any) -> Iterator[None]:
-    """Each test begins without the times that an earlier test has noted."""
+    """Forgets, after each test, the waits and times that the test has noted."""
     yield
     lib.wait_forget()
     lib.progress_forget()
 
 
 def fill(session: Made, done: set[int], size: int, unit: int = UNIT) -> None:
-    """Makes a fill of ENTRY in SLOT, of which the units `done` are filled."""
+    """Makes a fill of ENTRY in SLOT. The units in `done` are filled."""
     session.entries[ENTRY].size = size
     session.entries[ENTRY].word = session.fills.word[SLOT] = word(FILLING)
     at = session.fills.fill[SLOT]
@@ -53,8 +53,8 @@ def fill(session: Made, done: set[int], size: int, unit: int = UNIT) -> None:
 def test_what_can_be_read_of_an_unfinished_copy(
     lib: Any, lasting: Made, done: set[int], at: int, n: int
 ) -> None:
-    """The bytes from the first wanted one on, without a gap, whose units are filled. The rest of
-    the file is missing."""
+    """A reader that wants the bytes from `at` on can read up to the first unit that is not filled.
+    wait_missing returns the total size of the units that are not filled."""
     size = 10 * UNIT - 17
     fill(lasting, done, size)
     first_missing = next(unit for unit in range(at // UNIT, 20) if unit not in done)
@@ -94,7 +94,7 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
     now = 1000 * SECOND
     assert lib.wait_owed(0, 50, now) == lib.wait_owed(now, 50, now) == 0
     assert lib.wait_owed(now + 50, 50, now) == 50
-    assert lib.wait_owed(now + 51, 50, now) == 0  # a time of another clock
+    assert lib.wait_owed(now + 51, 50, now) == 0  # impossible, so from another clock
     assert lib.wait_owe(now - 7, 20, 50, now) == now + 20
     assert lib.wait_owe(now + 10, 20, 50, now) == now + 30
     assert lib.wait_owe(now + 40, 20, 50, now) == now + 50
@@ -102,7 +102,8 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
 
 
 def test_a_file_whose_waits_time_out_is_not_waited_for(lib: Any, session: Made) -> None:
-    """After two waits, the file is read from the source, and a file of another slot is not."""
+    """After two waits that timed out, a reader does not wait for this file any more. It still waits
+    for a file of another slot."""
     for _ in range(2):
         assert lib.wait_may_wait(session.s, ENTRY)
         lib.wait_note_timeout(session.s, ENTRY, MS, 0, 0)
@@ -120,8 +121,8 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """Waits for whole files count by their lengths: they may last a minute together. Waits that
-    replace an open are counted elsewhere."""
+    """Waits for whole files may last a minute in total; then the process waits no more. Waits that
+    replace an open do not count here."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
@@ -129,12 +130,12 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    assert lasted in (60, 65)  # a part was repaid if the machine was slow
+    assert lasted in (60, 65)  # 65 on a slow machine, because time repays a part
 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
-    """A small file of a fast source is read there. While the daemon makes no progress after a
-    reader has given up, nobody waits; once it does, all wait again."""
+    """A reader does not wait for a small file of a fast source. When a reader has given up, no
+    reader waits until the daemon shows progress again."""
     entry = session.entries[ENTRY]
     entry.source, entry.size = 2, UNIT
     session.control.fast_sources = 1 << 1 | 1 << 3
@@ -161,14 +162,14 @@ def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Ma
      (2900 * MS, 3 * SECOND, 100 * MS)],
 )  # fmt: skip
 def test_the_last_wait_is_a_part_of_the_limit(lib: Any, waited: int, limit: int, most: int) -> None:
-    """A complete copy is waited for only shortly, and never beyond the caller's limit."""
+    """The remaining wait lasts at most 200 ms, and never exceeds the caller's limit."""
     before = lib.shared_now()
     left = lib.wait_left_for_word(waited, limit)
     assert most - (lib.shared_now() - before) <= left <= most
 
 
 def demands(session: Made) -> list[tuple[int, int]]:
-    """Returns the entries and units of all demands."""
+    """Returns (entry, unit) of each demand, in ascending order."""
     found = [int(d) for d in session.clients.demand if d]
     return sorted(((d >> 32 & 0x1FFFFFF) - 1, d >> 12 & 0xFFFFF) for d in found)
 
@@ -181,16 +182,17 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
     assert [int(bell.rings) for bell in session.clients.engine] == [1, 1]
     for _ in range(300):
         lib.wait_demand_first(session.s, ENTRY, 0)
-    assert len(demands(session)) > 200  # no free slot is left among those that are tried
+    assert len(demands(session)) > 200  # all slots that a demand tries are taken
     assert demands(session).count((ENTRY, 3)) == 1
 
 
 def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None:
-    """A read demands the units that it needs, at most eight, and of a file that is not being filled
-    only the first. When it gives up it has taken back the demand that it has waited on."""
+    """A read demands the units that it needs, but at most eight. If the file is not being filled,
+    the read demands only the first unit. A read that gives up has withdrawn the demand on which it
+    waited, but not the demands of later units."""
     session.control.block_bytes = 4 * MIB
     fill(session, set(), 40 * UNIT)
-    session.control.state = 2  # the daemon has closed the session, so that no wait is long
+    session.control.state = 2  # the daemon has closed the session, so each wait ends soon
     for at, n, units in ((UNIT, UNIT, []), (UNIT - 1, 2, [1]), (3 * UNIT, 30 * UNIT, range(4, 11))):
         assert lib.wait_demand_and_wait(session.s, ENTRY, at, n, MS) == 0
         assert demands(session) == [(ENTRY, unit) for unit in units]
@@ -203,11 +205,11 @@ def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None
 
 @pytest.mark.parametrize("by", [-1, 0, 1])
 def test_a_file_is_requested_when_its_share_was_asked_for(lib: Any, session: Made, by: int) -> None:
-    """`fill_after` says of how much of a file there must have been reads, by this process, before
-    it is filled."""
+    """fill_after is a share of the file. The process requests a fill when it has read this
+    share."""
     size = 1000 * KIB
     session.control.fill_on_open, session.control.fill_after = 1, SHARES // 4
-    for entry in (ENTRY, ENTRY + 1024):  # they share a slot
+    for entry in (ENTRY, ENTRY + 1024):  # the two files share a slot
         session.entries[entry].size = size
         first = 100 * KIB
         assert lib.request_fill(session.s, entry, first) == 0
@@ -226,8 +228,9 @@ def is_read(session: Made, entry: int) -> bool:
 
 
 def test_reads_of_a_file_add_up_to_its_end(lib: Any, session: Made) -> None:
-    """A file counts as read to its end when all its bytes were read, or an eighth before there was
-    a copy. Another file in the same slot begins anew."""
+    """A file counts as read to its end when all its bytes were read. If the library will not see
+    further reads (progress_unseen), an eighth of the bytes suffices. A count for another file in
+    the same slot begins at 0."""
     session.control.follow_reads = 1
     for entry in (ENTRY, ENTRY + 1024, 8):
         session.entries[entry].size = 800
@@ -237,7 +240,7 @@ def test_reads_of_a_file_add_up_to_its_end(lib: Any, session: Made) -> None:
     assert lib.progress_add(session.s, ENTRY, 1) == 800 == lib.progress_of(ENTRY)
     assert is_read(session, ENTRY)
     assert lib.progress_of(ENTRY + 1024) == 0
-    lib.progress_begin_again(ENTRY + 1024)  # not the file of this slot
+    lib.progress_begin_again(ENTRY + 1024)  # no effect: the slot belongs to another file
     assert lib.progress_of(ENTRY) == 800
     assert lib.progress_add(session.s, ENTRY + 1024, 5) == 5
     assert lib.progress_of(ENTRY) == 0
@@ -256,8 +259,8 @@ def test_reads_of_a_file_add_up_to_its_end(lib: Any, session: Made) -> None:
 
 
 def answers(call: Any) -> int:
-    """Returns how many of 256 calls say yes: of so many calls in a thread, one says no, so that
-    reads are timed."""
+    """Returns how many of 256 calls return 1. At most 255 do: the library returns 0 for one of 256
+    calls in any case, so that some reads are still timed."""
     return sum(call() for _ in range(256))
 
 
@@ -269,8 +272,8 @@ def answers(call: Any) -> int:
 def test_what_a_source_is_follows_from_most_of_its_times(
     lib: Any, session: Made, open_ns: int, read_ns: int, is_at_hand: int, is_near: int
 ) -> None:
-    """Opens and reads at the speed of the page cache, or of a local disk, both of them and most of
-    them, say that a source is so fast."""
+    """A source counts as "at hand" if most opens and most reads are as fast as in the page cache.
+    It counts as "near" if they are as fast as on a local disk."""
     assert answers(lib.progress_is_at_hand) == answers(lib.progress_is_near) == 0
     for _ in range(3):
         lib.progress_took(open_ns, read_ns)
@@ -279,13 +282,14 @@ def test_what_a_source_is_follows_from_most_of_its_times(
         lib.progress_took(open_ns, read_ns)
     assert answers(lib.progress_is_at_hand) == 255 * is_at_hand
     assert answers(lib.progress_is_near) == 255 * is_near
-    for _ in range(60):  # a source that has become slow
+    for _ in range(60):  # the source has become slow
         lib.progress_took(SECOND, SECOND)
     assert answers(lib.progress_is_at_hand) == answers(lib.progress_is_near) == 0
 
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
-    """A mean that follows the last times; a call that hung counts as a second."""
+    """The latency is a moving mean of the time of an open plus the time of a read. Each open or
+    read counts as a second at most."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS

@@ -1,4 +1,5 @@
-/* Preloaded into a daemon, this library makes O_DIRECT fail as NO_DIRECT_IO says:
+/* Preloaded into a daemon, this library makes O_DIRECT fail. The environment variable NO_DIRECT_IO
+ * says how:
  *
  *   flag   no file can get the flag
  *   read   a read with the flag fails

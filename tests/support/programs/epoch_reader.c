@@ -6,7 +6,7 @@
  * preadv (from the beginning to the end), random (pread of chunks in a random order) or spread (the
  * threads share one file, chunk by chunk; no second FILE is allowed). These words may be added:
  *   alarm      a signal arrives every 2 ms, with SA_RESTART;   alarm0: without SA_RESTART
- *   full       no descriptor is free once the files are open
+ *   full       no descriptor is free after the files are opened
  *   late       each thread has opened its first file before any file is read
  *
  * Each file is read once. If there are fewer files than threads, each thread reads one file, and

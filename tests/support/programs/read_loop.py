@@ -2,7 +2,7 @@
 
 usage: read_loop.py DIRECTORY EXPECTED     EXPECTED: JSON, relative path -> SHA-256
 
-The program ends when its standard input does. It reads each file in one of four ways: plain reads,
+The program ends when its standard input ends. It reads each file in one of four ways: plain reads,
 reads with offsets, a mapping, or Python's buffered file. The way changes with every pass.
 """
 

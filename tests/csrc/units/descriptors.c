@@ -1,0 +1,42 @@
+#include "preload/calls/descriptors.c"
+
+#include "made.h"
+
+/* Lets the library do without the functions that older libcs lack. */
+EXPORT void descriptors_lack(int is) {
+    void *none = is ? (void *)1 : NULL;
+    monarch_real.close_range = monarch_real.closefrom = monarch_real.copy_file_range = none;
+}
+/* The calls return -errno for an error. */
+static int64_t of(int64_t r) { return r < 0 ? -errno : r; }
+EXPORT int64_t descriptors_close(int fd) { return of(close(fd)); }
+EXPORT int64_t descriptors_close_range(unsigned first, unsigned last, int flags) {
+    errno = 54321;
+    int r = close_range(first, last, flags);
+    return r == 0 && errno != 54321 ? -9999 : of(r);
+}
+EXPORT void descriptors_closefrom(int first) { closefrom(first); }
+EXPORT int64_t descriptors_dup(int fd) { return of(dup(fd)); }
+EXPORT int64_t descriptors_dup2(int fd, int fresh) { return of(dup2(fd, fresh)); }
+EXPORT int64_t descriptors_dup3(int fd, int fresh, int flags) { return of(dup3(fd, fresh, flags)); }
+EXPORT int64_t descriptors_fcntl(int fd, int command, int64_t arg) {
+    return of(fcntl(fd, command, arg));
+}
+EXPORT int64_t descriptors_lseek(int fd, int64_t at, int whence) {
+    return of(lseek(fd, at, whence));
+}
+EXPORT int64_t descriptors_sendfile(int to, int from, int64_t *at, uint64_t n) {
+    return of(sendfile(to, from, at, n));
+}
+EXPORT int64_t descriptors_splice(int from, int64_t *at, int to, uint64_t n) {
+    return of(splice(from, at, to, NULL, n, 0));
+}
+EXPORT int64_t descriptors_copy_file_range(int from, int64_t *at, int to, int64_t *to_at,
+                                           uint64_t n, unsigned flags) {
+    return of(copy_file_range(from, at, to, to_at, n, flags));
+}
+/* Opens a stream of the descriptor and closes it. Returns whether it could be opened. */
+EXPORT int descriptors_stream(int fd) {
+    FILE *f = fdopen(fd, "r");
+    return f && fclose(f) == 0;
+}

@@ -1,0 +1,49 @@
+"""A session's directory of this process, and the segments in it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_py.native import SessionState, ffi, lib
+
+
+@dataclass
+class Place:
+    """The directory exists only once something is put there."""
+
+    config: Path
+    directory: Path
+
+    def put(self, name: str, content: Any, mode: int = 0o600) -> Path:
+        """Writes a segment: bytes, or a C structure."""
+        self.directory.parent.mkdir(mode=0o700, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        path = self.directory / name
+        path.write_bytes(content if isinstance(content, bytes) else bytes(ffi.buffer(content)))
+        path.chmod(mode)
+        return path
+
+    def get(self, name: str, kind: str) -> Any:
+        """Reads a segment as a C structure."""
+        out = ffi.new(f"{kind} *")
+        ffi.buffer(out)[:] = (self.directory / name).read_bytes()[: ffi.sizeof(kind)]
+        return out
+
+
+def control(*devices: int) -> Any:
+    """Returns the segment `control` of a daemon that serves sources on these devices."""
+    made = ffi.new("struct monarch_control *")
+    made.magic, made.version = lib.MONARCH_MAGIC, lib.MONARCH_VERSION
+    made.state, made.sources = SessionState.SERVING, len(devices)
+    made.pid, made.owner = os.getpid(), os.geteuid()
+    for i, dev in enumerate(devices):
+        made.source[i].dev = dev
+    return made
+
+
+def open_descriptors() -> set[str]:
+    """Returns the numbers of this process's descriptors, without that of the list itself."""
+    return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}

@@ -1,0 +1,169 @@
+/* What another thread does while a call is in the kernel, and what the kernel answers there. */
+#include "preload/fill/handover.h"
+#include "preload/fill/progress.h"
+#include "preload/fill/wait.h"
+#include "within.h"
+
+/* A wait ends when the test says so: `fills` of them with the next unit of the copy. */
+static struct {
+    struct monarch_fill *fill;
+    uint32_t *version;
+    int fills, n, notes, replaces;
+    uint64_t progress, noted_ns;
+} waits;
+static int wait_for_unit(struct monarch_wanted *w) {
+    if (waits.n++ >= waits.fills)
+        return 0;
+    uint64_t unit = w->at / waits.fill->unit_bytes;
+    waits.fill->done[unit / 64] |= 1ULL << unit % 64;
+    w->since_ns = w->since_ns ? w->since_ns : monarch_now_ns() - 5000000;
+    *waits.version += waits.replaces ? 2 : 0;
+    return 1;
+}
+static void note_read(uint64_t ns) {
+    waits.notes++;
+    waits.noted_ns = ns > waits.noted_ns ? ns : waits.noted_ns;
+}
+static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
+    waits.progress += n;
+    return monarch_progress(s, id, n);
+}
+/* What is told of reads that the kernel has done, and of those that the library does not see. */
+static struct {
+    int is_over, n;
+    int64_t bytes, at, unseen;
+} told;
+static int64_t tell_read(int fd, int64_t n, int64_t at) {
+    told.n++;
+    told.bytes = n;
+    told.at = at;
+    return monarch_note_read(fd, n, at);
+}
+static int is_direct_over(int fd, uint64_t word) {
+    (void)fd;
+    (void)word;
+    return told.is_over;
+}
+#define monarch_direct_is_over(fd, word) is_direct_over(fd, word)
+#define monarch_note_read(fd, n, at) tell_read(fd, n, at)
+#define monarch_progress_unseen(s, id, n) (told.unseen = (int64_t)(n), (void)(s), (void)(id))
+#define monarch_demand_and_wait(w) wait_for_unit(w)
+#define monarch_note_source_read(ns) note_read(ns)
+#define monarch_progress(s, id, n) add_progress(s, id, n)
+#include "preload/calls/read.c"
+
+#include <dlfcn.h>
+
+#include "made.h"
+
+static struct {
+    int fd, other; /* the descriptor `fd` becomes one of the file of `other` */
+    uint64_t *word, becomes;
+    int is_armed, error;
+    size_t most;
+} meanwhile;
+
+static void act(void) {
+    if (!meanwhile.is_armed)
+        return;
+    meanwhile.is_armed = 0;
+    if (meanwhile.other >= 0)
+        dup2(meanwhile.other, meanwhile.fd);
+    if (meanwhile.word)
+        *meanwhile.word = meanwhile.becomes;
+}
+static ssize_t in_kernel(int fd, void *buf, size_t n, off_t at) {
+    act();
+    if (meanwhile.error) {
+        errno = meanwhile.error;
+        return -1;
+    }
+    return monarch_result(sys_pread(fd, buf, n < meanwhile.most ? n : meanwhile.most, at));
+}
+
+/* During the next read at the source, `fd` becomes a descriptor of the file of `other`, if that is
+ * not negative, and *word becomes `becomes`, if it is not NULL. */
+EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes) {
+    meanwhile.fd = fd;
+    meanwhile.other = other;
+    meanwhile.word = word;
+    meanwhile.becomes = becomes;
+    meanwhile.is_armed = 1;
+    monarch_real.pread = (void *)in_kernel;
+}
+/* The source answers the library's reads with this errno, or with so many bytes at most. */
+EXPORT void reads_answer(int error, size_t most) {
+    meanwhile.error = error;
+    meanwhile.most = most;
+    monarch_real.pread = (void *)in_kernel;
+}
+/* Lets waits fill the next units of this copy. replaces: the entry becomes another file's then. */
+EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
+    memset(&waits, 0, sizeof waits);
+    waits.fill = (struct monarch_fill *)&s->fills->fill[slot];
+    waits.version = (uint32_t *)&monarch_entries(s->catalog)[id].version;
+    waits.fills = fills;
+    waits.replaces = replaces;
+}
+EXPORT int reads_waits(void) { return waits.n; }
+EXPORT int reads_notes(void) { return waits.notes; }
+EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
+EXPORT uint64_t reads_progress(void) { return waits.progress; }
+EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
+/* is_over: whether a read that goes to the source may be served from a copy. */
+EXPORT void reads_tell(int is_over) {
+    memset(&told, 0, sizeof told);
+    told.is_over = is_over;
+}
+EXPORT int64_t reads_told(int i) {
+    const int64_t all[] = {told.n, told.bytes, told.at, told.unseen};
+    return all[i];
+}
+EXPORT int reads_are_guarded(void) { return are_guarded(); }
+EXPORT void reads_end(void) {
+    meanwhile.is_armed = meanwhile.error = 0;
+    meanwhile.most = MOST;
+    monarch_real.pread = NULL;
+}
+/* Lets the library do without a function that older libcs lack. */
+EXPORT void reads_lack_preadv2(int is) { monarch_real.preadv2 = is ? (void *)1 : NULL; }
+EXPORT int reads_find(struct session *s, int fd, uint64_t *out) {
+    struct monarch_wanted w = {.session = s};
+    int found = monarch_find_file(fd, monarch_tracked(fd), &w);
+    out[0] = w.id;
+    out[1] = w.ino;
+    out[2] = w.version;
+    return found;
+}
+EXPORT int reads_are_usable(const void *parts, int count, uint64_t *total) {
+    size_t n;
+    int are = are_usable(parts, count, &n);
+    *total = n;
+    return are;
+}
+/* The interposed calls. They return -errno for an error, or -9999 if a call that has succeeded has
+ * changed errno. */
+static int64_t result(ssize_t r) { return r < 0 ? -errno : errno == 54321 ? r : -9999; }
+EXPORT int64_t reads_call(const char *call, int fd, void *buf, uint64_t n, int64_t at) {
+    /* the parts are of different sizes, and one of them is empty */
+    size_t first = n * 5 / 12;
+    const struct iovec parts[] = {{buf, first}, {buf, 0}, {(char *)buf + first, n - first}};
+    errno = 54321;
+    if (!strcmp(call, "pread"))
+        return result(pread(fd, buf, n, at));
+    if (!strcmp(call, "__pread_chk"))
+        return result(__pread_chk(fd, buf, n, at, n));
+    if (!strcmp(call, "preadv"))
+        return result(preadv(fd, parts, 3, at));
+    if (!strcmp(call, "preadv2"))
+        return result(preadv2(fd, parts, 3, at, 0));
+    if (!strcmp(call, "preadv2 with flags"))
+        return result(preadv2(fd, parts, 3, at, RWF_NOWAIT));
+    if (!strcmp(call, "read"))
+        return result(read(fd, buf, n));
+    if (!strcmp(call, "__read_chk"))
+        return result(__read_chk(fd, buf, n, n));
+    if (!strcmp(call, "readv"))
+        return result(readv(fd, parts, 3));
+    return result(preadv2(fd, parts, 3, -1, 0));
+}

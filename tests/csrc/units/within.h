@@ -1,0 +1,27 @@
+/* For a unit whose library file opens descriptors for a moment. While such a descriptor is open, no
+ * fork of the process may begin, and no program that another thread executes may get it. */
+#pragma once
+
+#include "preload/process/momentary.h"
+#include "shared/sys.h"
+
+static int within, unguarded;
+
+static void begin_moment(void) {
+    within++;
+    monarch_momentary_begin();
+}
+static void end_moment(void) {
+    within--;
+    monarch_momentary_end();
+}
+static int open_within(int dir, const char *path, int flags) {
+    unguarded += within != 1 || !(flags & O_CLOEXEC);
+    return sys_openat(dir, path, flags);
+}
+/* Returns whether all descriptors so far were guarded, and no moment lasts any longer. */
+static int are_guarded(void) { return !within && !unguarded; }
+
+#define monarch_momentary_begin() begin_moment()
+#define monarch_momentary_end() end_moment()
+#define sys_openat(dir, path, flags) open_within(dir, path, flags)
