@@ -21,7 +21,11 @@ static int peer_is_starting(const struct monarch_peer *peer) { return peer && is
 static uint64_t time_ns = 1, an_answer_ns;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
-static int no_sleep(const struct timespec *t, struct timespec *left) { return 0; }
+static uint64_t slept_ns;
+static int no_sleep(const struct timespec *t, struct timespec *left) {
+    slept_ns += (uint64_t)t->tv_sec * 1000000000 + (uint64_t)t->tv_nsec;
+    return 0;
+}
 #define nanosleep no_sleep
 #include "copy/from_peer.c"
 
@@ -315,8 +319,10 @@ TEST(a_peer_that_is_starting_is_asked_until_it_serves) {
     is_young = 1;
     for (int i = 0; i < 30; i++)
         answers[4][i] = silent[0];
+    slept_ns = 0;
     SAME(fetch(0, UNIT), 1);
     SAME(asked[4], 31);
+    SAME(slept_ns, 30 * STARTING_NS);
     free_engine(e);
 
     make(4, -1);

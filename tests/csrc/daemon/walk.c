@@ -74,7 +74,9 @@ TEST(only_dot_and_dot_dot_are_dots) {
 TEST(a_walk_reports_everything) {
     make();
     make_tree();
+    s->may_look[0] = 1000;
     struct monarch_batch *b = walk("");
+    SAME(s->may_look[0], 1000 - 6); /* the names count against the allowance */
     CHECK(b && s->errors == 0 && s->busy == 0);
     const char *paths[] = {"", "d", "d/e", "d/a", "d/e/b", "d/e/l", "d/p"};
     const unsigned kinds[] = {MONARCH_DIR,  MONARCH_DIR,  MONARCH_DIR,  MONARCH_FILE,
@@ -149,13 +151,13 @@ TEST(a_named_directory_is_no_way_out_of_the_source) {
     const struct {
         const char *path;
         int error;
-    } cases[] = {{"", 0},          {"d", 0},          {"d/e", 0},         {"d/e/", 0},
-                 {"none", ENOENT}, {"d/a", ENOTDIR},  {"l", ENOTDIR},     {"l/e", ENOTDIR},
-                 {"..", ENOTDIR},  {"d/..", ENOTDIR}, {"d/./e", ENOTDIR}, {"/d", ENOTDIR},
-                 {"d//e", ENOTDIR}};
+    } cases[] = {{"", 0},          {"d", 0},         {"d/e", 0},        {"d/e/", 0},
+                 {"longer/e", 0},  {"none", ENOENT}, {"d/a", ENOTDIR},  {"l", ENOTDIR},
+                 {"l/e", ENOTDIR}, {"..", ENOTDIR},  {"d/..", ENOTDIR}, {"d/./e", ENOTDIR},
+                 {"/d", ENOTDIR},  {"d//e", ENOTDIR}};
     make();
     make_tree();
-    CHECK(symlink("d", "l") == 0);
+    CHECK(symlink("d", "l") == 0 && mkdir("longer", 0700) == 0 && mkdir("longer/e", 0700) == 0);
     int before = open_descriptors();
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         int fd = open_by_parts(root, cases[i].path);
@@ -188,6 +190,72 @@ TEST(only_failures_are_counted) {
     done();
 }
 
+/* Each question to the source counts against the scan's rate; what is known costs none. */
+TEST(each_question_to_the_source_is_paced) {
+    make();
+    make_tree();
+    struct monarch_batch *b = NULL;
+    s->pace.interval_ns = 1;
+    visit(s, &b, "d/a", 0, 1, 0);
+    CHECK(s->pace.next_ns);
+    s->pace.next_ns = 0;
+    close_listing(s, &b, "d", root, 3);
+    CHECK(s->pace.next_ns);
+    s->pace.next_ns = 0;
+    s->is_whole = 0; /* nothing is asked then */
+    close_listing(s, &b, "d", root, 3);
+    CHECK(!s->pace.next_ns && b->count == 2);
+    struct task *none = monarch_new_task(s, "none", 0);
+    monarch_walk_directory(s, &b, none);
+    CHECK(s->pace.next_ns);
+    free(none);
+    monarch_batch_free(b);
+    done();
+}
+
+/* A file system that is mounted below the source is no part of it: its directory is not walked, and
+ * has the inode number that the source shows. */
+TEST(a_mounted_file_system_is_not_walked) {
+    make();
+    make_tree();
+    struct monarch_batch *b = NULL;
+    s->dev++;
+    visit(s, &b, "d", 3, 77, 0);
+    CHECK(b->count == 1 && b->entries[0].kind == MONARCH_OTHER && b->entries[0].ino == 77);
+    CHECK(!monarch_has_tasks(s));
+    visit(s, &b, "d/a", 4, 78, 0); /* a file can be none */
+    CHECK(b->entries[1].kind == MONARCH_FILE && b->entries[1].ino != 78);
+    s->dev--;
+    visit(s, &b, "d", 3, 77, 0);
+    CHECK(b->entries[2].kind == MONARCH_DIR && monarch_has_tasks(s));
+    monarch_batch_free(b);
+    done();
+}
+
+/* A name whose path would be too long is left out, and the names after it are not. */
+TEST(a_path_that_is_too_long_is_left_out) {
+    make();
+    struct monarch_batch *b = NULL;
+    static char deep[MONARCH_PATH_MAX];
+    for (size_t i = 0; i < MONARCH_PATH_MAX - 4; i++)
+        deep[i] = i % 100 == 99 ? '/' : 'd';
+    struct task *t = monarch_new_task(s, deep, 64);
+    const char *names[] = {"too long", "ab"};
+    for (int i = 0; i < 2; i++) {
+        uint64_t ino = 5;
+        memcpy(t->path + t->text, &ino, sizeof ino);
+        strcpy(t->path + t->text + sizeof ino, names[i]);
+        t->text += sizeof ino + strlen(names[i]) + 1;
+        t->names++;
+    }
+    uint64_t before = monarch_looks();
+    monarch_look_at_names(s, &b, t);
+    SAME(monarch_looks() - before, 1); /* it asked for the second one */
+    CHECK(!b);
+    free(t);
+    done();
+}
+
 /* A directory is settled if neither of its times comes near the time at which the catalog was
  * empty. */
 TEST(a_directory_is_settled_if_it_is_old) {
@@ -203,7 +271,14 @@ TEST(a_directory_is_settled_if_it_is_old) {
         s->writer = w;
         SAME(is_settled(s, root), more == 1);
     }
-    const struct timespec times[] = {{0, UTIME_OMIT}, {st.st_ctim.tv_sec + 1000, 0}};
+    struct timespec times[] = {{0, UTIME_OMIT}, {1000, 0}};
+    CHECK(futimens(root, times) == 0 && fstat(root, &st) == 0); /* only the inode is young */
+    changed = st.st_ctim.tv_sec * 1000000000LL + st.st_ctim.tv_nsec;
+    for (int more = 0; more < 2; more++) {
+        s->since_ns = changed + YOUNG_NS + more;
+        SAME(is_settled(s, root), more);
+    }
+    times[1].tv_sec = st.st_ctim.tv_sec + 1000;
     CHECK(futimens(root, times) == 0); /* its other time is young */
     s->since_ns = changed + 900 * 1000000000LL;
     SAME(is_settled(s, root), 0);
