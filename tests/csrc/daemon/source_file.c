@@ -1,3 +1,5 @@
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/utsname.h>
 
@@ -17,11 +19,19 @@ static uint64_t told_ns(void) {
     static uint64_t now_ns = 1;
     return between_ns ? now_ns += between_ns : monarch_now_ns();
 }
+/* Whether opens with O_NOATIME are refused, as for a file of another user. */
+static int refuses_noatime;
+static int open_at(int root, const char *path, int flags) {
+    errno = EPERM;
+    return refuses_noatime && flags & O_NOATIME ? -1 : openat(root, path, flags);
+}
+#define openat open_at
 #define uname told_uname
 #define monarch_now_ns told_ns
 #include "copy/source_file.c"
 #undef monarch_now_ns
 #undef uname
+#undef openat
 
 #include "checks.h"
 #include "shared/buffer.h"
@@ -157,6 +167,20 @@ TEST(a_file_that_cannot_be_opened_is_gone_or_the_source_fails) {
     SAME(errno, EBADF);
     job->source_root = own;
     SAME(e->endpoint[0].busy, 0);
+    done();
+}
+
+/* A file whose access time must not be kept is opened all the same. */
+TEST(a_file_of_another_user_is_opened_too) {
+    make(10);
+    int status;
+    for (refuses_noatime = 0; refuses_noatime < 2; refuses_noatime++) {
+        int fd = monarch_open_source(e, job, &status);
+        CHECK(fd >= 0);
+        SAME((fcntl(fd, F_GETFL) & O_NOATIME) != 0, !refuses_noatime);
+        close(fd);
+    }
+    refuses_noatime = 0;
     done();
 }
 

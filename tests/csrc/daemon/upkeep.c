@@ -182,6 +182,20 @@ TEST(a_comparison_asks_the_source) {
     }
 }
 
+/* Bytes of copies need not be waited for; those of the source count against its limits. */
+TEST(only_a_comparison_obeys_the_limits_of_the_source) {
+    const enum monarch_job_kind kinds[] = {MONARCH_CHECK, MONARCH_COMPARE};
+    for (int i = 0; i < 2; i++) {
+        struct monarch_engine *e = make_engine(BLOCK);
+        struct job *job = order(e, kinds[i], 3 * BLOCK);
+        e->bytes_per_s = 1000000000000;
+        monarch_do_upkeep(e, job, buffer);
+        SAME(job->result.status, MONARCH_DONE);
+        SAME(e->next_byte_ns > 0, i);
+        done_with(e, job);
+    }
+}
+
 /* The file is as the catalog says, and its bytes are not those of the copy. */
 TEST(a_comparison_finds_other_bytes) {
     struct monarch_engine *e = make_engine(BLOCK);
