@@ -355,8 +355,8 @@ class _Model:
         least = format_size(run.memory_bytes)
         yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
         yield (
-            f"the daemon saw {counted(run.readers, 'thread')} read at the same time; each reads"
-            f" {AHEAD * BATCH} files ahead of the training, and decoding takes no time"
+            f"the daemon saw {counted(run.readers, 'thread')} read at the same time; it is assumed"
+            f" that each reads {AHEAD * BATCH} files ahead, and that decoding takes no time"
         )
 
 

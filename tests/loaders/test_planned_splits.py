@@ -271,9 +271,9 @@ def test_wrong_descriptions_are_named(
 
 def test_plans_that_no_sampler_follows_are_refused(source: Path, tmp_path: Path) -> None:
     plain = made(tmp_path, "split: strided")
-    with pytest.raises(ConfigError, match=r"^part: .* has no part that is dealt by holders"):
+    with pytest.raises(ConfigError, match=r"^part: .* has no part with 'split: local_first'"):
         sampler_of(plain, rank=0)
-    with pytest.raises(ConfigError, match=r"^part: .* has no part 'val' that is dealt by holders"):
+    with pytest.raises(ConfigError, match=r"^part: .* has no part 'val' with 'split: local_first'"):
         sampler_of(plain, "val", rank=0)
     unheld = plan_of(*read_recipe(described(tmp_path, SPLITS["solar"])))
     with pytest.raises(ConfigError, match=r"^split: 'solar' needs the holders of the samples"):

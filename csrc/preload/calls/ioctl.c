@@ -43,8 +43,9 @@ static int changes_file(unsigned long request) {
            request == FS_IOC_FSSETXATTR;
 }
 
-/* Returns whether the memory can be read. If it cannot be read, the library must not read it,
- * because that would crash the program. The kernel then returns EFAULT. */
+/* Returns whether the `n` bytes at `at` can be read. If the library read memory that is unreadable,
+ * the program would crash. So an unreadable argument is passed on to the kernel, whose ioctl
+ * returns EFAULT. */
 static int can_be_read(const void *at, size_t n) {
     char copy[sizeof(struct file_clone_range)];
     struct iovec from = {(void *)at, n}, to = {copy, n};

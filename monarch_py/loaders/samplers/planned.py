@@ -29,8 +29,8 @@ def sampler_of(
             return _sampler(loaded, each, rank)
     named = "" if part is None else f" {part!r}"
     raise ConfigError(
-        f"part: {plan} has no part{named} that is dealt by holders; make the plan again with"
-        " 'split: local_first' or 'split: solar' for the part"
+        f"part: {plan} has no part{named} with 'split: local_first' or 'split: solar'; make the"
+        " plan again with one of these splits"
     )
 
 
