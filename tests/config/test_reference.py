@@ -132,7 +132,7 @@ def test_the_command_prints_a_schema() -> None:
     assert printed == json.loads(json.dumps(schema(Config)))
     tuning = printed["properties"]["tuning"]["properties"]
     assert set(tuning) == set(declared(Tuning))
-    assert tuning["min_reads"]["description"].startswith("the fewest reads")
+    assert tuning["min_reads"]["description"].startswith("the lower bound of the limit on reads")
     assert not set(tuning) & set(printed["properties"])
 
 
