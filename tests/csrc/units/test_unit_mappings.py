@@ -1,4 +1,5 @@
-"""Tests the table of mappings that wait for their copies. The model is a dictionary of pages."""
+"""Tests the table of mappings that wait for their copies. The tests compare the table with a model,
+a dictionary of pages."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # leaves two pieces, but one slot
+    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # the range falls into two pieces, but has only one slot
     pages = pages_of(lib)
     assert lib.table_waiting() == n
     assert [page for page in pages if page < 20] == [10, 11]
@@ -168,7 +169,8 @@ def mapped(tmp_path: Path) -> Iterator[tuple[Path, list[mmap.mmap]]]:
 
 
 def address(memory: mmap.mmap) -> int:
-    """Returns the address of read-only memory, according to the kernel."""
+    """Returns the address of a mapping. NumPy gets it from the buffer, even if the memory is
+    read-only."""
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
