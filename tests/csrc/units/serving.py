@@ -15,8 +15,8 @@ SECOND = 10**9
 
 
 class Served:
-    """Makes the session current. All files that are below `root` now are in the catalog, without
-    copies.
+    """A session that is the library's current one until `end` is called. All files that are below
+    `root` at the beginning are in its catalog, without copies.
 
     s : the session, as the library's functions take it
     """

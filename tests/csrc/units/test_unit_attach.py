@@ -319,8 +319,8 @@ def test_a_daemon_that_was_killed_is_followed_by_the_next_one(daemon: Daemons, l
 
 
 def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Path) -> None:
-    """In a tier that other users may change, files that are no copies may have the names of
-    copies."""
+    """A tier is foreign if its path leads to another directory in this process than in the daemon.
+    Files in that directory may have the names of copies."""
     made = daemon.start()
     made.tiers = 1
     made.tier[0].path, made.tier[0].usable = bytes(tmp_path) + b"/", 1

@@ -110,7 +110,9 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # the range falls into two pieces, but has only one slot
+    lib.table_say(
+        12 * PAGE, 13 * PAGE, FORGET
+    )  # the range falls into two pieces, but has only one slot
     pages = pages_of(lib)
     assert lib.table_waiting() == n
     assert [page for page in pages if page < 20] == [10, 11]

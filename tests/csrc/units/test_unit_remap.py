@@ -101,7 +101,7 @@ def test_memory_that_moves_waits_for_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("is_lacking", [False, True])
 def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lacking: bool) -> None:
-    """The same is true of a libc that lacks pkey_mprotect."""
+    """The same holds with a libc that lacks pkey_mprotect."""
     memory.lib.remap_lacks(is_lacking)
     at, said = memory.at, [(1, PAGE, FORGET)]
     for call, more in (("mprotect", ()), ("pkey_mprotect", (-1,))):
