@@ -76,8 +76,9 @@ CASES = ["none", "magic", "state", "sources", "tiers", "path", "short", "shared"
 def test_a_session_that_cannot_be_used_leaves_nothing_mapped(
     daemon: Daemons, lib: Any, case: str
 ) -> None:
-    """If only the segment `clients` cannot be used, a daemon serves. The process then tells this
-    daemon of changes without mapping the session."""
+    """If only the segment `clients` cannot be used, the session belongs to a serving daemon, but
+    the process cannot map it. The process then tells the daemon of changes without mapping the
+    session."""
     place = daemon.place
     fields: dict[str, dict[str, Any]] = {
         "magic": {"magic": 1}, "state": {"state": SessionState.STARTING},
@@ -296,7 +297,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """The daemon of such a session may have ended without the library's notice."""
+    """The directory may be gone because the session's daemon has ended without the library's
+    notice."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))
@@ -334,8 +336,8 @@ def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Pat
 @settings(max_examples=examples(200))
 @given(st.integers(0, 2**31 - 1), st.integers(-5, 5), st.integers(0, 1), st.integers(0, 1))
 def test_the_latest_look_counts(lib: Any, look: int, by: int, was: int, off: int) -> None:
-    """A thread stores the result of its look unless a later look has stored its result already. The
-    number of looks may overflow."""
+    """Threads look whether the library is switched off. A thread stores the result of its look,
+    unless a later look has stored its result already. The number of looks may overflow."""
     before, now = look << 1 | was, (look + by) % 2**31 << 1
     expected = now | off if by > 0 else before
     assert lib.attach_end_look(before, now, off) == expected

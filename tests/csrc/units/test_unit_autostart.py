@@ -42,9 +42,10 @@ FIRST_LINE = "monarch autostart 1"
 def test_three_starts_are_allowed_in_ten_minutes(
     lib: Any, past: list[tuple[int, int, bool]]
 ) -> None:
-    """Besides, two starts are at least five seconds apart. A start that turned out to be unneeded
-    counts for only one minute, and the next start may follow it at once. A start whose time lies in
-    the future was made before the last boot, and does not count."""
+    """At most three starts are allowed in ten minutes, and two starts are at least five seconds
+    apart. A start that turned out to be unneeded counts for only one minute, and the next start may
+    follow it at once. A start whose time lies in the future was made before the last boot, and does
+    not count."""
     now = 10_000 * SECOND
     starts = [(now - ago + by) & ~1 | odd for ago, by, odd in past]
     counts = [s + (UNNEEDED if s & 1 else WITHIN) if s <= now else 0 for s in starts]
@@ -63,7 +64,7 @@ def claim(lib: Any) -> tuple[int, int]:
 
 @pytest.fixture
 def closing() -> Iterator[None]:
-    """Closes the descriptors that the library leaves open. It does not close them because the
+    """Closes the descriptors that a claim leaves open. The library does not close them, because the
     process that takes the claim becomes the starter."""
     before = open_descriptors()
     yield
@@ -147,8 +148,8 @@ def test_a_place_that_others_could_have_made_is_refused(
 
 
 class Records:
-    """The session's file `autostart`, which contains records. The methods write this file and read
-    it as a process with this configuration in this mount namespace."""
+    """The session's file `autostart`, which contains records. The methods write this file, and read
+    it as a process with the configuration `config` in the mount namespace `mounts`."""
 
     def __init__(self, lib: Any, place: Place, config: str = "/c", mounts: int = 7) -> None:
         self.lib, self.place, self.config, self.mounts = lib, place, config, mounts
@@ -212,8 +213,8 @@ def test_a_record_holds_only_in_its_own_setting(
 
 
 def test_the_first_record_of_the_setting_counts(records: Records) -> None:
-    """If several records are of this setting, only the first one counts, and only its sources are
-    those of the configuration."""
+    """If several records match the process's setting, only the first one counts. The
+    configuration's sources are the sources of this record."""
     other = ["config /d", "wish yes", "source /other"]
     refused = ["config /c", "source /refused"]
     assert records.read(other, RECORD, refused) == YES
@@ -405,8 +406,9 @@ def test_a_daemon_is_started_if_the_user_wants_one(
     program: Program, monkeypatch: pytest.MonkeyPatch,
     word: bool, asked: str | None, record: str | None, is_on: bool,
 ) -> None:  # fmt: skip
-    """A daemon is wanted if the configuration contains the word `autostart`, or if a record of the
-    same setting says so. If MONARCH_AUTOSTART has a value, it alone decides."""
+    """If MONARCH_AUTOSTART has a value, it decides whether daemons are started. Otherwise a record
+    of the same setting decides. Without such a record, the word `autostart` in the configuration
+    decides."""
     program.place.config.write_text("autostart" if word else "manual")
     if asked is not None:
         monkeypatch.setenv("MONARCH_AUTOSTART", asked)
@@ -576,7 +578,7 @@ def test_a_daemon_that_was_killed_is_replaced(
     lib: Any, program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A daemon counts as killed if its process is gone, or if its heartbeat has not changed for ten
-    seconds. Whether the process of a daemon in another pid namespace is gone cannot be seen."""
+    seconds. For a daemon in another pid namespace, only the heartbeat counts."""
     monkeypatch.setenv("MONARCH_AUTOSTART", "1")
     pids = Path("/proc/self/ns/pid").stat().st_ino
     session.control.pids, session.control.pid = pids, os.getpid()
@@ -610,7 +612,7 @@ def test_a_daemon_that_was_killed_is_replaced(
 def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If there is a session at load, a daemon is needed in two cases: the session's daemon was
+    """If there is a session at load, a start is needed in two cases: the session's daemon was
     killed, or it lacks a source of this job."""
     pids = Path("/proc/self/ns/pid").stat().st_ino
     control = session.control
@@ -629,7 +631,7 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     monkeypatch.setenv("MONARCH_SOURCE", "/more")
     assert launched() == 1
     program.record("wish yes")
-    assert launched() == 0, "a daemon that starts removes the records of other settings"
+    assert launched() == 0, "a record of this setting shows that the daemon has its sources"
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
     control.pid = dead
@@ -639,8 +641,8 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
 def test_the_starter_gets_the_environment_without_the_jobs_own(
     lib: Any, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The job's own variables are those of preloaded libraries, of Python and of numbers of
-    threads. MONARCH_DISABLE=1 switches the library off in the starter."""
+    """The starter does not get the variables that the job has set for preloaded libraries, Python
+    and numbers of threads. It gets MONARCH_DISABLE=1, which switches the library off."""
     own = [
         "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHON", "OMP_X", "GOMP_X", "KMP_X",
         "MKL_X", "MONARCH_DISABLE",

@@ -130,7 +130,7 @@ def test_a_link_to_a_source_is_not_the_source(
 ) -> None:
     """A change of the link itself, as by `chown -h`, changes no file of the source. A change
     through the link is a change of the directory to which the link leads. The directory's
-    attributes matter to all files below it."""
+    attributes matter to all files below it, so path_to_change marks these files too."""
     link, target = (tmp_path / "alias", "") if what == "alias" else (tmp_path / "link", "d")
     link.symlink_to(changing.root / target)
     if what == "alias":
@@ -171,7 +171,7 @@ def test_a_source_may_be_mounted_at_its_alias(changing: Changing, mounts: Mounts
 def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_file(
     changing: Changing, tmp_path: Path, call: str
 ) -> None:
-    """Another process has replaced the file, and the library has not met the link yet. So the
+    """Another process has replaced the file, and the library has not used the link yet. So the
     library asks the kernel where the path leads."""
     (tmp_path / "link").symlink_to(changing.root / "d")
     (changing.root / "d" / "g").rename(changing.root / "d" / "old")

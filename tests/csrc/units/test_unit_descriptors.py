@@ -93,8 +93,9 @@ def test_a_descriptor_behind_another_is_none_of_the_programs(table: Table) -> No
 
 @pytest.mark.parametrize("flags", [0, CLOEXEC])
 def test_a_range_is_closed_as_by_the_kernel(table: Table, flags: int) -> None:
-    """A backing descriptor in the range stays open if its program's descriptor is outside the
-    range. Its close-on-exec flag then stays as it is too."""
+    """close_range does what the kernel does, with one exception. A backing descriptor in the range
+    stays open, and keeps its close-on-exec flag, if its program's descriptor is outside the
+    range."""
     for i in range(3):
         table.pair(LOW + i, BEHIND + i)
     for i in range(4):
@@ -134,8 +135,8 @@ def test_all_from_a_number_on_are_closed(table: Table, has_pairs: bool) -> None:
 
 @pytest.mark.parametrize("how", ["dup", "dup2", "dup3", "F_DUPFD", "F_DUPFD_CLOEXEC"])
 def test_a_duplicate_is_tracked_and_shares_its_offset(table: Table, how: str) -> None:
-    """If the new number belonged to another file before, its old word is replaced. If a call fails,
-    the word of the original descriptor only says that the descriptor may be shared."""
+    """The duplicate's word replaces the word that its number had for another file. After a call
+    that fails, the word of the original descriptor only says that the descriptor may be shared."""
     fd, fresh = table.track(table.open(LOW)), table.track(table.open(HIGH + 1), 77 << 32)
     calls: dict[str, tuple[Any, ...]] = {
         "dup": ("dup", fd), "dup2": ("dup2", fd, fresh), "dup3": ("dup3", fd, fresh, os.O_CLOEXEC),

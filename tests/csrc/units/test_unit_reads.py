@@ -51,8 +51,8 @@ class Reader:
         return (self.served.id("f") + 1) << 32 | flags
 
     def begins(self, flags: int = 0, at: int = AT) -> None:
-        """Makes `fd` refer to the source's file again, with this offset. At any offset but 0, the
-        descriptor is not promoted."""
+        """Makes `fd` refer to the source's file again, with the offset `at`. A descriptor with
+        another offset than 0 is not promoted."""
         os.dup2(self.source, self.fd)
         self.lib.reads_end()
         self.lib.track_set(self.fd, self.word(flags))
@@ -177,9 +177,9 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
-    """If the source returns an error or too few bytes, the call returns the bytes that were read
-    before. If there are none, it returns the error. The next read at the descriptor's offset begins
-    behind the returned bytes."""
+    """If the source returns an error or the end of the file, the call returns the bytes that were
+    read before. If an error comes first, the call returns the error. The next read at the
+    descriptor's offset begins behind the returned bytes."""
     for copied, most, error in itertools.product(
         [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
     ):
@@ -345,8 +345,8 @@ def stats(reader: Reader, name: str) -> int:
 
 @pytest.mark.parametrize("call", ["pread", "preadv", "read", "readv"])
 def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None:
-    """A read waits for units that are not filled yet. If a wait fails, or if the source is fast,
-    the read gets the remaining bytes from the source."""
+    """A read waits for units that are not filled yet, unless the source is fast. If the read does
+    not wait, or if a wait fails, it gets the remaining bytes from the source."""
     before = [0, 0]
     for units, waits, is_fast in itertools.product([0, 2, 3, 4, 8], [0, 1, 2, 9], [False, True]):
         fill(reader, units)

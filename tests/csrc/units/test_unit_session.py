@@ -318,8 +318,8 @@ def listing(first: int, n: int) -> int:
 
 
 def list_as(entry: Any, value: int) -> None:
-    """Sets the listing of a directory. An entry has the same field for the listing of a directory
-    and for the inode of a file's copy."""
+    """Sets the listing of a directory. The entry of a directory stores the listing in the field
+    that holds the copy's inode in the entry of a file."""
     setattr(entry, "copy_ino", value)  # noqa: B010
 
 

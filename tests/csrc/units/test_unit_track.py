@@ -337,7 +337,7 @@ def test_a_close_waits_until_a_seek_is_inside_the_kernel(table: Any) -> None:
     table.track_untrack_range(0, TRACKED)
     assert words(table, *range(FD, FD + 5)) == [0] * 5
     assert table.track_rounds() == 800 + 4 * 40
-    # A close does not wait for a seek that has ended.
+    # The close stops waiting when the seek has ended.
     table.track_set(FD, word)
     table.track_other(7, FD, word & ~SEEKING)
     table.track_untrack(FD)
