@@ -19,7 +19,8 @@ EXPORT void changes_known(int dir, const char *path, int follow) {
 }
 EXPORT void changes_tree(int dir, const char *path) { monarch_changed_tree(dir, path); }
 EXPORT void changes_names(int dir, const char *path) { monarch_changed_names(dir, path); }
-/* Does the same as changes_names, but by the function that may change the path's text. */
+/* Does the same as changes_names, but calls monarch_changed_names_of, which may overwrite the
+ * path. */
 EXPORT void changes_names_of(int dir, const char *path) {
     char text[MONARCH_PATH_MAX];
     if (strlen(path) < sizeof text)

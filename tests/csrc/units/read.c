@@ -29,7 +29,7 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* Records what the library notes of reads that the kernel has done, and of reads that the library
+/* Records what the library reports of reads that the kernel has done, and of reads that the library
  * will not see. */
 static struct {
     int is_over, n;

@@ -173,8 +173,8 @@ def known(lib: Any, path: Path) -> int:
 def test_an_open_through_a_link_teaches_where_it_leads(
     table: Any, served: Served, out: Path
 ) -> None:
-    """An open teaches one of three facts. The link and the file's directory lead into a source; or
-    the file's directory contains links to files of a source; or the file's directory leads
+    """An open teaches one of three facts: the link and the file's directory lead into a source; the
+    file's directory contains links to files of a source; or the file's directory leads
     elsewhere."""
     link = out / "dir"
     n = len(bytes(link))

@@ -110,7 +110,7 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    # Now the range falls into two pieces, but only one slot is free for them.
+    # The range falls into two pieces here, but no slot is free except its own.
     lib.table_say(12 * PAGE, 13 * PAGE, FORGET)
     pages = pages_of(lib)
     assert lib.table_waiting() == n
@@ -140,8 +140,8 @@ def test_a_call_waits_only_for_a_replacement_in_its_range(
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None:
     """A parent forks while one of its threads replaces a mapping. In the child, this mapping is
-    waiting for its replacement again. If another thread of the parent was changing the table at
-    that moment, the child forgets all ranges."""
+    waiting for its replacement again. If a thread of the parent was changing the table at that
+    moment, the child forgets all ranges."""
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_put(3 * PAGE, 4 * PAGE, 0, 2)

@@ -51,8 +51,8 @@ class Reader:
         return (self.served.id("f") + 1) << 32 | flags
 
     def begins(self, flags: int = 0, at: int = AT) -> None:
-        """Makes `fd` refer to the source's file again, with the offset `at`. A descriptor with
-        another offset than 0 is not promoted."""
+        """Makes `fd` refer to the source's file again, with the offset `at`. If the offset is not
+        0, the descriptor is not promoted."""
         os.dup2(self.source, self.fd)
         self.lib.reads_end()
         self.lib.track_set(self.fd, self.word(flags))
@@ -280,9 +280,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case: str) -> None:
-    """Usually a descriptor is no longer tracked once no copy may serve it. But it stays tracked
-    while Monarch may be switched on again, while its file has no entry yet, and if its own offset
-    was used, because another thread may then need the word."""
+    """A descriptor is usually no longer tracked once no copy may serve it. There are three
+    exceptions: Monarch is switched off and may be switched on again; the file has no entry yet; or
+    the descriptor's own offset was used, so another thread may still need the word."""
     served, entry = reader.served, reader.entry
     out = ffi.new("uint64_t[3]")
     for flags in (OFFSET, 0):

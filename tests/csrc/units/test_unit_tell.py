@@ -28,7 +28,7 @@ UNKNOWN = 2**64 - 1  # any file may have changed
 
 def test_every_descriptor_of_the_table_is_listed(lib: Any) -> None:
     """All descriptors are listed, even if there are so many that the kernel returns the list in
-    pieces. The descriptor by which the list is read is left out."""
+    several pieces. The descriptor by which the library reads the list is left out."""
     out = ffi.new("int[]", 4000)
     made = [os.dup(0) for _ in range(150)]
     try:
@@ -191,7 +191,7 @@ def test_a_file_is_read_in_pieces(lib: Any, tmp_path: Path, size: int) -> None:
     assert open_descriptors() <= before
 
 
-# --- changes of processes without room ------------------------------------------------------------
+# --- changes that are told without a mapped session -----------------------------------------------
 
 
 class Daemon:
@@ -281,8 +281,8 @@ def test_nothing_is_told_to_what_is_no_daemon_of_the_file(daemon: Daemon, case: 
 
 @pytest.mark.parametrize("case", ["gone", "shared", "short", "full", "last"])
 def test_a_change_that_cannot_be_written_down_may_be_of_any_file(daemon: Daemon, case: str) -> None:
-    """If the file `changes` cannot be written, all files count as changed. The file has a size
-    limit, at which it is full."""
+    """If a change cannot be written to the file `changes`, all files count as changed. Nothing is
+    written to the file once it has reached its size limit."""
     path, most = daemon.place.directory / "changes", daemon.lib.tell_most()
     if case == "gone":
         path.unlink()

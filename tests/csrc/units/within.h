@@ -20,8 +20,8 @@ static int open_within(int dir, const char *path, int flags) {
     unguarded += within != 1 || !(flags & O_CLOEXEC);
     return sys_openat(dir, path, flags);
 }
-/* Returns whether all these descriptors were opened within a moment and with O_CLOEXEC, and whether
- * no moment lasts any longer. */
+/* Returns whether each of these descriptors was opened with O_CLOEXEC and within a moment
+ * (monarch_momentary_begin), and whether all moments have ended. */
 static int are_guarded(void) { return !within && !unguarded; }
 
 #define monarch_momentary_begin() begin_moment()
