@@ -209,9 +209,9 @@ def test_while_a_scan_goes_on_a_file_may_be_found_yet(
 
 
 def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out: Path) -> None:
-    """A stat or a listing of a link teaches to which directory the link leads, however many slashes
-    are behind the path. A stat of a file teaches nothing. Nor does a stat of a directory whose path
-    contains no link."""
+    """A stat or a listing of a link teaches to which directory of a source the link leads, however
+    many slashes are behind the path. A stat teaches nothing if the path leads to a file or outside
+    all sources, or if its text already shows where it leads."""
     link = out / "dir"
     expected = hint(DIRECTORY, len(bytes(link)))
     for end in (b"", b"/", b"///"):

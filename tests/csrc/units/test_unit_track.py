@@ -92,8 +92,8 @@ def test_the_table_belongs_to_one_process(
     table: Any, owner: str, is_forked: int, is_mine: int
 ) -> None:
     """A forked child takes over the table, even if the library did not see the fork. The child
-    shares the offsets of all descriptors with its parent, and clears the marks that the parent's
-    threads have set for their own calls."""
+    marks all words as shared, because it shares the offsets with its parent. It clears the flags
+    that the parent's threads have set for calls of their own."""
     pid = {"me": os.getpid(), "nobody": 0, "other": os.getpid() + 1}[owner]
     forgotten = table.track_forgotten()
     before = word_of(7, flags=PINNED | SEEKING | DIRECT), word_of(8, flags=OFFSET)
