@@ -1,7 +1,7 @@
 #include "preload/descriptors/track.h"
 #include "preload/session/copies.h"
 
-/* The session of which the file with this inode is a copy. */
+/* The file with this inode counts as a copy of this session. */
 static struct {
     uint64_t ino;
     struct session *session;
@@ -15,7 +15,7 @@ static const struct monarch_entry *find_copy(struct session **s, const struct mo
     *s = copy.session;
     return &any;
 }
-/* Another thread attaches at the same time, and is faster. */
+/* 1 if another thread attaches at the same time, and is faster */
 static int is_overtaken;
 static void overtake(void);
 static void untrack_session(unsigned number) {
@@ -49,7 +49,7 @@ EXPORT void *attach_first(void) {
     monarch_current = s ? s : &monarch_waiting;
     return s;
 }
-/* Leaves the session, and unmaps its segments. */
+/* Leaves all sessions, and unmaps their segments. */
 EXPORT void attach_end(void) {
     for (struct session *s = monarch_current, *before; s && s != &monarch_waiting; s = before) {
         before = s->before;
@@ -63,7 +63,8 @@ EXPORT void attach_end(void) {
 EXPORT void *attach_current(void) { return monarch_current; }
 EXPORT int attach_is_waiting(void) { return monarch_current == &monarch_waiting; }
 EXPORT void *attach_for_change(void) { return monarch_session_for_change(); }
-/* Returns the session for a read, in the same second as the last one or in another. */
+/* Returns the session for a read. is_later: whether at least a second has passed since the process
+ * last looked for a daemon. */
 EXPORT void *attach_for_reading(int is_later) {
     last_tick = is_later ? 0 : coarse_ns() / 1000000000;
     return session_for_reading();
@@ -91,7 +92,7 @@ EXPORT uint32_t attach_end_look(uint32_t before, uint32_t look, uint32_t off) {
     end_look(&s, look, off);
     return s.off;
 }
-/* Compares what a descriptor is by attributes_of and by fstat. */
+/* Returns whether attributes_of and fstat report the same attributes of a descriptor. */
 EXPORT int attach_has_attributes(int fd) {
     struct stat a, b;
     memset(&a, 0, sizeof a);

@@ -1,4 +1,4 @@
-/* Nothing is launched: the tests count the requests. */
+/* In this unit, the library launches no process: a request to launch one is only counted. */
 #include "preload/autostart/launch.h"
 #include "preload/descriptors/track.h"
 
@@ -17,14 +17,16 @@ static int look_at_owner(void);
 
 #include "made.h"
 
-/* Between a thread's look at the plan and its reservation, another thread may reserve the plan. */
+/* Another thread may reserve the plan after this thread has looked at it, and before this thread
+ * reserves it itself. This function acts as that other thread. */
 static int look_at_owner(void) {
     if (is_taken_meanwhile)
         plan->user = (uint32_t)sys_getpid();
     return monarch_track_is_mine();
 }
 
-/* Loads autostart as at a program's start. `s`: the session, or NULL if no daemon serves. */
+/* Sets autostart up as at the load of the library. `s`: the session, or NULL if no daemon
+ * serves. */
 EXPORT int autostart_init(const char *config, struct session *s) {
     plan = NULL;
     next_ns = seen_beat = monarch_autostart = 0;
@@ -45,7 +47,8 @@ EXPORT int autostart_watch(struct session *s) {
 EXPORT int autostart_launches(void) { return launches; }
 EXPORT int autostart_is_on(void) { return (int)monarch_autostart; }
 EXPORT int autostart_is_planned(void) { return plan != NULL; }
-/* Ends the pause after an attempt. Returns how long it would have lasted [ns]. */
+/* Ends the pause after an attempt to start a daemon. Returns how long the pause would still have
+ * lasted [ns]. */
 EXPORT int64_t autostart_end_pause(void) {
     int64_t left = (int64_t)(next_ns - monarch_now_ns());
     next_ns = 0;
@@ -58,7 +61,8 @@ EXPORT void autostart_take_meanwhile(int is) {
 }
 EXPORT void autostart_take(uint32_t pid) { plan->user = pid; }
 EXPORT void autostart_leave(struct session *s) { monarch_current = s ? s : &monarch_waiting; }
-/* Returns one of the circumstances at load. */
+/* Returns the address of one of the values that the plan has recorded at load, such as the inode of
+ * the mount namespace. */
 EXPORT uint64_t *autostart_loaded(int i) {
     uint64_t *const all[] = {&plan->mounts,   &plan->users,    &plan->net,
                              &plan->root_dev, &plan->root_ino, &plan->confined};

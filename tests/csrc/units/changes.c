@@ -19,7 +19,8 @@ EXPORT void changes_known(int dir, const char *path, int follow) {
 }
 EXPORT void changes_tree(int dir, const char *path) { monarch_changed_tree(dir, path); }
 EXPORT void changes_names(int dir, const char *path) { monarch_changed_names(dir, path); }
-/* Does the same as changes_names, in place. */
+/* Does the same as changes_names, but calls monarch_changed_names_of, which may overwrite the
+ * path. */
 EXPORT void changes_names_of(int dir, const char *path) {
     char text[MONARCH_PATH_MAX];
     if (strlen(path) < sizeof text)
@@ -29,7 +30,7 @@ EXPORT int changes_names_copy(const char *path, char *real) {
     return monarch_names_copy(path, real);
 }
 EXPORT void changes_fd(int fd) { monarch_changed_fd(fd); }
-/* These write the path for the call to `out`. */
+/* These two functions write to `out` the path with which the program's call is to be made. */
 EXPORT void changes_path_to_change(int dir, const char *path, int follow, char *out) {
     char real[MONARCH_PATH_MAX];
     const char *to = monarch_path_to_change(dir, path, follow, real);

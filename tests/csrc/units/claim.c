@@ -3,7 +3,7 @@
 #include "made.h"
 #include "preload/session/segments.h"
 
-/* Makes `config` the configuration of this process, and returns its session's directory, or
+/* Makes `config` the configuration of this process. Returns the directory of its session, or
  * NULL. */
 EXPORT const char *place_of(const char *config) {
     return monarch_find_session_dir(config) ? monarch_session_dir() : NULL;

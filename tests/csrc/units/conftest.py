@@ -1,4 +1,4 @@
-"""The library's functions, and sessions in which tests call them."""
+"""Fixtures for the unit tests: the library's functions, and sessions in which tests call them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def lasting(lib: Any) -> Iterator[Made]:
 
 @pytest.fixture
 def place(lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """The session's directory of a configuration. No daemon has made it yet."""
+    """The directory of the session that belongs to an empty configuration. The directory does not
+    exist yet."""
     monkeypatch.setenv("MONARCH_SHM", str(tmp_path / "shm"))
     (tmp_path / "shm").mkdir()
     config = tmp_path / "c.yaml"

@@ -2,12 +2,12 @@
 
 #include "made.h"
 
-/* Lets the library do without the functions that older libcs lack. */
+/* If `is` is 1, the library behaves as with an older libc, which lacks some functions. */
 EXPORT void descriptors_lack(int is) {
     void *none = is ? (void *)1 : NULL;
     monarch_real.close_range = monarch_real.closefrom = monarch_real.copy_file_range = none;
 }
-/* The calls return -errno for an error. */
+/* The functions below return -errno if the call fails. */
 static int64_t of(int64_t r) { return r < 0 ? -errno : r; }
 EXPORT int64_t descriptors_close(int fd) { return of(close(fd)); }
 EXPORT int64_t descriptors_close_range(unsigned first, unsigned last, int flags) {
@@ -35,7 +35,7 @@ EXPORT int64_t descriptors_copy_file_range(int from, int64_t *at, int to, int64_
                                            uint64_t n, unsigned flags) {
     return of(copy_file_range(from, at, to, to_at, n, flags));
 }
-/* Opens a stream of the descriptor and closes it. Returns whether it could be opened. */
+/* Opens a stream (FILE) of the descriptor and closes it. Returns whether both have succeeded. */
 EXPORT int descriptors_stream(int fd) {
     FILE *f = fdopen(fd, "r");
     return f && fclose(f) == 0;

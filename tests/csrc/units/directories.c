@@ -1,7 +1,7 @@
-/* Memory runs out when the test says so. */
+/* The test decides which allocation fails. */
 #include <stdlib.h>
 
-static int left = -1; /* allocations that still succeed; -1: all */
+static int left = -1; /* number of allocations that still succeed; -1: all succeed */
 static int is_out(void) { return left == 0 || (left > 0 && left-- == 0); }
 static void *take_memory(size_t n) { return is_out() ? NULL : malloc(n); }
 static void *grow_memory(void *at, size_t n) { return is_out() ? NULL : realloc(at, n); }
@@ -68,8 +68,8 @@ static int has_long_name(const struct dirent *e) {
 static int backwards(const struct dirent **a, const struct dirent **b) {
     return strcmp((*b)->d_name, (*a)->d_name);
 }
-/* Writes the names to `out`, each with a '/' behind it, and returns how many there are, or -errno.
- * dir: a descriptor, or -1 for scandir. */
+/* Writes the names to `out`, each with a '/' behind it. Returns the number of names, or -errno.
+ * dir: the directory's descriptor for scandirat, or -1 for scandir. */
 EXPORT int listing_whole(int dir, const char *path, int chooses, int sorts, char *out) {
     struct dirent **names = NULL;
     choose_fn *choose = chooses ? has_long_name : NULL;

@@ -2,8 +2,9 @@
 
 #include "made.h"
 
-/* Asks the kernel for the file system of `path`, and tells it as statvfs does, to `ours`. Asks libc
- * for the same, to `libcs`. Both are full of other bytes before. Returns their size. */
+/* Gets what statvfs reports of `path`: in `ours` the answer that the library makes from the
+ * kernel's statfs, in `libcs` libc's own answer. Before that, fills the two with different bytes.
+ * Returns the size of an answer, or 0 if a call has failed. */
 EXPORT int filesystem_both(const char *path, char *ours, char *libcs) {
     struct statfs s;
     memset(ours, 'z', sizeof(struct statvfs));
@@ -29,7 +30,8 @@ EXPORT int filesystem_fstatvfs(int fd, char *out) {
     memset(out, 'z', sizeof(struct statvfs));
     return fstatvfs(fd, (struct statvfs *)out) == 0 ? (int)sizeof(struct statvfs) : -errno;
 }
-/* What statvfs says of a file system whose type is not 0 and that has no fragments. */
+/* Converts a statfs with these fields to a statvfs. Writes the three fields of the result to
+ * `out`. */
 EXPORT void filesystem_odd(uint64_t bsize, uint64_t frsize, uint64_t flags, uint64_t *out) {
     struct statfs s = {.f_bsize = (long)bsize, .f_frsize = (long)frsize, .f_flags = (long)flags};
     struct statvfs v;
@@ -38,7 +40,7 @@ EXPORT void filesystem_odd(uint64_t bsize, uint64_t frsize, uint64_t flags, uint
     out[1] = v.f_frsize;
     out[2] = v.f_flag;
 }
-/* Forgets in which mount namespace this process is. */
+/* Makes the library determine this process's mount namespace anew. */
 EXPORT void filesystem_mounts_anew(struct session *s) { s->mounts = 0; }
 /* Writes the handle of a file, and returns its size, or -errno. */
 EXPORT int filesystem_handle(int dir, const char *path, int flags, char *out) {

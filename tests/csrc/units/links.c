@@ -12,7 +12,8 @@ EXPORT int links_are_met(void) { return (int)monarch_links_met; }
 EXPORT void links_keep(uint64_t key, int lead, uint64_t prefix) {
     keep(key, (enum monarch_lead)lead, prefix);
 }
-/* Returns lead | prefix << 2 of the entry with this key, or 0. */
+/* Returns the hint `lead | prefix << 2` of the table's entry with this key, or 0 if there is
+ * none. */
 EXPORT uint64_t links_find(uint64_t key) {
     uint64_t word = find(key);
     return (uint64_t)LEAD(word) | PREFIX(word) << 2;
@@ -22,7 +23,7 @@ EXPORT uint64_t links_hint(const char *path) {
     struct monarch_hint hint = monarch_hint_for(path, strlen(path));
     return (uint64_t)hint.lead | hint.prefix << 2;
 }
-/* Returns how often of so many times a thing is due. */
+/* Calls is_due `times` times. Returns how often it returned 1. */
 EXPORT int links_due(int times) {
     int due = 0;
     while (times--)

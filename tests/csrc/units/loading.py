@@ -44,7 +44,8 @@ def _declared() -> str:
 
 @functools.cache
 def load() -> Any:
-    """Builds the library, and returns it with its functions."""
+    """Builds the library with the functions that the units export, and loads it. Does so only
+    once."""
     ffi.cdef(_declared())
     with TemporaryDirectory(prefix="monarch-units-") as place:
         rest = [CSRC / name for name in PRELOAD if name not in _included()]

@@ -3,7 +3,7 @@
 #include "preload/mappings/mapping_table.h"
 #include "within.h"
 
-/* Memory runs out when the test says so. */
+/* The test decides which call of mmap or mremap fails for lack of memory. */
 static int mmaps, mremaps;
 static int fails(long call) {
     return (call == SYS_mmap && mmaps-- == 1) || (call == SYS_mremap && mremaps-- == 1);
@@ -19,7 +19,8 @@ static int is_lost;
 static struct own mover;
 static uint64_t beat, since_ns;
 
-/* Forgets all mappings, and the heartbeats of daemons. The table is this process's own. */
+/* Empties the table of mappings, makes it this process's own, and forgets the daemons'
+ * heartbeats. */
 EXPORT void move_forget(void) {
     mover = (struct own){.pid = (uint32_t)sys_getpid()};
     beat = since_ns = 0;
@@ -27,8 +28,8 @@ EXPORT void move_forget(void) {
         monarch_slot_free(&monarch_slots[i]);
     monarch_slots_recount();
 }
-/* Lets what is mapped at `begin` wait for the copy of entry `id`, in slot 0 if the table is
- * empty. */
+/* Puts the mapping at `begin` into the table, where it waits for the copy of the entry `id`. If the
+ * table was empty, the mapping gets slot 0. */
 EXPORT void move_wait(struct session *s, uint64_t id, uint64_t begin, uint64_t n, uint64_t offset,
                       int flags, int advice) {
     struct slot what = {.begin = begin, .end = begin + n, .offset = offset, .id = id, .session = s};
@@ -38,7 +39,8 @@ EXPORT void move_wait(struct session *s, uint64_t id, uint64_t begin, uint64_t n
         monarch_slot_put(&what);
     monarch_slots[0].advice = advice;
 }
-/* Lets the calls with these numbers, counted from 1, fail; 0: none. */
+/* Makes one call of mmap and one of mremap fail. The arguments say which ones, counted from 1. If
+ * an argument is 0, no such call fails. */
 EXPORT void move_fail(int mmap_call, int mremap_call) {
     mmaps = mmap_call;
     mremaps = mremap_call;
@@ -62,7 +64,8 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Gives up a failed try of slot 0 as it was with this number. */
+/* Gives slot 0 up after a failed try. more: difference between the slot's number that the caller
+ * has seen and the slot's number now. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

@@ -13,8 +13,9 @@ EXPORT int names_renameat2(int dir, const char *from, int todir, const char *to,
     return r == 0 && errno == 54321 ? 0 : -errno;
 }
 
-/* While a rename is in the kernel, the daemon adds what is below both names to the catalog: nothing
- * that was recorded before is recorded of it. */
+/* Simulates a daemon that adds the files below both names to the catalog while a rename is in the
+ * kernel. No change can have been recorded for these files before. So this function removes all
+ * records of changes, and then renames. */
 static struct session *adding;
 static int in_kernel(int dir, const char *from, int todir, const char *to, unsigned flags) {
     memset(adding->clients->changed, 0, sizeof adding->clients->changed);
@@ -35,7 +36,8 @@ EXPORT void names_add_meanwhile(struct session *s, int is) {
 }
 
 static int of(int r) { return r == 0 ? 0 : -errno; }
-/* Makes the call with these paths, and returns 0 or -errno. dir, todir: AT_FDCWD or descriptors. */
+/* Makes the call with these paths. Returns 0 or -errno. dir, todir: AT_FDCWD or the descriptors to
+ * which the paths are relative. */
 EXPORT int names_call(const char *call, int dir, const char *path, int todir, const char *to) {
     const int is_at = dir != AT_FDCWD;
     char name[MONARCH_PATH_MAX];

@@ -1,4 +1,4 @@
-"""A session's directory of this process, and the segments in it."""
+"""The directory of a session that belongs to the test's process, and the files in it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from monarch_py.native import SessionState, ffi, lib
 
 @dataclass
 class Place:
-    """The directory exists only once something is put there."""
+    """The directory of a session. The first call of `put` creates it."""
 
     config: Path
     directory: Path
 
     def put(self, name: str, content: Any, mode: int = 0o600) -> Path:
-        """Writes a segment: bytes, or a C structure."""
+        """Writes a file of the session. The content is bytes or a C structure."""
         self.directory.parent.mkdir(mode=0o700, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
         path = self.directory / name
@@ -45,5 +45,6 @@ def control(*devices: int) -> Any:
 
 
 def open_descriptors() -> set[str]:
-    """Returns the numbers of this process's descriptors, without that of the list itself."""
+    """Returns the numbers of this process's descriptors. Leaves out the descriptor by which they
+    are listed."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}

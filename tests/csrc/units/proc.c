@@ -12,7 +12,8 @@ static void collect(int number, void *data) {
     if (all->n < all->room)
         all->out[all->n++] = number;
 }
-/* These store numbers in `out`, and return how many there are, or -1 if the list is not whole. */
+/* These functions store the listed numbers in `out`. They return how many there are, or -1 if the
+ * list is incomplete. */
 EXPORT int proc_descriptors(int *out, int room) {
     struct numbers all = {out, 0, room};
     return monarch_for_descriptors(collect, &all) ? all.n : -1;
@@ -28,8 +29,9 @@ EXPORT int proc_can_compare(void) {
 EXPORT int proc_has_one_table(void) { return monarch_have_one_table(); }
 EXPORT uint64_t proc_offset(int fd) { return monarch_offset_of(fd); }
 EXPORT int proc_name(int fd, char *out) { return monarch_name_of(fd, out); }
-/* Waits in a system call that no signal ends, until `fd` has something to read. Returns the pid of
- * the child for which it has waited. */
+/* Makes a call of clone that no signal can end. With CLONE_VFORK in `first`, the call lasts until
+ * the child has read a byte from `fd`. Returns the child's pid. first, fourth: arguments of the
+ * call. */
 EXPORT int proc_wait_deeply(int fd, uint64_t first, uint64_t fourth) {
     char c;
     long child = syscall(SYS_clone, first, 0, 0, fourth, 0);
@@ -41,7 +43,8 @@ EXPORT int proc_clone(void) { return SYS_clone; }
 EXPORT int proc_sleeps_in(long call, uint64_t first, uint64_t fourth) {
     return monarch_sleeps_in(call, first, fourth);
 }
-/* Returns whether a line of /proc/.../syscall is of this call. */
+/* Returns whether a line of /proc/.../syscall shows a certain call. first: the call's number and
+ * first argument, with which such a line begins. fourth: the call's fourth argument. */
 EXPORT int proc_is_in_call(const char *line, const char *first, const char *fourth) {
     struct sleeper s = {.found = 0};
     put(s.first, first);
@@ -51,7 +54,9 @@ EXPORT int proc_is_in_call(const char *line, const char *first, const char *four
 EXPORT void proc_text(const char *path, char *text, unsigned long room) {
     read_text(path, text, room);
 }
-/* Reads the file character by character, and one more after its end. Returns the number. */
+/* Reads the file character by character, and then once more after its end. Returns the number of
+ * characters. Returns -1 if the file cannot be opened, and -2 if the last read has returned a
+ * character. */
 EXPORT int proc_characters(const char *path, char *out) {
     struct monarch_reader r;
     int n = 0;

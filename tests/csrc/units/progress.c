@@ -10,7 +10,7 @@ EXPORT void progress_begin_again(uint64_t id) { monarch_progress_begin_again(id)
 EXPORT void progress_unseen(struct session *s, uint64_t id, uint64_t n) {
     monarch_progress_unseen(s, id, n);
 }
-/* Forgets all opens and reads of the sources. */
+/* Forgets the durations of all opens and reads of sources. */
 EXPORT void progress_forget(void) { opens = reads = (struct taken){.mean_ns = 0}; }
 EXPORT void progress_took(uint64_t open_ns, uint64_t read_ns) {
     monarch_note_source_open(open_ns);

@@ -1,10 +1,11 @@
-/* What another thread does while a call is in the kernel, and what the kernel answers there. */
+/* Simulates what another thread does while a call is in the kernel, and what the kernel returns. */
 #include "preload/fill/handover.h"
 #include "preload/fill/progress.h"
 #include "preload/fill/wait.h"
 #include "within.h"
 
-/* A wait ends when the test says so: `fills` of them with the next unit of the copy. */
+/* Waits for units are simulated. The first `fills` waits succeed: each of them marks the unit for
+ * which the reader waits as filled. All later waits fail. */
 static struct {
     struct monarch_fill *fill;
     uint32_t *version;
@@ -28,7 +29,8 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* What is told of reads that the kernel has done, and of those that the library does not see. */
+/* Records what the library reports of reads that the kernel has done, and of reads that the library
+ * will not see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;
@@ -57,7 +59,7 @@ static int is_direct_over(int fd, uint64_t word) {
 #include "made.h"
 
 static struct {
-    int fd, other; /* the descriptor `fd` becomes one of the file of `other` */
+    int fd, other; /* during the call, `fd` becomes a duplicate of `other` */
     uint64_t *word, becomes;
     int is_armed, error;
     size_t most;
@@ -81,8 +83,8 @@ static ssize_t in_kernel(int fd, void *buf, size_t n, off_t at) {
     return monarch_result(sys_pread(fd, buf, n < meanwhile.most ? n : meanwhile.most, at));
 }
 
-/* During the next read at the source, `fd` becomes a descriptor of the file of `other`, if that is
- * not negative, and *word becomes `becomes`, if it is not NULL. */
+/* Has two effects during the next read at the source. `fd` becomes a duplicate of `other`, unless
+ * `other` is negative. *word gets the value `becomes`, unless `word` is NULL. */
 EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes) {
     meanwhile.fd = fd;
     meanwhile.other = other;
@@ -91,13 +93,15 @@ EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes)
     meanwhile.is_armed = 1;
     monarch_real.pread = (void *)in_kernel;
 }
-/* The source answers the library's reads with this errno, or with so many bytes at most. */
+/* From now on, the library's reads at the source fail with this errno. If it is 0, they return at
+ * most `most` bytes. */
 EXPORT void reads_answer(int error, size_t most) {
     meanwhile.error = error;
     meanwhile.most = most;
     monarch_real.pread = (void *)in_kernel;
 }
-/* Lets waits fill the next units of this copy. replaces: the entry becomes another file's then. */
+/* Makes the next `fills` waits succeed: each fills the next unit of the copy in this slot.
+ * replaces: whether such a wait also makes the entry one of another file. */
 EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
     memset(&waits, 0, sizeof waits);
     waits.fill = (struct monarch_fill *)&s->fills->fill[slot];
@@ -110,7 +114,8 @@ EXPORT int reads_notes(void) { return waits.notes; }
 EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
 EXPORT uint64_t reads_progress(void) { return waits.progress; }
 EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
-/* is_over: whether a read that goes to the source may be served from a copy. */
+/* Forgets what was noted of reads. is_over: whether direct reading of a file is over, so that a
+ * copy may serve its reads. */
 EXPORT void reads_tell(int is_over) {
     memset(&told, 0, sizeof told);
     told.is_over = is_over;
@@ -125,7 +130,7 @@ EXPORT void reads_end(void) {
     meanwhile.most = MOST;
     monarch_real.pread = NULL;
 }
-/* Lets the library do without a function that older libcs lack. */
+/* If `is` is 1, the library behaves as with an older libc, which lacks preadv2. */
 EXPORT void reads_lack_preadv2(int is) { monarch_real.preadv2 = is ? (void *)1 : NULL; }
 EXPORT int reads_find(struct session *s, int fd, uint64_t *out) {
     struct monarch_wanted w = {.session = s};
@@ -141,11 +146,11 @@ EXPORT int reads_are_usable(const void *parts, int count, uint64_t *total) {
     *total = n;
     return are;
 }
-/* The interposed calls. They return -errno for an error, or -9999 if a call that has succeeded has
- * changed errno. */
+/* Makes the result of an interposed call one number: -errno if the call has failed, and -9999 if
+ * the call has succeeded but has changed errno. */
 static int64_t result(ssize_t r) { return r < 0 ? -errno : errno == 54321 ? r : -9999; }
 EXPORT int64_t reads_call(const char *call, int fd, void *buf, uint64_t n, int64_t at) {
-    /* the parts are of different sizes, and one of them is empty */
+    /* the parts have different sizes, and one of them is empty */
     size_t first = n * 5 / 12;
     const struct iovec parts[] = {{buf, first}, {buf, 0}, {(char *)buf + first, n - first}};
     errno = 54321;

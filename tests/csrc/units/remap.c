@@ -1,4 +1,5 @@
-/* The calls are recorded with what they say about mappings that wait for their copies. */
+/* Records what the calls say about mappings that wait for their copies. No such mapping is
+ * changed. */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
 
@@ -21,12 +22,14 @@ static void refuse(int is) { refusals[is]++; }
 
 #define AT(at) ((void *)(at))
 
-/* Lets the library do without the functions that older libcs lack. */
+/* If `is` is 1, the library behaves as with an older libc, which lacks some functions. */
 EXPORT void remap_lacks(int is) {
     monarch_real.pkey_mprotect = monarch_real.mlock2 = is ? AT(1) : NULL;
 }
 EXPORT void remap_forget(void) { times = refusals[0] = refusals[1] = 0; }
-/* Writes what was said: address, length, what, and whether the address was mapped then. */
+/* Writes to `out` what the calls have said. Each record has four numbers: address, length, what was
+ * said (an advice, or -1 for FORGET), and whether the address was mapped then. Returns the number
+ * of records. */
 EXPORT int remap_said(int64_t *out) {
     for (int i = 0; i < times && i < 8; i++) {
         out[4 * i] = (int64_t)said[i].at;
@@ -37,7 +40,7 @@ EXPORT int remap_said(int64_t *out) {
     return times;
 }
 EXPORT int remap_refusals(int is) { return refusals[is]; }
-/* The calls return -errno for an error. */
+/* The functions below return -errno if the call fails. */
 static int64_t of(int64_t r) { return r < 0 ? -errno : r; }
 EXPORT int64_t remap_munmap(uint64_t at, uint64_t n) { return of(munmap(AT(at), n)); }
 EXPORT int64_t remap_mremap(uint64_t at, uint64_t n, uint64_t more, int flags, uint64_t to) {
@@ -52,7 +55,7 @@ EXPORT int64_t remap_pkey_mprotect(uint64_t at, uint64_t n, int prot, int key) {
 EXPORT int64_t remap_madvise(uint64_t at, uint64_t n, int advice) {
     return of(madvise(AT(at), n, advice));
 }
-/* Returns an errno, and sets none. */
+/* Unlike the other calls, posix_madvise returns an errno and does not set errno. */
 EXPORT int64_t remap_posix_madvise(uint64_t at, uint64_t n, int advice) {
     return posix_madvise(AT(at), n, advice);
 }

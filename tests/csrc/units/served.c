@@ -4,8 +4,8 @@
 
 #include "preload/descriptors/track.h"
 
-/* Makes a session of segments that the test has in its memory, at these addresses. dev, ino: the
- * file that is the segment `control` for other processes. */
+/* Makes a session whose segments are at these addresses in the test's memory, and makes it the
+ * current one. dev, ino: identity of the file that counts as the session's segment `control`. */
 EXPORT void *served_session(uint64_t control, uint64_t clients, uint64_t catalog, uint64_t dev,
                             uint64_t ino) {
     struct session *s = calloc(1, sizeof *s);
@@ -25,7 +25,7 @@ EXPORT void served_end(struct session *s) {
 }
 EXPORT int served_is_off(const struct session *s) { return monarch_is_off(s); }
 EXPORT void *served_none(void) { return NULL; }
-/* Makes another session of the same segments. */
+/* Makes another session with the same segments. */
 EXPORT void *served_other(const struct session *s) {
     struct session *other = malloc(sizeof *other);
     *other = *s;

@@ -15,8 +15,8 @@ SECOND = 10**9
 
 
 class Served:
-    """Makes the session current. All files that are below `root` now are in the catalog, without
-    copies.
+    """A session that is the library's current one until `end` is called. All files that are below
+    `root` at the beginning are in its catalog, without copies.
 
     s : the session, as the library's functions take it
     """
@@ -59,7 +59,7 @@ class Served:
         return ffi.cast("struct monarch_entry *", at)[found]
 
     def copy(self, path: str, content: bytes, state: State = State.PRESENT) -> Path:
-        """Makes a copy of the file, of any content."""
+        """Makes a copy of the file. The content may differ from that of the source's file."""
         self._copies += 1
         made = self.tier / f"{self._copies:013x}"
         made.write_bytes(content)
@@ -70,7 +70,8 @@ class Served:
         return made
 
     def publish(self, path: str, content: bytes) -> Path:
-        """Makes the file's copy, which the library recognizes by its descriptor."""
+        """Makes a copy of the file and publishes it in the catalog, so that the library recognizes
+        the copy by its descriptor."""
         made, entry, number = self.copy(path, content), self.entry(path), self.id(path)
         done = lib.monarch_publish(
             self.known._writer, 1, [number], [int(entry.word)], [made.stat().st_ino], [0], ffi.NULL

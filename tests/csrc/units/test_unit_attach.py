@@ -22,13 +22,14 @@ NUMBERS = 32
 
 
 class Daemons:
-    """Daemons that start one after the other in the same session's directory."""
+    """Acts as a series of daemons that start one after another in the same session's directory."""
 
     def __init__(self, lib: Any, place: Place) -> None:
         self.lib, self.place = lib, place
 
     def start(self, **fields: Any) -> Any:
-        """Returns the segment `control` of a new daemon, as it is in this process's memory."""
+        """Replaces the session's segments by those of a new daemon. Returns a copy of the new
+        segment `control` in this process's memory."""
         made = control(5)
         for name, value in fields.items():
             setattr(made, name, value)
@@ -41,7 +42,7 @@ class Daemons:
         return made
 
     def write(self, **fields: Any) -> None:
-        """Changes the current daemon's segment, as the daemon does."""
+        """Changes fields of the current segment `control` in place, as a daemon does."""
         path = self.place.directory / "control"
         made = self.place.get("control", "struct monarch_control")
         for name, value in fields.items():
@@ -75,7 +76,9 @@ CASES = ["none", "magic", "state", "sources", "tiers", "path", "short", "shared"
 def test_a_session_that_cannot_be_used_leaves_nothing_mapped(
     daemon: Daemons, lib: Any, case: str
 ) -> None:
-    """If it is a serving daemon's, changes are told without mapping it."""
+    """If only the segment `clients` cannot be used, the session belongs to a serving daemon, but
+    the process cannot map it. The process then tells the daemon of changes without mapping the
+    session."""
     place = daemon.place
     fields: dict[str, dict[str, Any]] = {
         "magic": {"magic": 1}, "state": {"state": SessionState.STARTING},
@@ -108,7 +111,8 @@ def test_a_session_that_cannot_be_used_leaves_nothing_mapped(
 
 
 def test_a_change_is_told_to_the_daemon_that_serves(daemon: Daemons, lib: Any) -> None:
-    """Until another one has begun, it is the old one, also while its directory is gone."""
+    """Until a new daemon has started, the old daemon is told of changes, even while the session's
+    directory is gone."""
     first = lib.attach_first()
     assert lib.attach_for_change() == first
     path = daemon.place.directory / "control"
@@ -160,8 +164,8 @@ def test_a_daemon_that_starts_later_is_found(daemon: Daemons, lib: Any) -> None:
 
 
 def test_only_sessions_in_use_stay_mapped(daemon: Daemons, lib: Any) -> None:
-    """The one before the newest may still be used by threads. Older ones are released, unless the
-    process lists a directory of them."""
+    """The session before the newest one stays mapped, because threads may still use it. Older
+    sessions are released, unless the process is listing a directory of theirs."""
     sessions = [lib.attach_first()]
 
     def next_daemon() -> None:
@@ -230,7 +234,8 @@ def test_a_look_for_a_newer_daemon_leaves_nothing_mapped(daemon: Daemons, lib: A
 
 
 def test_threads_that_attach_at_once_use_one_session(daemon: Daemons, lib: Any) -> None:
-    """The slower one unmaps what it has mapped."""
+    """If two threads attach to a new session at once, the slower thread unmaps the segments that it
+    has mapped."""
     lib.attach_first()
     before = mappings(daemon.place)
     daemon.stop()
@@ -292,7 +297,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """Its daemon may have ended unseen."""
+    """The directory may be gone because the session's daemon has ended without the library's
+    notice."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))
@@ -304,7 +310,8 @@ def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any
 
 
 def test_a_daemon_that_was_killed_is_followed_by_the_next_one(daemon: Daemons, lib: Any) -> None:
-    """Within a second: the segments of the first daemon still say that it serves."""
+    """The segments of a killed daemon still say that it serves. The process checks once a second
+    whether another daemon has started."""
     first = lib.attach_first()
     lib.attach_tick()
     assert lib.attach_current() == first
@@ -314,7 +321,8 @@ def test_a_daemon_that_was_killed_is_followed_by_the_next_one(daemon: Daemons, l
 
 
 def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Path) -> None:
-    """Other files may have the names of copies there."""
+    """A tier is foreign if its path leads to another directory in this process than in the daemon.
+    Files in that directory may have the names of copies."""
     made = daemon.start()
     made.tiers = 1
     made.tier[0].path, made.tier[0].usable = bytes(tmp_path) + b"/", 1
@@ -328,7 +336,8 @@ def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Pat
 @settings(max_examples=examples(200))
 @given(st.integers(0, 2**31 - 1), st.integers(-5, 5), st.integers(0, 1), st.integers(0, 1))
 def test_the_latest_look_counts(lib: Any, look: int, by: int, was: int, off: int) -> None:
-    """A slower thread that has looked before changes nothing; the number of looks may overflow."""
+    """Threads look whether the library is switched off. A thread stores the result of its look,
+    unless a later look has stored its result already. The number of looks may overflow."""
     before, now = look << 1 | was, (look + by) % 2**31 << 1
     expected = now | off if by > 0 else before
     assert lib.attach_end_look(before, now, off) == expected

@@ -42,8 +42,10 @@ FIRST_LINE = "monarch autostart 1"
 def test_three_starts_are_allowed_in_ten_minutes(
     lib: Any, past: list[tuple[int, int, bool]]
 ) -> None:
-    """And none within five seconds of another. A start that turned out to be unneeded counts for a
-    minute, and delays no other. A start in the future was made before the last boot."""
+    """At most three starts are allowed in ten minutes, and two starts are at least five seconds
+    apart. A start that turned out to be unneeded counts for only one minute, and the next start may
+    follow it at once. A start whose time lies in the future was made before the last boot, and does
+    not count."""
     now = 10_000 * SECOND
     starts = [(now - ago + by) & ~1 | odd for ago, by, odd in past]
     counts = [s + (UNNEEDED if s & 1 else WITHIN) if s <= now else 0 for s in starts]
@@ -62,7 +64,8 @@ def claim(lib: Any) -> tuple[int, int]:
 
 @pytest.fixture
 def closing() -> Iterator[None]:
-    """Closes what a test leaves open: the process that takes the claim becomes the starter."""
+    """Closes the descriptors that a claim leaves open. The library does not close them, because the
+    process that takes the claim becomes the starter."""
     before = open_descriptors()
     yield
     for fd in open_descriptors() - before:
@@ -71,8 +74,8 @@ def closing() -> Iterator[None]:
 
 @pytest.mark.usefixtures("closing")
 def test_the_claim_is_a_lock_and_a_time(lib: Any, place: Place) -> None:
-    """The starter gets the locked file and the log. Only these two are meant for it: every
-    descriptor is closed when the program is executed, and no other user can read a file."""
+    """A successful claim returns a descriptor of the locked file `starts` and one of the log. Every
+    descriptor that the claim opens is closed on exec. Only this user can access the files."""
     assert lib.claim_taken_until() == 0
     before = open_descriptors()
     start = lib.shared_now()
@@ -117,7 +120,8 @@ def test_times_that_others_could_have_written_do_not_count(lib: Any, place: Plac
 def test_a_place_that_others_could_have_made_is_refused(
     lib: Any, place: Place, tmp_path: Path, what: str
 ) -> None:
-    """Another user could otherwise have the daemon write where that user wants."""
+    """The library makes no claim in a directory or file that another user may have made, because
+    that user could choose where the daemon writes."""
     user = place.directory.parent
     if what == "link":
         (tmp_path / "there").mkdir(mode=0o700)
@@ -144,7 +148,8 @@ def test_a_place_that_others_could_have_made_is_refused(
 
 
 class Records:
-    """The file `autostart` of the session, and how this process reads it."""
+    """The session's file `autostart`, which contains records. The methods write this file, and read
+    it as a process with the configuration `config` in the mount namespace `mounts`."""
 
     def __init__(self, lib: Any, place: Place, config: str = "/c", mounts: int = 7) -> None:
         self.lib, self.place, self.config, self.mounts = lib, place, config, mounts
@@ -173,7 +178,8 @@ RECORD = ["config /c", "mounts 7", "wish yes", "source /data"]
 def test_a_record_holds_only_in_its_own_setting(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Configuration, mounts, files and variables: each of them must be what it was."""
+    """A record holds only while its configuration, mount namespace, files and environment variables
+    are the same as when it was written."""
     there, gone = tmp_path / "there", tmp_path / "gone"
     there.write_text("content")
     now = there.stat()
@@ -207,7 +213,8 @@ def test_a_record_holds_only_in_its_own_setting(
 
 
 def test_the_first_record_of_the_setting_counts(records: Records) -> None:
-    """And its sources alone are those of the configuration."""
+    """If several records match the process's setting, only the first one counts. The
+    configuration's sources are the sources of this record."""
     other = ["config /d", "wish yes", "source /other"]
     refused = ["config /c", "source /refused"]
     assert records.read(other, RECORD, refused) == YES
@@ -227,7 +234,8 @@ def test_a_file_is_of_a_source_if_it_lies_below_it(records: Records) -> None:
 
 
 def test_a_record_that_is_not_whole_is_none(records: Records) -> None:
-    """Some other process may be writing it, or the disk may have been full."""
+    """A record may be incomplete because another process is still writing it, or because the disk
+    was full. An incomplete record does not count."""
     whole = "\n".join([FIRST_LINE, *RECORD, "end"]) + "\n"
     assert records.read_text(whole) == YES
     for n in range(len(whole)):
@@ -313,7 +321,7 @@ def test_a_daemon_is_told_of_a_source_that_it_lacks(
 
 
 class Program:
-    """A program of a job, in this process. It counts the daemons that it asks for."""
+    """Acts as a program of a job, in the test's process. Counts the requests to start a daemon."""
 
     def __init__(self, lib: Any, place: Place, data: Path) -> None:
         self.lib, self.place, self.data = lib, place, data
@@ -323,7 +331,8 @@ class Program:
         return bool(self.lib.autostart_init(bytes(self.place.config), s))
 
     def opens(self, path: Path | None = None) -> int:
-        """Opens a file after the last attempt's pause. Returns how many starts that asks for."""
+        """Ends the pause after the last attempt, and opens a file. Returns how many starts the open
+        requests."""
         self.lib.autostart_end_pause()
         before, signals = self.lib.autostart_launches(), blocked()
         fd = os.open(path or self.data, os.O_RDONLY)
@@ -397,8 +406,9 @@ def test_a_daemon_is_started_if_the_user_wants_one(
     program: Program, monkeypatch: pytest.MonkeyPatch,
     word: bool, asked: str | None, record: str | None, is_on: bool,
 ) -> None:  # fmt: skip
-    """The configuration's word, the record of its setting, and MONARCH_AUTOSTART, which has the
-    last word."""
+    """If MONARCH_AUTOSTART has a value, it decides whether daemons are started. Otherwise a record
+    of the same setting decides. Without such a record, the word `autostart` in the configuration
+    decides."""
     program.place.config.write_text("autostart" if word else "manual")
     if asked is not None:
         monkeypatch.setenv("MONARCH_AUTOSTART", asked)
@@ -427,7 +437,8 @@ def test_a_record_names_the_files_that_ask_for_a_daemon(program: Program, tmp_pa
 
 
 def test_a_record_that_was_made_meanwhile_counts(program: Program, tmp_path: Path) -> None:
-    """A starter of another process has read the configuration."""
+    """A starter of another process may read the configuration and write a record after this process
+    was loaded. This process then follows the record."""
     other = tmp_path / "other"
     other.touch()
     assert program.load()
@@ -443,8 +454,9 @@ def test_a_record_that_was_made_meanwhile_counts(program: Program, tmp_path: Pat
 def test_a_daemon_that_serves_is_not_started_again(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even if this process has not attached to it yet. A session in which a daemon was stopped
-    by the user stays without one; one whose daemon was killed gets another."""
+    """While a daemon serves, no other one is started, even if this process is not attached to the
+    daemon yet. If a user has stopped the session's daemon, the session gets no other daemon. If the
+    daemon was killed, the session gets another one."""
     monkeypatch.setenv("MONARCH_AUTOSTART", "1")
     session.control.pids = 0
     assert program.load(session)
@@ -473,7 +485,8 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """At most for a second at a time, as the time may turn out to be unneeded."""
+    """While the claim does not allow a start, the process pauses for a second at most. The last
+    start may turn out to be unneeded, and the claim then allows a start earlier."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):
@@ -488,8 +501,9 @@ def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None
 def test_a_process_that_was_confined_since_it_was_loaded_starts_none(
     lib: Any, program: Program, which: int
 ) -> None:
-    """A daemon of other mounts, users, networks, roots, capabilities or ids is of little use to
-    other processes. Such a process never tries again."""
+    """The namespaces, root directory, capabilities or ids of this process have changed since it was
+    loaded. A daemon that it starts would inherit them and would be of little use to other
+    processes. So the process starts no daemon, and never tries again."""
     program.load()
     differs = lib.autostart_loaded(which) if which < 6 else lib.autostart_ids(which - 6)
     differs[0] += 1
@@ -511,8 +525,9 @@ def test_a_process_that_adopts_orphans_starts_none(lib: Any, program: Program) -
 
 
 def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -> None:
-    """A blocked signal may be one whose handler runs; and without a free descriptor, nothing can
-    be seen of the process."""
+    """No daemon is started while a signal is blocked that was not blocked at load, because a
+    handler of the signal may be running. No daemon is started while no descriptor is free, because
+    the library then cannot examine the process."""
     program.load()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
@@ -546,8 +561,8 @@ def is_open(fd: int) -> bool:
 
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
-    """Whenever another thread has reserved it, even at the last moment. A forked child goes on
-    although a thread of its parent had reserved it."""
+    """A thread makes no attempt if another thread of the process has reserved the attempt, even at
+    the last moment. In a forked child, a reservation by a thread of the parent does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0
@@ -562,8 +577,8 @@ def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -
 def test_a_daemon_that_was_killed_is_replaced(
     lib: Any, program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process is gone, or its heart has not beaten for ten seconds. What is in another pid
-    namespace cannot be seen."""
+    """A daemon counts as killed if its process is gone, or if its heartbeat has not changed for ten
+    seconds. For a daemon in another pid namespace, only the heartbeat counts."""
     monkeypatch.setenv("MONARCH_AUTOSTART", "1")
     pids = Path("/proc/self/ns/pid").stat().st_ino
     session.control.pids, session.control.pid = pids, os.getpid()
@@ -597,7 +612,8 @@ def test_a_daemon_that_was_killed_is_replaced(
 def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one serves, it may have been killed, or lack a source of this job."""
+    """If there is a session at load, a start is needed in two cases: the session's daemon was
+    killed, or it lacks a source of this job."""
     pids = Path("/proc/self/ns/pid").stat().st_ino
     control = session.control
     control.pids, control.pid, control.sources = pids, os.getpid(), 1
@@ -615,7 +631,7 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     monkeypatch.setenv("MONARCH_SOURCE", "/more")
     assert launched() == 1
     program.record("wish yes")
-    assert launched() == 0, "a daemon that starts removes the records of other settings"
+    assert launched() == 0, "a record of this setting shows that the daemon has its sources"
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
     control.pid = dead
@@ -625,8 +641,8 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
 def test_the_starter_gets_the_environment_without_the_jobs_own(
     lib: Any, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Preloaded libraries, settings of Python and numbers of threads are the job's. The library is
-    off in the starter."""
+    """The starter does not get the variables that the job has set for preloaded libraries, Python
+    and numbers of threads. It gets MONARCH_DISABLE=1, which switches the library off."""
     own = [
         "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHON", "OMP_X", "GOMP_X", "KMP_X",
         "MKL_X", "MONARCH_DISABLE",

@@ -24,13 +24,14 @@ BELOW_D = {"d", "d/e", "d/e/h", "d/g"}
 
 
 class Changing:
-    """A program that changes files of a source."""
+    """Acts as a program that changes files of a source."""
 
     def __init__(self, lib: Any, served: Served) -> None:
         self.lib, self.served, self.root = lib, served, served.root
 
     def changed(self) -> set[str]:
-        """Returns which of the catalog's files count as changed, and forgets them."""
+        """Returns the paths of the catalog's files that count as changed, and clears their
+        marks."""
         found = {
             path
             for path in FILES
@@ -47,7 +48,8 @@ class Changing:
         return self.changed()
 
     def to_change(self, path: Path, follow: int) -> set[str]:
-        """Returns what has changed; the call is made with the path itself."""
+        """Prepares a call that changes the file at the path. Checks that the call is to be made
+        with the same path, and returns which files count as changed."""
         out = ffi.new("char[4096]")
         self.lib.changes_path_to_change(AT_FDCWD, bytes(path), follow, out)
         assert ffi.string(out) == bytes(path)
@@ -78,8 +80,9 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
 
 @pytest.mark.parametrize("call", ["path", "file", "known", "tree"])
 def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> None:
-    """Of a link, or of the file to which it leads. A directory is one file, unless it is moved with
-    all that is below it."""
+    """If the path is that of a link, `follow` decides whether the link counts as changed or the
+    file to which it leads. A change of a directory does not count for the files below it, unless
+    the directory is moved."""
     root = changing.root
     more = () if call == "tree" else (1,)
     nothing: set[str] = set()
@@ -99,8 +102,8 @@ def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> N
 
 @pytest.mark.parametrize("call", ["path", "known", "tree", "to_change"])
 def test_what_another_process_has_replaced_counts_as_changed(changing: Changing, call: str) -> None:
-    """The catalog still has the file that was there before; and if it was a directory, all that was
-    below it."""
+    """The catalog still contains the file that was replaced. This file counts as changed. If it was
+    a directory, all files below it count as changed too."""
     root = changing.root
 
     def change(path: str) -> set[str]:
@@ -125,8 +128,9 @@ def test_what_another_process_has_replaced_counts_as_changed(changing: Changing,
 def test_a_link_to_a_source_is_not_the_source(
     changing: Changing, tmp_path: Path, what: str
 ) -> None:
-    """A change of the link itself, as by `chown -h`, leaves all files as they are. One through it
-    is a change of the directory, whose attributes matter to all files below it."""
+    """A change of the link itself, as by `chown -h`, changes no file of the source. A change
+    through the link is a change of the directory to which the link leads. The directory's
+    attributes matter to all files below it, so path_to_change marks these files too."""
     link, target = (tmp_path / "alias", "") if what == "alias" else (tmp_path / "link", "d")
     link.symlink_to(changing.root / target)
     if what == "alias":
@@ -142,7 +146,7 @@ def test_a_link_to_a_source_is_not_the_source(
         assert changing.call("tree", link) == set()
         assert changing.to_change(link, 1) == (BELOW_D if target else set(FILES))
         assert changing.call("path", link, 1) == {target}
-        # The process's working directory may be the link's.
+        # The path may be relative to a working directory in which the link lies.
         os.chdir(tmp_path)
         assert changing.to_change(Path(link.name), 0) == set()
     assert changing.to_change(link / "e" / "h" if target else link / "f", 1) == {
@@ -167,7 +171,8 @@ def test_a_source_may_be_mounted_at_its_alias(changing: Changing, mounts: Mounts
 def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_file(
     changing: Changing, tmp_path: Path, call: str
 ) -> None:
-    """Another process has replaced the file. The kernel tells where the path leads."""
+    """Another process has replaced the file, and the library has not used the link yet. So the
+    library asks the kernel where the path leads."""
     (tmp_path / "link").symlink_to(changing.root / "d")
     (changing.root / "d" / "g").rename(changing.root / "d" / "old")
     path = tmp_path / "link" / "g"
@@ -187,7 +192,7 @@ def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_fil
 
 
 def test_a_bad_path_is_the_kernels_to_refuse(changing: Changing) -> None:
-    """It is not read."""
+    """The library does not read a path whose address is NULL."""
     lib = changing.lib
     lib.changes_path_to_change(AT_FDCWD, ffi.NULL, 1, ffi.new("char[4096]"))
     for call in (lib.changes_path, lib.changes_file, lib.changes_known):
@@ -210,7 +215,7 @@ def test_a_name_of_a_copys_descriptor_leads_to_its_file(changing: Changing) -> N
         for own in (copy, changing.root / "d" / "g", Path("f"), Path("/")):
             assert lib.changes_names_copy(bytes(own), out) == 0
         assert lib.changes_names_copy(ffi.NULL, out) == 0
-        # A file that is no copy is changed by its own path, and is in no source here.
+        # /dev/null is no copy and is in no source, so no file of the catalog counts as changed.
         with Path("/dev/null").open("w") as null:
             lib.changes_made(null.fileno(), b"/dev/null", 1)
             lib.changes_made(null.fileno(), b"/dev/null", 0)
@@ -244,7 +249,8 @@ def test_a_name_that_comes_or_goes_changes_its_directory(changing: Changing) -> 
 
 
 def test_an_open_file_changes_as_itself(changing: Changing) -> None:
-    """Also if it has another name by now. A file that an open has made changes its directory."""
+    """A file that is changed through a descriptor counts as changed even if it has another name by
+    now. If an open has created a file, the file's directory counts as changed."""
     lib, root = changing.lib, changing.root
     out = ffi.new("char[4096]")
     with (root / "d" / "g").open("r+b") as file:
@@ -270,8 +276,8 @@ def test_an_open_file_changes_as_itself(changing: Changing) -> None:
 
 
 def test_a_copy_changes_as_its_file(changing: Changing) -> None:
-    """A call on a copy's descriptor is made by the path of the file, and fails if another file has
-    that path."""
+    """A call that would change a copy through its descriptor is made with the path of the copy's
+    file instead. If another file has that path by now, the call fails."""
     lib, root = changing.lib, changing.root
     out = ffi.new("char[4096]")
     copy = changing.served.publish("d/g", b"content")
@@ -293,7 +299,9 @@ def test_a_copy_changes_as_its_file(changing: Changing) -> None:
 
 
 def named(changing: Changing, call: str, path: str, to: str = "", *, is_at: bool) -> set[str]:
-    """Makes a call that succeeds, by whole paths or relative to descriptors of the directories."""
+    """Makes the call, checks that it succeeds, and returns which files count as changed. If `is_at`
+    is true, the names are relative to descriptors of their directories; otherwise they are whole
+    paths."""
     root = changing.root
     dir_fd = todir = AT_FDCWD
     names = [f"{root}/{path}", f"{root}/{to}"]
@@ -389,8 +397,9 @@ def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: 
 
 
 def test_a_socket_is_a_name(changing: Changing) -> None:
-    """Unless its address begins with a NUL, or it is of no file system. A bad address is the
-    kernel's to refuse."""
+    """A bind of a socket to a path creates a name, so the directory counts as changed. An abstract
+    address, which begins with a NUL, and an address of another family name no file. A bad address
+    is refused by the kernel."""
     os.chdir(changing.root / "d")
     family = socket.AF_UNIX.to_bytes(2, "little")
     for address, expected in (

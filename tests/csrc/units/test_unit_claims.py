@@ -213,6 +213,7 @@ def test_operations_keep_their_pace(lib: Any) -> None:
 
 @pytest.mark.parametrize("limit_ms", [0, 1, 999, 1000, 1001, 12345])
 def test_a_join_ends_at_its_limit(lib: Any, limit_ms: int) -> None:
-    """The time at which the join gives up is `limit_ms` ahead of now, and its tv_nsec is valid."""
+    """monarch_join_limit returns the time that is `limit_ms` milliseconds from now. Its tv_nsec is
+    valid."""
     ahead = lib.shared_join_limit(limit_ms)
     assert limit_ms * 10**6 <= ahead < limit_ms * 10**6 + 5 * 10**9

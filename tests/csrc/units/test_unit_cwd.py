@@ -1,4 +1,5 @@
-"""Tests what is known of the working directory."""
+"""Tests what the library knows about the working directory: whether it is near a source or far from
+all sources."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def sources(session: Made) -> Made:
 def test_a_directory_above_or_below_a_source_is_near(
     lib: Any, sources: Made, cwd: str, is_near: int
 ) -> None:
-    """By the source's path or its alias."""
+    """A source's directory has a path and may have an alias. A directory is near if it is above or
+    below one of them."""
     assert lib.cwd_is_near(sources.s, cwd.encode()) == is_near
 
 
@@ -50,7 +52,9 @@ def somewhere(lib: Any, tmp_path: Path) -> Iterator[Path]:
 def test_the_position_is_found_anew_after_each_move(
     lib: Any, session: Made, somewhere: Path
 ) -> None:
-    """A path with `..`, an absolute one, or one of a descriptor is never far."""
+    """After each change of the working directory, the library determines anew whether the directory
+    is near a source or far from all sources. A path is far only if it is relative to a far working
+    directory and does not contain `..`."""
     session.control.sources = 1
     source, path = session.control.source[0], bytes(somewhere / "data")
     source.path, source.path_len = path, len(path)

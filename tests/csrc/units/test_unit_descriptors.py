@@ -1,4 +1,5 @@
-"""Tests calls on descriptors: the library's tables follow them, and the kernel's answer is kept."""
+"""Tests the interposed calls on descriptors: they update the library's tables, and return what the
+kernel returns."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from csrc.units.loading import Made, ffi
 
 CLOEXEC = 4  # CLOSE_RANGE_CLOEXEC
 OFFSET, SHARED = 1, 2
-LOW, BEHIND, HIGH = 400, 500, 900  # no other descriptor of this process is so high
+LOW, BEHIND, HIGH = 400, 500, 900  # numbers that no other descriptor of this process has
 WORD = 8 << 32
 
 
@@ -29,7 +30,7 @@ def is_inherited(fd: int) -> bool:
 
 @dataclass
 class Table:
-    """Descriptors with numbers that nobody else uses."""
+    """Opens descriptors with numbers that nothing else in this process uses."""
 
     lib: Any
     path: Path
@@ -43,7 +44,8 @@ class Table:
         return number
 
     def pair(self, number: int, behind: int) -> None:
-        """Opens a descriptor, and one that stands behind it."""
+        """Opens a descriptor of the program. Gives it a backing descriptor with the number
+        `behind`."""
         self.open(number)
         os.dup2(number, behind, inheritable=True)
         self.made.append(behind)
@@ -59,7 +61,8 @@ class Table:
 
 @pytest.fixture(params=[False, True], ids=["whole", "lacking"])
 def table(lib: Any, session: Made, tmp_path: Path, request: Any) -> Iterator[Table]:
-    """With a libc that has all calls, and with an older one."""
+    """Runs each test twice: with a libc that has all calls, and with an older libc that lacks
+    some."""
     (tmp_path / "f").write_bytes(bytes(range(100)))
     lib.track_forget()
     lib.backing_forget()
@@ -90,7 +93,9 @@ def test_a_descriptor_behind_another_is_none_of_the_programs(table: Table) -> No
 
 @pytest.mark.parametrize("flags", [0, CLOEXEC])
 def test_a_range_is_closed_as_by_the_kernel(table: Table, flags: int) -> None:
-    """But a descriptor behind one that stays stays too, and so does its flag."""
+    """close_range does what the kernel does, with one exception. A backing descriptor in the range
+    stays open, and keeps its close-on-exec flag, if its program's descriptor is outside the
+    range."""
     for i in range(3):
         table.pair(LOW + i, BEHIND + i)
     for i in range(4):
@@ -130,8 +135,8 @@ def test_all_from_a_number_on_are_closed(table: Table, has_pairs: bool) -> None:
 
 @pytest.mark.parametrize("how", ["dup", "dup2", "dup3", "F_DUPFD", "F_DUPFD_CLOEXEC"])
 def test_a_duplicate_is_tracked_and_shares_its_offset(table: Table, how: str) -> None:
-    """If the number was another file's before, that is forgotten. If the call fails, the word only
-    says that the descriptor may be shared."""
+    """The duplicate's word replaces the word that its number had for another file. After a call
+    that fails, the word of the original descriptor only says that the descriptor may be shared."""
     fd, fresh = table.track(table.open(LOW)), table.track(table.open(HIGH + 1), 77 << 32)
     calls: dict[str, tuple[Any, ...]] = {
         "dup": ("dup", fd), "dup2": ("dup2", fd, fresh), "dup3": ("dup3", fd, fresh, os.O_CLOEXEC),
@@ -153,8 +158,8 @@ def test_a_duplicate_is_tracked_and_shares_its_offset(table: Table, how: str) ->
 
 
 def test_a_call_that_uses_the_offset_says_so(table: Table) -> None:
-    """A descriptor whose offset is used is never replaced. One that is read at an offset of the
-    program's own may be."""
+    """A descriptor whose own offset was used is never replaced by one of the copy. A descriptor
+    that is read only at explicit offsets may be replaced."""
     fd, content = LOW, bytes(range(100))
     out = os.open(table.path.with_name("out"), os.O_RDWR | os.O_CREAT)
     ends = os.pipe()
@@ -193,7 +198,7 @@ def test_a_call_that_uses_the_offset_says_so(table: Table) -> None:
 
 
 def test_a_flag_of_a_descriptor_is_set_as_told(table: Table) -> None:
-    """Also of the one behind it."""
+    """A flag that the program sets on its descriptor is also set on the backing descriptor."""
     table.pair(LOW, BEHIND)
     table.track(LOW)
     for flag in (fcntl.FD_CLOEXEC, 0):

@@ -1,4 +1,5 @@
-"""Tests what is told of file systems: from the catalog, as the kernel and libc tell it."""
+"""Tests what statfs and similar calls return. Their answers from the catalog must be those that the
+kernel and libc would give."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ FIELDS = ["type", "bsize", "blocks", "bfree", "bavail", "files", "ffree", "fsid"
 
 @pytest.mark.parametrize("path", ["/", "/proc", "/dev", "/dev/shm", "/sys", "/etc/passwd", "."])
 def test_statvfs_is_told_as_libc_tells_it(lib: Any, path: str) -> None:
-    """To the last byte, also of the fields without a name. Other processes use file systems
-    meanwhile, so the counts of blocks and files may differ."""
+    """The library's answer equals libc's in every byte, including bytes that belong to no named
+    field. Other processes may change the counts of blocks and files between the two calls, so the
+    test tries again."""
     ours, libcs = ffi.new("char[200]"), ffi.new("char[200]")
     for _ in range(100):
         n = lib.filesystem_both(path.encode(), ours, libcs)
@@ -33,7 +35,8 @@ def test_statvfs_is_told_as_libc_tells_it(lib: Any, path: str) -> None:
 
 
 def test_a_file_system_without_fragments_has_fragments_of_a_block(lib: Any) -> None:
-    """And the kernel's mark that it has filled in the flags is no flag of a program."""
+    """The kernel sets a flag to say that the other flags are valid. The answer to a program lacks
+    this flag."""
     out = ffi.new("uint64_t[3]")
     for args, expected in (
         ((4096, 0, 0x1020), [4096, 4096, 0x1000]), ((4096, 512, 0xFFFF), [4096, 512, 0xFFDF]),
@@ -61,8 +64,8 @@ def served(lib: Any, place: Place, tmp_path: Path) -> Iterator[Served]:
 
 
 def told(lib: Any, call: str, what: Any) -> list[int]:
-    """Returns the answer's fields in the order of struct statfs; of statvfs, those that both
-    have."""
+    """Returns the fields of the answer in the order of struct statfs. For a statvfs call, returns
+    only the fields that struct statfs has too."""
     out = ffi.new("char[200]")
     n = getattr(lib, f"filesystem_{call}")(what, out)
     if n < 0:
@@ -85,7 +88,7 @@ PARTS = [*WHOLE[1:11], 1011 & ~0x20]
 
 
 def test_the_catalog_tells_of_the_sources_file_system(lib: Any, served: Served) -> None:
-    """For each file that it knows, and for a descriptor of a copy."""
+    """The catalog answers for each file that it knows, and for each descriptor of a copy."""
     path = bytes(served.root / "f")
     assert told(lib, "statfs", path) == WHOLE
     assert told(lib, "statvfs", path) == PARTS
@@ -125,8 +128,8 @@ def test_the_kernel_tells_what_the_catalog_cannot(lib: Any, served: Served, case
 
 
 def test_a_copy_has_the_handle_of_its_file(lib: Any, served: Served) -> None:
-    """By its descriptor, and by the name of the descriptor. Other files have their own, where the
-    file system has any."""
+    """A copy's descriptor, and its name in /proc, have the handle of the source's file. Other files
+    have handles of their own, if their file system supports handles."""
     source, copy = served.root / "f", served.publish("f", b"content")
     empty, follow = 0x1000, 0x400  # AT_EMPTY_PATH, AT_SYMLINK_FOLLOW
 

@@ -38,8 +38,9 @@ def hint(lead: int, prefix: int = 0) -> int:
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(0, 4095)), max_size=25))
 def test_the_table_keeps_what_was_learnt_last(lib: Any, script: list[tuple[int, int, int]]) -> None:
-    """Of directories in one set, four at most. A new one replaces one of those that are cheapest to
-    learn again; NEW removes its own directory alone."""
+    """A set of the table contains at most four directories. In a full set, a new directory replaces
+    one of those that the library can learn again at the lowest cost. NEW removes the entry of its
+    own directory only."""
     lib.links_forget()
     model: dict[int, int] = {}
     for tag, lead, prefix in script:
@@ -91,13 +92,14 @@ def test_a_hint_is_that_of_the_path_its_directory_or_one_above(table: Any) -> No
         assert table.links_hint(path.encode()) == hint(DIRECTORY, 7), path
     for path in ("/x/f", "/x/links/f", "/link", "/y/x/link", "/x"):
         assert table.links_hint(path.encode()) == NEW, path
-    # What was found above is known of the directory from then on.
+    # The table now has an entry for the file's directory, learnt from the link above it.
     assert table.links_find(table.links_key(b"/x/link/sub/deep")) == hint(DIRECTORY, 7)
 
 
 def test_only_a_link_itself_is_known_of_what_lies_below_it(table: Any) -> None:
-    """A directory below a link is known to lead through that link. What lies below that directory
-    is learnt from the link, or anew."""
+    """Files that lie directly in a known directory below a link have this directory's hint. Deeper
+    directories get a hint only from the link's own entry. Here the link has no entry, so the
+    library must learn anew where they lead."""
     learn(table, "/x/link/sub", DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/f") == hint(DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/deep/f") == NEW
@@ -129,7 +131,7 @@ def test_a_directory_that_leads_elsewhere_is_looked_at_again(table: Any) -> None
 
 @pytest.fixture
 def served(table: Any, place: Place, tmp_path: Path) -> Iterator[Served]:
-    """A source, and links to it that lie elsewhere."""
+    """A session with one source, and links outside the source that lead into it."""
     root, tier, out = tmp_path / "data", tmp_path / "tier", tmp_path / "out"
     (root / "d" / "e").mkdir(parents=True)
     tier.mkdir(mode=0o700)
@@ -171,8 +173,9 @@ def known(lib: Any, path: Path) -> int:
 def test_an_open_through_a_link_teaches_where_it_leads(
     table: Any, served: Served, out: Path
 ) -> None:
-    """The link itself, and the file's directory; or a directory with links to files; or that it
-    leads elsewhere."""
+    """An open teaches one of three facts: the link and the file's directory lead into a source; the
+    file's directory contains links to files of a source; or the file's directory leads
+    elsewhere."""
     link = out / "dir"
     n = len(bytes(link))
     assert opened(table, served, link / "e" / "h")
@@ -191,7 +194,8 @@ def test_an_open_through_a_link_teaches_where_it_leads(
 def test_while_a_scan_goes_on_a_file_may_be_found_yet(
     table: Any, served: Served, out: Path
 ) -> None:
-    """If its path is in the source, although the catalog does not know it."""
+    """During a scan, a file of the source may not be in the catalog yet. An open of such a file
+    through a link does not teach that the link's directory leads elsewhere."""
     served.control.scanned = 0
     (served.root / "d" / "new").write_text("new")
     (out / "files" / "new").symlink_to(served.root / "d" / "new")
@@ -205,8 +209,9 @@ def test_while_a_scan_goes_on_a_file_may_be_found_yet(
 
 
 def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out: Path) -> None:
-    """However many slashes are behind it. Of a file, a look teaches nothing, nor of what the text
-    shows already."""
+    """A stat or a listing of a link teaches to which directory of a source the link leads, however
+    many slashes are behind the path. A stat teaches nothing if the path leads to a file or outside
+    all sources, or if its text already shows where it leads."""
     link = out / "dir"
     expected = hint(DIRECTORY, len(bytes(link)))
     for end in (b"", b"/", b"///"):
@@ -228,7 +233,8 @@ def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out
 def test_a_directory_is_entered_only_if_it_is_the_scanned_one(
     table: Any, served: Served, out: Path
 ) -> None:
-    """A link may lead elsewhere by now, or its directory be another. Then the hint is forgotten."""
+    """The link may lead elsewhere by now, or another directory may be at the scanned directory's
+    path. The library then forgets the hint."""
     link = out / "dir"
     n = len(bytes(link))
 
@@ -272,7 +278,8 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # One of many files outside the source has the directory looked at again.
+    # One in AGAIN of such failures removes the hint, so that the library looks at the directory
+    # again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)
@@ -288,7 +295,8 @@ NAMES = ["dir", "root", "files", "one", "own", "up", "..", *INSIDE]
 
 
 def expected(served: Served, path: str, follow: int) -> int | None:
-    """Returns the entry of the file to which the kernel leads, or None."""
+    """Returns the catalog's entry of the file to which the path leads according to the kernel, or
+    None."""
     try:
         os.stat(path) if follow else os.lstat(path)
     except OSError:
@@ -308,13 +316,14 @@ def expected(served: Served, path: str, follow: int) -> int | None:
 def test_every_path_leads_where_the_kernel_leads(
     lib: Any, table: Any, served: Served, out: Path
 ) -> None:
-    """Absolute, relative, with dots, by a descriptor, and through links inside the source; through
-    links outside the sources as soon as they are known. No path leads to another file."""
+    """The paths are absolute, relative to the working directory or relative to a descriptor, and
+    may contain dots. They lead through links inside the source, and through links outside the
+    sources as soon as the library knows these links. No path may lead to another file."""
     bases = {"root": served.root, "out": out, "d": served.root / "d"}
 
     def is_found(start: str, parts: list[str], is_learnt: bool) -> bool:
-        """Returns whether the library must find the file. It may miss one if the path leaves the
-        source and comes back."""
+        """Returns whether the library must find the file. It need not find a file whose path leaves
+        the source and comes back."""
         if start == "out":
             return is_learnt and parts[0] in ("dir", "root") and set(parts[1:]) <= set(INSIDE)
         return set(parts) <= set(INSIDE)
@@ -399,7 +408,9 @@ def test_all_that_lies_behind_a_known_link_is_found(
 def test_a_directory_by_its_descriptor_is_the_one_that_was_opened(
     lib: Any, place: Place, tmp_path: Path, table: Any
 ) -> None:
-    """Also if another one has its name by now, or a name like that of a removed one."""
+    """Another directory may have the name of the opened one by now. If the opened directory was
+    removed, the kernel reports its name with ` (deleted)` at the end, and another directory may
+    have that name. The descriptor leads to neither of them."""
     root, tier = tmp_path / "data", tmp_path / "tier"
     for name in ("d", "gone", "gone (deleted)", "moved"):
         (root / name).mkdir(parents=True)

@@ -1,4 +1,5 @@
-"""Tests streams of directories: those of the catalog, and where they become the source's."""
+"""Tests directory streams: which streams list from the catalog, and when a stream becomes one of
+the source."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from csrc.units.serving import Served
 
 from monarch_py.native import ffi as native
 
-HEAD = 19  # bytes before a name, and its NUL follows it
+HEAD = 19  # bytes of an entry before its name, which ends with a NUL
 STREAMS = 256
 Entry = tuple[str, int, int]  # name, inode, type
 
@@ -80,7 +81,7 @@ class Stream:
 
 
 def kernels(path: Path) -> set[Entry]:
-    """Returns what the kernel lists, with `.` and `..`."""
+    """Returns the entries that the kernel lists, including `.` and `..`."""
     found = {(".", path.stat().st_ino, stat.S_IFDIR >> 12)}
     found.add(("..", path.parent.stat().st_ino, stat.S_IFDIR >> 12))
     for one in os.scandir(path):
@@ -105,7 +106,8 @@ def test_the_catalog_lists_what_the_kernel_lists(
 
 
 def test_a_place_in_a_listing_is_returned_to(lib: Any, served: Served) -> None:
-    """In any order. A place behind the end is the end."""
+    """The places of a listing may be sought in any order. A place behind the end counts as the
+    end."""
     stream = Stream(lib, served.root / "d")
     places, found = [], []
     while True:
@@ -146,7 +148,8 @@ def test_a_descriptor_is_opened_when_it_is_asked_for(lib: Any, served: Served) -
 
 
 def forget_look(lib: Any, served: Served) -> None:
-    """The library asks the source at most once a second whether a directory has changed."""
+    """Makes the library forget when it last asked the source whether the directory has changed.
+    Otherwise it would not ask again within a second."""
     lib.metadata_keep_look(served.s, served.id("d"), 1010 * 10**6)
 
 
@@ -154,7 +157,8 @@ def forget_look(lib: Any, served: Served) -> None:
 def test_a_directory_that_has_changed_is_listed_anew(
     lib: Any, served: Served, has_descriptor: bool
 ) -> None:
-    """After a rewind, all calls are those of the source's stream."""
+    """After a rewind, the stream lists the directory at the source, and all calls on the stream go
+    to libc's stream of the source."""
     path = served.root / "d"
     stream = Stream(lib, path)
     old = stream.rest()
@@ -242,7 +246,8 @@ def whole(
 
 @pytest.mark.parametrize("where", ["", "d", "empty"])
 def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: str) -> None:
-    """Also by a path that is relative to a descriptor. Each choice begins without an error."""
+    """The path may also be relative to a descriptor. errno is 0 whenever the program's function
+    that chooses names is called."""
     path = served.root / where
     names = {name for name, *_ in kernels(path)}
     assert set(whole(lib, path)) == names
@@ -261,7 +266,7 @@ def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: s
 
 
 def test_a_whole_listing_without_memory_is_none(lib: Any, served: Served) -> None:
-    """Whichever allocation fails: nothing stays open."""
+    """If any allocation fails, the call fails, and no stream stays open."""
     out = ffi.new("char[]", 8192)
     for n in (0, 1, 2, 30, 33, 34, 70):
         lib.listing_memory(n)
@@ -274,7 +279,8 @@ def test_a_whole_listing_without_memory_is_none(lib: Any, served: Served) -> Non
 
 @pytest.mark.parametrize("case", ["number", "none", "long", "short"])
 def test_a_damaged_listing_ends(lib: Any, served: Served, case: str) -> None:
-    """It leads to no memory outside the catalog, and has no name that a file cannot have."""
+    """A stream with a damaged listing reads no memory outside the catalog, and returns no name that
+    a file cannot have."""
     stream = Stream(lib, served.root / "d")
     catalog = served.known.c
     listing = int(served.entry("d").copy_ino)

@@ -1,4 +1,5 @@
-"""Tests the table of mappings that wait for their copies. The model is a dictionary of pages."""
+"""Tests the table of mappings that wait for their copies. The tests compare the table with a model,
+a dictionary of pages."""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)  # leaves two pieces, but one slot
+    # The range falls into two pieces here, but no slot is free except its own.
+    lib.table_say(12 * PAGE, 13 * PAGE, FORGET)
     pages = pages_of(lib)
     assert lib.table_waiting() == n
     assert [page for page in pages if page < 20] == [10, 11]
@@ -137,9 +139,9 @@ def test_a_call_waits_only_for_a_replacement_in_its_range(
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None:
-    """A parent forks while one of its threads replaces a mapping. In the child, this mapping waits
-    for its replacement again. If a thread of the parent was changing the table at the fork, the
-    child forgets all ranges."""
+    """A parent forks while one of its threads replaces a mapping. In the child, this mapping is
+    waiting for its replacement again. If a thread of the parent was changing the table at that
+    moment, the child forgets all ranges."""
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_put(3 * PAGE, 4 * PAGE, 0, 2)
@@ -168,7 +170,8 @@ def mapped(tmp_path: Path) -> Iterator[tuple[Path, list[mmap.mmap]]]:
 
 
 def address(memory: mmap.mmap) -> int:
-    """Returns the address of read-only memory, according to the kernel."""
+    """Returns the address of a mapping. NumPy gets it from the buffer, even if the memory is
+    read-only."""
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 

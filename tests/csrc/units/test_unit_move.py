@@ -48,7 +48,8 @@ class Mapped:
         assert self.lib.table_waiting() == 1
 
     def look(self) -> int:
-        """Returns the time until the next look."""
+        """Looks at the mapping as the replacing thread does. Returns the time until the next look
+        [ns], or NONE if nothing waits any more."""
         before = open_descriptors()
         ns = int(self.lib.move_look())
         assert open_descriptors() <= before
@@ -60,7 +61,8 @@ class Mapped:
         return ctypes.string_at(self.at, self.n)
 
     def lines(self) -> list[str]:
-        """Returns the lines of /proc/self/maps that are of the file, or of a copy."""
+        """Returns the lines of /proc/self/maps that describe mappings of the source's file or of a
+        copy."""
         text = Path("/proc/self/maps").read_text().splitlines()
         return [line for line in text if str(self.served.root.parent) in line]
 
@@ -89,7 +91,8 @@ def mapped(lib: Any, place: Place, tmp_path: Path) -> Iterator[Mapped]:
 
 
 def test_a_mapping_becomes_one_of_the_complete_copy(mapped: Mapped) -> None:
-    """The same bytes of the file, shared or private as before, and with the program's advice."""
+    """The new mapping contains the same bytes of the file as the old one. It is shared or private
+    as before, and has the advice that the program gave."""
     copy = mapped.served.copy("f", b"".join(bytes([i]) * PAGE for i in b"0123"))
     done = 0
     for flags in (SHARED, PRIVATE):
@@ -139,7 +142,7 @@ CASES = ["bypass", "version", "changed", "closed", "no_session", "other_session"
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_mapping_that_can_have_no_copy_stays_on_the_source(mapped: Mapped, case: str) -> None:
-    """And no longer waits."""
+    """A mapping that can have no copy no longer waits for one."""
     served, lib = mapped.served, mapped.lib
     copy = served.copy("f", COPY + b"x" if case == "size" else COPY)
     entry = served.entry("f")
@@ -189,7 +192,7 @@ def test_a_daemon_whose_heart_beats_is_waited_for(mapped: Mapped) -> None:
 
 @pytest.mark.parametrize("case", ["missing", "descriptors"])
 def test_a_copy_that_cannot_be_opened_is_tried_again(mapped: Mapped, case: str) -> None:
-    """For 500 times. Then the mapping stays on the source."""
+    """The library tries 500 times to open the copy. After that, the mapping stays on the source."""
     copy = mapped.served.copy("f", COPY)
     mapped.wait()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -212,7 +215,7 @@ def test_a_copy_that_cannot_be_opened_is_tried_again(mapped: Mapped, case: str) 
 
 @pytest.mark.parametrize("case", ["other", "writable", "gap", "anonymous"])
 def test_memory_that_is_no_longer_the_files_is_left_alone(mapped: Mapped, case: str) -> None:
-    """The program may have changed it by a system call of its own."""
+    """The program may have changed the memory by a system call that the library did not see."""
     mapped.served.copy("f", COPY)
     mapped.wait(PRIVATE)
     page = mapped.at + PAGE
@@ -229,7 +232,7 @@ def test_memory_that_is_no_longer_the_files_is_left_alone(mapped: Mapped, case: 
     before = mapped.lines()
     assert mapped.look() == NONE
     assert mapped.lines() == before and mapped.promotions() == 0
-    if case == "gap":  # other memory may get the gap's place
+    if case == "gap":  # other memory may be at the gap's addresses by now
         libc.munmap(mapped.at, PAGE)
         libc.munmap(page + PAGE, 2 * PAGE)
         mapped.n = 0
@@ -241,8 +244,9 @@ def test_memory_that_is_no_longer_the_files_is_left_alone(mapped: Mapped, case: 
 def test_without_memory_for_a_mapping_the_old_one_stays(
     mapped: Mapped, mmap_call: int, mremap_call: int, is_moved: bool
 ) -> None:
-    """The copy is mapped elsewhere first. If the kernel then has no memory for another mapping, the
-    first one takes the place; or else the old one goes on waiting."""
+    """The library maps the copy at another address first, and then again over the old mapping. If
+    the kernel has no memory for the second mapping, the library moves the first one over the old
+    mapping. If that fails too, the old mapping stays and goes on waiting."""
     copy = mapped.served.copy("f", COPY)
     mapped.wait()
     mapped.lib.move_fail(mmap_call, mremap_call)
@@ -265,7 +269,8 @@ def test_a_slot_is_not_taken_once_the_lock_is_given_up(mapped: Mapped) -> None:
 
 
 def test_only_the_slot_that_was_seen_is_taken_or_given_up(mapped: Mapped) -> None:
-    """Another thread may have changed it since."""
+    """Another thread may have changed the slot since this thread looked at it. The slot is then
+    neither taken nor given up."""
     lib = mapped.lib
     mapped.wait()
     lib.move_drop(1, 1)

@@ -26,7 +26,7 @@ AT_OFFSETS = ["pread", "__pread_chk", "preadv", "preadv2"]
 IN_TURN = ["read", "__read_chk", "readv", "preadv2 in turn"]
 CALLS = [*AT_OFFSETS, *IN_TURN]
 SOURCE = bytes(range(100))
-COPY = bytes(i + 100 for i in range(100))  # tells which bytes come from the copy
+COPY = bytes(i + 100 for i in range(100))  # differs from SOURCE in every byte
 OTHER = bytes(255 - i for i in range(50)) * 2
 AT, N = 20, 60
 OFFSET, SHARED, DIRECT = 1, 2, 1 << 62
@@ -34,7 +34,8 @@ OFFSET, SHARED, DIRECT = 1, 2, 1 << 62
 
 @dataclass
 class Reader:
-    """A program that has a file of a source open, and the file that another thread opens."""
+    """A program that has a file of a source open. Another thread can make `fd` refer to another
+    file, of which `other` is a descriptor."""
 
     lib: Any
     served: Served
@@ -50,7 +51,8 @@ class Reader:
         return (self.served.id("f") + 1) << 32 | flags
 
     def begins(self, flags: int = 0, at: int = AT) -> None:
-        """Opens the file anew. The descriptor's offset is not 0, so it is not promoted."""
+        """Makes `fd` refer to the source's file again, with the offset `at`. If the offset is not
+        0, the descriptor is not promoted."""
         os.dup2(self.source, self.fd)
         self.lib.reads_end()
         self.lib.track_set(self.fd, self.word(flags))
@@ -58,7 +60,7 @@ class Reader:
         os.lseek(self.other, 0, os.SEEK_SET)
 
     def has_copy(self, content: bytes | None) -> None:
-        """Gives the file a copy of this content, or none."""
+        """Gives the file a copy with this content, or removes its copy if the content is None."""
         if content is None:
             self.entry.word = 0
         else:
@@ -66,7 +68,7 @@ class Reader:
 
     @contextmanager
     def gone(self, is_gone: bool = True) -> Iterator[Path]:
-        """The source's file has another name meanwhile."""
+        """While this context lasts, the source's file has another name."""
         path = self.served.root / "f"
         if is_gone:
             path.rename(path.with_name("hidden"))
@@ -75,7 +77,8 @@ class Reader:
             path.with_name("hidden").rename(path)
 
     def reads(self, call: str, n: int = N, at: int = AT) -> bytes | int:
-        """Returns the bytes, or a negative errno. Nothing else is written to the buffer."""
+        """Returns the bytes that the call reads, or a negative errno. Checks that nothing was
+        written behind the first `n` bytes of the buffer."""
         out = ffi.new("char[]", b"z" * (n + 8))
         got = int(self.lib.reads_call(call.encode(), self.fd, out, n, at))
         content = bytes(ffi.buffer(out))
@@ -88,8 +91,9 @@ class Reader:
         return sum(int(one.source_bytes_read_by_programs) for one in stats)
 
     def replaced(self, completes: bool = False) -> None:
-        """During the read at the source, another thread closes the descriptor and gets its number
-        for another file."""
+        """During the next read at the source, another thread closes the descriptor and gets its
+        number for another file. If `completes` is true, the file's copy also becomes complete
+        then."""
         word = ffi.NULL
         becomes = 0
         if completes:
@@ -112,7 +116,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
     lib.track_forget()
     lib.reads_end()
     served = Served(lib, place, root, tier)
-    # A file without a copy is read at the source at once.
+    # Because the source counts as fast, no read waits for a copy.
     served.control.fast_sources = 1
     paths = (root / "f", root / "f", tmp_path / "other")
     fds = [os.open(path, os.O_RDONLY) for path in paths]
@@ -128,9 +132,9 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
-    """If the descriptor becomes another file's during the call, the read is one of the file with
-    which it began, as far as it can be; or else one of the other file, as if it had begun later.
-    The other file's offset is moved only by a read of that file."""
+    """Another thread makes the descriptor refer to another file during the call. If possible, the
+    call returns bytes of the file with which it began. Otherwise, it returns bytes of the other
+    file, as if it had begun later. Only a read of the other file moves that file's offset."""
     for copied, is_gone in itertools.product([0, 10, 25, 30, N], [False, True]):
         reader.has_copy(COPY[: AT + copied] if copied else None)
         is_later = not copied and is_gone
@@ -161,7 +165,8 @@ def test_a_file_that_has_the_name_by_now_is_not_read_by_it(reader: Reader, call:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, call: str) -> None:
-    """Another thread may have promoted the descriptor."""
+    """The copy becomes complete during the call, as when another thread promotes the descriptor.
+    The bytes that are still missing are then read from the copy."""
     with reader.gone():
         reader.begins()
         reader.replaced(completes=True)
@@ -172,8 +177,9 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
-    """With the bytes that were read before an error, or with the error. The next read in turn goes
-    on behind them."""
+    """If the source returns an error or the end of the file, the call returns the bytes that were
+    read before. If an error comes first, the call returns the error. The next read at the
+    descriptor's offset begins behind the returned bytes."""
     for copied, most, error in itertools.product(
         [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
     ):
@@ -198,7 +204,7 @@ def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None
 def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
     for content, at in itertools.product([SOURCE, COPY], [0, 1, 40, 41, 99, 100, 101, 2**40]):
         reader.has_copy(COPY if content == COPY else None)
-        # A descriptor that may be promoted, at offset 0, would be.
+        # SHARED prevents the promotion of a descriptor at offset 0.
         reader.begins(SHARED, at=at)
         assert reader.reads(call, at=at) == content[at : at + N]
         end = max(min(at + N, 100), at) if call in IN_TURN else at
@@ -209,7 +215,8 @@ def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_file_that_grew_has_its_new_bytes_at_the_source(reader: Reader, call: str) -> None:
-    """A read in turn ends at the size that the catalog has; the next one reads on."""
+    """A read at the descriptor's offset ends at the size that the catalog has. The next read
+    returns the new bytes."""
     with (reader.served.root / "f").open("ab") as file:
         file.write(COPY)
     reader.begins(at=80)
@@ -233,7 +240,7 @@ def test_odd_reads_are_the_kernels(reader: Reader, call: str) -> None:
 
 @pytest.mark.parametrize("is_lacking", [False, True])
 def test_a_read_with_flags_is_the_kernels(reader: Reader, is_lacking: bool) -> None:
-    """Also if libc lacks the call."""
+    """A call of preadv2 with flags is left to the kernel, even if libc lacks preadv2."""
     reader.served.copy("f", COPY)
     reader.lib.reads_lack_preadv2(is_lacking)
     reader.begins()
@@ -273,8 +280,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case: str) -> None:
-    """Where Monarch may be switched on again, it stays tracked, and where another thread may need
-    the word."""
+    """A descriptor is usually no longer tracked once no copy may serve it. There are three
+    exceptions: Monarch is switched off and may be switched on again; the file has no entry yet; or
+    the descriptor's own offset was used, so another thread may still need the word."""
     served, entry = reader.served, reader.entry
     out = ffi.new("uint64_t[3]")
     for flags in (OFFSET, 0):
@@ -307,7 +315,8 @@ def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
-    """Also the bytes that are read by the file's name."""
+    """Bytes are also counted once if the file is read by its name, because the descriptor refers to
+    another file by now."""
     reader.begins()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == N
@@ -317,11 +326,12 @@ def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -
     assert reader.counted() == 2 * N
 
 
-UNIT = 10  # of the copies that are being filled here [bytes]
+UNIT = 10  # unit of the copies that are being filled in these tests [bytes]
 
 
 def fill(reader: Reader, units: int, *, fails: bool = False) -> None:
-    """Makes a copy of which so many units are filled."""
+    """Makes an unfinished copy. Its first `units` units are filled. If `fails` is true, the fill
+    has failed."""
     reader.served.copy("f", COPY, State.FILLING)
     fills = native.cast("struct monarch_fills *", reader.lib.reads_fills(reader.served.s))
     fills.word[3] = reader.entry.word
@@ -335,8 +345,8 @@ def stats(reader: Reader, name: str) -> int:
 
 @pytest.mark.parametrize("call", ["pread", "preadv", "read", "readv"])
 def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None:
-    """The rest is waited for, as long as the waits succeed, and is read at the source otherwise. A
-    source that is fast is not waited for."""
+    """A read waits for units that are not filled yet, unless the source is fast. If the read does
+    not wait, or if a wait fails, it gets the remaining bytes from the source."""
     before = [0, 0]
     for units, waits, is_fast in itertools.product([0, 2, 3, 4, 8], [0, 1, 2, 9], [False, True]):
         fill(reader, units)
@@ -348,7 +358,7 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
         got = ready if is_fast else min(ready + waits * UNIT, N)
         assert reader.reads(call) == COPY[AT : AT + got] + SOURCE[AT + got : AT + N]
         gives_up = not is_fast and waits < missing
-        # Each part of the buffer waits for itself.
+        # A call with a buffer of two parts can give up one wait in each part.
         most = missing if is_fast else min(waits, missing) + gives_up * (2 if "v" in call else 1)
         assert reader.lib.reads_waits() <= (0 if is_fast else most + 1)
         assert bool(reader.lib.reads_waits()) == (not is_fast and missing > 0)
@@ -365,7 +375,8 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
 
 
 def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
-    """Its duration is noted once; the source's answer for the rest is one more."""
+    """The duration of each successful wait is noted once. If the rest is read at the source, the
+    duration of that read is noted too."""
     for waits, expected in ((0, 1), (2, 3), (4, 4)):
         fill(reader, 4)
         reader.served.control.fast_sources = 0
@@ -375,7 +386,8 @@ def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
         assert reader.lib.reads_waits() == min(waits + 1, 4)
         assert reader.lib.reads_notes() == expected
 
-    # Of a large file, a wait says nothing about the source: others' units may have come first.
+    # For a large file, the duration of a wait says nothing about the source, because the daemon may
+    # have filled units for other readers first.
     reader.entry.size = 300_000
     fill(reader, 4)
     reader.lib.reads_wait(reader.served.s, 3, reader.served.id("f"), 9, 0)
@@ -431,7 +443,9 @@ def test_a_read_into_memory_that_is_not_there_counts_nothing(reader: Reader) -> 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_descriptor_becomes_one_of_the_copy_when_it_is_read(reader: Reader, call: str) -> None:
-    """Unless its offset is used. The reads that follow are not seen, so this counts for them."""
+    """A read at an explicit offset promotes the descriptor; a read at the descriptor's own offset
+    does not. The library will not see later reads through a promoted descriptor, so it notes that
+    this file has unseen reads."""
     copy = reader.served.copy("f", COPY)
     reader.begins(at=0)
     reader.lib.reads_tell(0)
@@ -447,8 +461,9 @@ def test_a_descriptor_becomes_one_of_the_copy_when_it_is_read(reader: Reader, ca
 def test_a_descriptor_that_reads_at_the_source_tells_of_its_reads(
     reader: Reader, call: str
 ) -> None:
-    """With their offset, or without one if the kernel has it. Once that is over, the copy
-    serves."""
+    """While a file is read directly, the library notes each read with its offset, or without an
+    offset if the call uses the descriptor's own. Once direct reading is over, the copy serves the
+    reads."""
     for is_over in (0, 1):
         reader.has_copy(COPY)
         reader.begins(DIRECT | SHARED)
@@ -464,7 +479,8 @@ def test_a_descriptor_that_reads_at_the_source_tells_of_its_reads(
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_no_copy_may_serve_is_read_at_the_source(reader: Reader, call: str) -> None:
-    """A descriptor that is not tracked, a file that has changed, or one whose copy is not used."""
+    """No copy serves a descriptor that is not tracked, a file that has changed, or a file whose
+    copy may not be used. While Monarch is off, no copy serves any file."""
     for case in ("untracked", "untracked", "bypass", "changed", "replacing", "off"):
         reader.has_copy(COPY)
         reader.begins()

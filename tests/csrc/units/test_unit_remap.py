@@ -1,4 +1,5 @@
-"""Tests which calls on memory end or advise mappings that wait for their copies."""
+"""Tests which calls on memory make a mapping no longer wait for its copy, and which calls change
+the advice of a waiting mapping."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, COLD, PAGEOUT, POPULATE_RE
 
 
 class Memory:
-    """Four pages of a file, readable and private."""
+    """A mapping of four pages of a file. The pages are readable and, by default, private."""
 
     def __init__(self, lib: Any, path: Path, flags: int = mmap.MAP_PRIVATE) -> None:
         self.lib, self.path = lib, path
@@ -36,7 +37,8 @@ class Memory:
             self.at = self._libc.mmap(0, 4 * PAGE, READ, flags, file.fileno(), 0)
 
     def end(self) -> None:
-        """Unmaps what is left of the file. Other memory may have taken the place of the rest."""
+        """Unmaps the pages of the file that are still mapped. Other memory may be at the addresses
+        of the other pages by now, and stays mapped."""
         for line in Path("/proc/self/maps").read_text().splitlines():
             if line.endswith(str(self.path)):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
@@ -46,8 +48,8 @@ class Memory:
         return int(getattr(self.lib, f"remap_{name}")(*arguments))
 
     def said(self, name: str, *arguments: int) -> tuple[int, list[tuple[int, ...]]]:
-        """Returns the result, and what was said before the call: from which page on, for how many
-        bytes, and what."""
+        """Makes the call. Returns its result and what the library has said of mappings before the
+        call: the first page, the number of bytes, and an advice or FORGET."""
         self.lib.remap_forget()
         result = self.call(name, *arguments)
         out = ffi.new("int64_t[32]")
@@ -57,7 +59,7 @@ class Memory:
         return result, [((at - self.at) // PAGE, n, what) for at, n, what, _ in words]
 
     def flags(self, page: int) -> str:
-        """Returns the protection and the flags of a page, as the kernel tells them."""
+        """Returns the protection and the flags of a page that the kernel reports in /proc."""
         at = self.at + page * PAGE
         for part in re.split(r"^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text(), flags=re.M):
             found = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", part)
@@ -86,7 +88,7 @@ def test_memory_that_is_unmapped_waits_for_nothing(memory: Memory) -> None:
 
 
 def test_memory_that_moves_waits_for_nothing(memory: Memory) -> None:
-    """Nor does the memory to which it moves."""
+    """The memory to which a mapping is moved waits for nothing either."""
     at = memory.at
     assert memory.said("mremap", at, 4 * PAGE, 2 * PAGE, 0, 0) == (at, [(0, 4 * PAGE, FORGET)])
     assert [bool(memory.flags(i)) for i in range(3)] == [True, True, False]
@@ -99,7 +101,7 @@ def test_memory_that_moves_waits_for_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("is_lacking", [False, True])
 def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lacking: bool) -> None:
-    """Also with a libc that lacks pkey_mprotect."""
+    """The same holds with a libc that lacks pkey_mprotect."""
     memory.lib.remap_lacks(is_lacking)
     at, said = memory.at, [(1, PAGE, FORGET)]
     for call, more in (("mprotect", ()), ("pkey_mprotect", (-1,))):
@@ -122,8 +124,9 @@ def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lac
 def test_advice_on_the_order_of_reads_is_kept(
     memory: Memory, advice: int, said: int | None
 ) -> None:
-    """Advice that takes effect at once is not; of any other advice, the library does not know what
-    it means for the copy."""
+    """Only advice on the order of reads is kept. Advice that takes effect at once is not kept.
+    After any other advice, the mapping no longer waits, because the library does not know what the
+    advice means for the copy."""
     expected = [] if said is None else [(1, PAGE, said)]
     for call in ("madvise", "posix_madvise"):
         memory.call("madvise", memory.at, 4 * PAGE, NORMAL)

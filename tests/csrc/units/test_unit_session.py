@@ -42,8 +42,9 @@ LAUNCHERS = [
 
 
 def test_the_innermost_launcher_numbers_the_rank(lib: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first variable that is set and not empty decides. If its value is not a number, the
-    process has no rank, even if a later variable has a number."""
+    """Each launcher stores the rank in a variable of its own. The first of these variables that is
+    set and not empty decides. If its value is not a number, the process has no rank, even if a
+    later variable has a number."""
     for name in LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     assert lib.session_rank() == 0
@@ -57,8 +58,8 @@ def test_the_innermost_launcher_numbers_the_rank(lib: Any, monkeypatch: pytest.M
 
 
 def test_sources_and_tiers_are_found_by_their_device(lib: Any, session: Made) -> None:
-    """The search begins at the given number, and ends at the session's number of sources or tiers.
-    It skips tiers that cannot be used."""
+    """The search for a device begins at the source or tier with the given number. It ends at the
+    session's last source or tier, and skips tiers that cannot be used."""
     session.control.sources = session.control.tiers = 4
     for i, dev in enumerate((5, 6, 5, 6, 5)):
         session.control.source[i].dev = session.control.tier[i].dev = dev
@@ -318,8 +319,8 @@ def listing(first: int, n: int) -> int:
 
 
 def list_as(entry: Any, value: int) -> None:
-    """Sets the listing of a directory. An entry has the same field for the listing of a directory
-    and for the inode of a file's copy."""
+    """Sets the listing of a directory. The entry of a directory stores the listing in the field
+    that holds the copy's inode in the entry of a file."""
     setattr(entry, "copy_ino", value)  # noqa: B010
 
 
@@ -358,8 +359,9 @@ def test_a_listing_is_told_for_a_second_after_a_look(
 def test_a_directory_that_changed_is_listed_by_the_source(
     lib: Any, session: Made, tmp_path: Path, change: str
 ) -> None:
-    """If a look at the source finds another directory, another time or no directory, the library
-    marks the directory as changed for all processes. After another error, it does not."""
+    """If a look at the source finds another directory, another modification time or no directory at
+    the path, the library marks the directory as changed for all processes. After another error, it
+    does not."""
     here = tmp_path / "d"
     here.mkdir()
     entry = describe(session, here, DIR)

@@ -1,4 +1,5 @@
-"""Tests how a process reads /proc, and how one that cannot map a session tells of its changes."""
+"""Tests how a process reads /proc. Also tests how a process that cannot map a session's segments
+tells the daemon of changes."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ UNKNOWN = 2**64 - 1  # any file may have changed
 
 
 def test_every_descriptor_of_the_table_is_listed(lib: Any) -> None:
-    """Also if there are so many that the kernel tells them in pieces. The list's own is not one."""
+    """All descriptors are listed, even if there are so many that the kernel returns the list in
+    several pieces. The descriptor by which the library reads the list is left out."""
     out = ffi.new("int[]", 4000)
     made = [os.dup(0) for _ in range(150)]
     try:
@@ -48,7 +50,7 @@ def test_a_list_without_the_descriptor_that_reads_it_is_of_another_table(
     assert lib.proc_numbers(bytes(tmp_path), 0, out, 4000) == len(names)
     assert sorted(out[0 : len(names)]) == [int(name) for name in names]
     assert lib.proc_numbers(bytes(tmp_path), 1, out, 4000) == -1
-    own = os.dup(0)  # the number that the list will get
+    own = os.dup(0)  # number that the list's own descriptor will get
     os.close(own)
     (tmp_path / str(own)).touch()
     assert lib.proc_numbers(bytes(tmp_path), 1, out, 4000) == len(names)
@@ -58,7 +60,7 @@ def test_a_list_without_the_descriptor_that_reads_it_is_of_another_table(
 
 
 def test_a_thread_with_descriptors_of_its_own_is_noticed(lib: Any) -> None:
-    """kcmp tells, where the kernel has it."""
+    """The library compares the tables of threads by the system call kcmp. Some kernels lack it."""
     assert lib.proc_has_one_table() == 1
     begins, ends = threading.Event(), threading.Event()
     result: list[int] = []
@@ -95,7 +97,7 @@ def test_an_offset_is_what_lseek_says(lib: Any, tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_descriptor_is_its_path(lib: Any, tmp_path: Path) -> None:
-    """A pipe has none."""
+    """A pipe has no path, so the library returns no name for it."""
     out = ffi.new("char[]", 4096)
     deep = tmp_path / ("d" * 200) / ("e" * 200)
     deep.mkdir(parents=True)
@@ -128,7 +130,8 @@ def test_a_system_call_is_known_by_its_number_and_two_arguments(
 
 
 def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
-    """It may have been stopped before the call."""
+    """A thread that a signal would wake may have been stopped before its call, by a tracer or a
+    filter."""
     ends = os.pipe()
     thread = threading.Thread(target=os.read, args=(ends[0], 1))
     thread.start()
@@ -143,7 +146,7 @@ def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
 
 
 def test_a_thread_that_only_the_calls_end_wakes_is_found(lib: Any) -> None:
-    """By its call, and two of the call's arguments."""
+    """The thread is found by the number of its system call, and by two arguments of the call."""
     vfork, marked = 0x4000 | 17, 0x123456  # CLONE_VFORK | SIGCHLD
     ends = os.pipe()
     children = []
@@ -188,7 +191,7 @@ def test_a_file_is_read_in_pieces(lib: Any, tmp_path: Path, size: int) -> None:
     assert open_descriptors() <= before
 
 
-# --- changes of processes without room ------------------------------------------------------------
+# --- changes that are told without a mapped session -----------------------------------------------
 
 
 class Daemon:
@@ -229,7 +232,8 @@ def daemon(lib: Any, place: Place) -> Daemon:
 
 
 def test_a_change_is_written_down_before_it_is_announced(daemon: Daemon) -> None:
-    """Each with a mark of its own, so that the daemon notices it while it reads others."""
+    """The daemon learns of each change by a mark that differs from all earlier marks. So it also
+    notices a change that is recorded while it reads earlier changes."""
     marks = []
     for i, is_tree in enumerate((0, 1, 0)):
         assert daemon.tell(is_tree=is_tree)
@@ -277,7 +281,8 @@ def test_nothing_is_told_to_what_is_no_daemon_of_the_file(daemon: Daemon, case: 
 
 @pytest.mark.parametrize("case", ["gone", "shared", "short", "full", "last"])
 def test_a_change_that_cannot_be_written_down_may_be_of_any_file(daemon: Daemon, case: str) -> None:
-    """The file of changes has a limit. Once it is full, all files count as changed."""
+    """If a change cannot be written to the file `changes`, all files count as changed. Nothing is
+    written to the file once it has reached its size limit."""
     path, most = daemon.place.directory / "changes", daemon.lib.tell_most()
     if case == "gone":
         path.unlink()
@@ -294,7 +299,7 @@ def test_a_change_that_cannot_be_written_down_may_be_of_any_file(daemon: Daemon,
 
 @contextmanager
 def free_descriptors(n: int) -> Iterator[None]:
-    """Leaves this process only so many numbers for new descriptors."""
+    """Lowers the limit on descriptors, so that this process can open only `n` more."""
     free: list[int] = []
     while len(free) < n + 1:
         fd = os.dup(0)
@@ -311,7 +316,8 @@ def free_descriptors(n: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("free", [0, 1, 2])
 def test_a_change_is_told_once_also_without_free_descriptors(daemon: Daemon, free: int) -> None:
-    """A file and the daemon's segments need two at a time."""
+    """To record a change, a process needs two free descriptors at a time. A process without them
+    still records the change, in another table of descriptors."""
     with free_descriptors(free):
         done = daemon.lib.tell_change(DEV, INO, 1)
     assert done and daemon.records() == [(DEV, INO, 1)]

@@ -1,5 +1,5 @@
-"""Tests the table of tracked descriptors: what becomes of their words, and which thread waits for
-which."""
+"""Tests the table of tracked descriptors: how the descriptors' words change, and in which cases a
+thread waits for another one."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def words(lib: Any, *fds: int) -> list[int]:
 
 
 def test_a_word_names_the_session_the_open_and_the_entry(table: Any, session: Made) -> None:
-    """Two opens of a file have different words. A number beyond the table is not tracked, nor is
-    anything while no unfinished copies can be read."""
+    """Two opens of the same file have different words. A descriptor with a number beyond the table
+    is not tracked. While the process cannot read unfinished copies, no descriptor is tracked."""
     for number in (0, 1, 31):
         table.track_number(session.s, number, 1)
         for entry in (0, 7, 2**25 - 2):
@@ -74,7 +74,8 @@ def test_a_word_names_the_session_the_open_and_the_entry(table: Any, session: Ma
 def test_a_child_of_vfork_leaves_its_parents_words(
     table: Any, session: Made, old: int, flags: int, is_tracked: int
 ) -> None:
-    """It may only fill an empty slot with a word whose reads go to the source."""
+    """A child of vfork may only write a word into an empty slot, and only a word whose reads go to
+    the source."""
     table.track_set(FD, old)
     table.track_belongs(os.getpid() + 1, 0)
     table.track_track(session.s, FD, 7, flags)
@@ -90,8 +91,9 @@ def test_a_child_of_vfork_leaves_its_parents_words(
 def test_the_table_belongs_to_one_process(
     table: Any, owner: str, is_forked: int, is_mine: int
 ) -> None:
-    """A forked child takes it over, also if nobody saw the fork. It shares the offsets of all
-    descriptors; what threads of its parent were about to do does not concern it."""
+    """A forked child takes over the table, even if the library did not see the fork. The child
+    marks all words as shared, because it shares the offsets with its parent. It clears the flags
+    that the parent's threads have set for calls of their own."""
     pid = {"me": os.getpid(), "nobody": 0, "other": os.getpid() + 1}[owner]
     forgotten = table.track_forgotten()
     before = word_of(7, flags=PINNED | SEEKING | DIRECT), word_of(8, flags=OFFSET)
@@ -141,7 +143,8 @@ def test_the_first_and_the_highest_descriptor_are_of_the_table(
 
 
 def test_only_the_owner_removes_words(table: Any) -> None:
-    """Except of a descriptor that was handed over, of which the parent loses nothing."""
+    """A child of vfork does not own the table. It may only remove the word of a descriptor that was
+    handed over to the daemon, because the parent does not need this word."""
     for flags, is_removed in ((0, 0), (HANDED, 1), (HANDED | PINNED, 0), (HANDED | SEEKING, 0)):
         table.track_set(FD, word := word_of(7, flags=flags))
         table.track_belongs(os.getpid() + 1, 0)
@@ -161,7 +164,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """A range, a session, all of them, or one; the others keep their words."""
+    """A call changes the words of a range, of a session, of all descriptors or of one descriptor.
+    All other descriptors keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])
@@ -195,7 +199,8 @@ def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data:
 
 
 def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
-    """By a thread that cannot wait, because it does not close the descriptor."""
+    """monarch_untrack_session and monarch_untrack_seen do not wait for other threads. So they do
+    not remove a word that another thread has pinned, or with which another thread is seeking."""
     for flags, is_kept in ((0, 0), (PINNED, 1), (SEEKING, 1), (OFFSET | SHARED, 0)):
         word = word_of(7, 4, flags=flags)
         for by_session in (False, True):
@@ -217,8 +222,8 @@ def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
 
 @pytest.mark.parametrize("call", ["flag", "untrack", "range", "pin"])
 def test_a_thread_waits_until_a_descriptor_is_unpinned(table: Any, call: str) -> None:
-    """Then it goes on with the word that it finds. If a pinned descriptor is a copy's already, the
-    thread goes on before."""
+    """A call that changes the word of a pinned descriptor waits, and then goes on with the word
+    that it finds."""
     calls = {
         "flag": lambda: table.track_flag(FD, SHARED),
         "untrack": lambda: table.track_untrack(FD),
@@ -255,8 +260,9 @@ def test_a_thread_waits_until_a_descriptor_is_unpinned(table: Any, call: str) ->
 def test_nobody_waits_for_the_end_of_a_promotion_that_has_succeeded(
     table: Any, session: Made, tmp_path: Path, case: str, is_cleared: bool
 ) -> None:
-    """The kernel may still be closing the source's file. A tier may be on the source's device, so
-    that only the inode tells."""
+    """A promotion has succeeded once the descriptor refers to the copy. The kernel may then still
+    be closing the source's file, and other threads do not wait for that. A tier may be on the same
+    device as a source. Then only the inode tells that the descriptor refers to the copy."""
     path = tmp_path / "f"
     path.touch()
     found = path.stat()
@@ -299,7 +305,8 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
             table.track_unpin(FD, word | SHARED)
             assert table.track_word(FD) == word | SHARED
         assert blocked() == signals
-    # Another open may have got the number, by a call that the library did not see.
+    # The descriptor may have been closed by a call that the library did not see, and another open
+    # may have got its number.
     table.track_set(FD, word_of(7))
     assert table.track_pin(FD, 0)
     table.track_set(FD, word_of(8, flags=PINNED))
@@ -309,8 +316,9 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
 
 
 def test_a_close_waits_until_a_seek_is_inside_the_kernel(table: Any) -> None:
-    """The kernel then has the open file. If that cannot be seen, a close of many descriptors waits
-    for a limited time in all."""
+    """Once the seek is inside the kernel, the kernel holds a reference to the open file, and the
+    descriptor may be closed. If the library cannot see whether the seek is inside the kernel, a
+    close waits for a limited time. A close of many descriptors has one limit for all of them."""
     word = word_of(7, 3, flags=SEEKING | OFFSET)
     for asleep, expected in ((0, 40), (41, 48), (48, 48), (49, 56), (NEVER, 800)):
         table.track_set(FD, word)
@@ -329,7 +337,7 @@ def test_a_close_waits_until_a_seek_is_inside_the_kernel(table: Any) -> None:
     table.track_untrack_range(0, TRACKED)
     assert words(table, *range(FD, FD + 5)) == [0] * 5
     assert table.track_rounds() == 800 + 4 * 40
-    # Once the seek has ended, nothing is waited for.
+    # The close stops waiting when the seek has ended.
     table.track_set(FD, word)
     table.track_other(7, FD, word & ~SEEKING)
     table.track_untrack(FD)
@@ -345,8 +353,9 @@ def opened(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_seek_moves_the_offset_of_the_open_file_that_is_meant(table: Any, opened: int) -> None:
-    """Flags may have changed since. The word says that the offset is in use, and no longer that a
-    seek is under way."""
+    """The offset is moved only if the descriptor's word is still the expected one, apart from its
+    flags. After the seek, the word says that the offset is in use, and no longer that a seek is
+    under way."""
     signals = blocked()
     word = word_of(7, 3)
     for flags in (0, OFFSET, SHARED, OFFSET | FORKED):
@@ -383,8 +392,8 @@ def test_a_seek_waits_a_little_for_another_thread(table: Any, opened: int, flag:
 
 
 def test_a_duplicate_is_of_the_same_entry_and_shared(table: Any, session: Made) -> None:
-    """One of a descriptor that was handed over is tracked as an ordinary one, if its file has an
-    entry."""
+    """A duplicate of a descriptor that was handed over is tracked as an ordinary descriptor if the
+    file has an entry. Otherwise it is not tracked."""
     fresh, unmet = FD + 1, int(table.claims_unmet(99))
     table.track_number(session.s, 3, 1)
     for word, flags in (

@@ -28,7 +28,7 @@ def word(state: int, reason: int = 0, copy: int = 9) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_measured(lib: Any) -> Iterator[None]:
-    """Forgets, after each test, the waits and times that the test has noted."""
+    """After each test, forgets the waits and the durations that the test has noted."""
     yield
     lib.wait_forget()
     lib.progress_forget()
@@ -121,8 +121,8 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """Waits for whole files may last a minute in total; then the process does not wait any more. A
-    wait before an open, which would otherwise go to the source, does not count here."""
+    """A process waits for whole files for about a minute in total. After that, it no longer waits.
+    A wait that replaces an open of the source does not count towards this minute."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
@@ -190,8 +190,8 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 
 
 def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None:
-    """A read demands the units that it needs, but at most eight. If the file is not being filled,
-    the read demands only the first unit. A read that gives up has withdrawn the demand on which it
+    """A read demands at most eight of the units that it needs. If the file is not being filled, the
+    read demands only the first unit. When the read gives up, it withdraws the demand on which it
     waited, but not the demands of later units."""
     session.control.block_bytes = 4 * MIB
     fill(session, set(), 40 * UNIT)

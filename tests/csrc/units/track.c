@@ -1,4 +1,5 @@
-/* A thread that waits does nothing else here: the tests say what another thread does meanwhile. */
+/* In this unit, a thread that waits does not pause: its rounds of waiting are counted. The tests
+ * say what another thread does in which round. */
 #include "preload/descriptors/track.h"
 #include "preload/process/proc.h"
 #include "shared/sys.h"
@@ -21,7 +22,8 @@ static int is_asleep(long call, uint64_t first, uint64_t fourth) {
     asked[2] = fourth;
     return rounds >= sleeps_from;
 }
-/* Counts how often a process has forgotten the descriptors that its parent's threads had open. */
+/* number of times that a process has forgotten the descriptors which threads of its parent had
+ * opened for a moment */
 static int forgotten;
 #include "preload/process/momentary.h"
 static void forget_momentary(void) {
@@ -35,7 +37,7 @@ static void forget_momentary(void) {
 
 #include "made.h"
 
-/* Forgets all descriptors, and what other threads do. The table is this process's. */
+/* Empties the table and makes it this process's own. Also cancels what other threads would do. */
 EXPORT void track_forget(void) {
     monarch_track_mark();
     memset(monarch_track_table, 0, (highest + 1) * sizeof *monarch_track_table);
@@ -45,21 +47,22 @@ EXPORT void track_forget(void) {
     owner = (uint32_t)sys_getpid();
     *forked_mark = 1;
 }
-/* The table is that of process `pid`. is_forked: whether this process is a copy of that one; else
- * the two share their memory, or the table is nobody's. */
+/* Makes the table that of the process `pid`, or nobody's if `pid` is 0. is_forked: whether this
+ * process is a forked child of that process. If not, the two processes share their memory. */
 EXPORT void track_belongs(uint32_t pid, int is_forked) {
     owner = pid;
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Makes the page by which a forked child is noticed, as before the first descriptor. */
+/* Renews the page by which a forked child is noticed. The page is then as before the first
+ * descriptor was tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;
     monarch_track_mark();
 }
 EXPORT uint32_t track_owner(void) { return owner; }
-/* In this round of waiting, another thread stores the word. */
+/* Sets the round of waiting in which another thread stores `word` for `fd`. */
 EXPORT void track_other(unsigned round, int fd, uint64_t word) {
     rounds = 0;
     other.round = round;

@@ -11,7 +11,7 @@ EXPORT int64_t where_locate_in(struct session *s, int dir, const char *path, int
     char text[MONARCH_PATH_MAX];
     return monarch_locate_in(s, &c, dir, path, follow, text);
 }
-/* As an open looks a path up. */
+/* Looks the path up as an open does. */
 EXPORT int64_t where_locate_opened(struct session *s, int dir, const char *path) {
     struct monarch_aim a;
     return monarch_aim(s, dir, path, 1, &a) ? monarch_locate_aimed(s, &a, dir, path, 1)

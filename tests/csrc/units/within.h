@@ -1,5 +1,6 @@
-/* For a unit whose library file opens descriptors for a moment. While such a descriptor is open, no
- * fork of the process may begin, and no program that another thread executes may get it. */
+/* Include this file in a unit whose library file opens descriptors for a moment. While such a
+ * descriptor is open, no fork of the process may begin, and no program that another thread executes
+ * may inherit the descriptor. */
 #pragma once
 
 #include "preload/process/momentary.h"
@@ -19,7 +20,8 @@ static int open_within(int dir, const char *path, int flags) {
     unguarded += within != 1 || !(flags & O_CLOEXEC);
     return sys_openat(dir, path, flags);
 }
-/* Returns whether all descriptors so far were guarded, and no moment lasts any longer. */
+/* Returns whether each of these descriptors was opened with O_CLOEXEC and within a moment
+ * (monarch_momentary_begin), and whether all moments have ended. */
 static int are_guarded(void) { return !within && !unguarded; }
 
 #define monarch_momentary_begin() begin_moment()
