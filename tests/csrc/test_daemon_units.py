@@ -1,4 +1,4 @@
-"""Single functions of the daemon's C part, also static ones: the C files of `daemon`, each with the
+"""Tests single functions of the daemon's C part, also static ones. Each C file in `daemon` has the
 tests of one or two files of csrc."""
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ FLAGS = ["-O0", "-g1", "-Wall", "-Werror", f"-I{HERE}", *flags_of(SANITIZERS["ad
 
 
 def included(unit: str) -> set[str]:
-    """Returns the files of csrc that the C file includes, and whose functions it may replace."""
+    """Returns the files of csrc that the C file includes. They must not be linked a second time."""
     text = (PLACE / f"{unit}.c").read_text()
     return set(re.findall(r'^#include "(.*\.c)"', text, re.M))
 
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The objects of all files of csrc, as the other tests have them, and of main.c."""
+    """The objects of main.c and of all files of csrc, compiled as for the other tests."""
     place = tmp_path_factory.mktemp("daemon_units")
     names = [name for name in NATIVE if not name.startswith(APART)]
     names.sort(key=lambda name: name not in PRELOAD)  # the order of compile_native
@@ -42,8 +42,8 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 def test_it_does_what_its_comments_say(
     unit: str, objects: dict[str, Path], prefix: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Under AddressSanitizer and UndefinedBehaviorSanitizer. Each C file is a program of its own,
-    because it may replace functions that the files of the others use."""
+    """Runs the tests of one C file under AddressSanitizer and UndefinedBehaviorSanitizer. Each C
+    file makes a program of its own, because it may replace functions that other C files call."""
     own = included(unit)
     rest = [made for name, made in objects.items() if name not in own]
     program = build(tmp_path / "tests", [PLACE / f"{unit}.c", *rest], [*FLAGS, "-pthread", "-ldl"])

@@ -1,6 +1,7 @@
-/* For the tests beside this file. Each C file here includes a file of the daemon's C part, so that
- * its tests can call the static functions too, use the structs, and replace what the file calls.
- * With main.c and the rest of the daemon's C part, it makes a program (test_daemon_units.py). */
+/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon.
+ * So its tests can call their static functions, use their structs, and replace functions that they
+ * call. Each C file is linked with main.c and the rest of the daemon's C part to a program of its
+ * own (test_daemon_units.py). */
 #pragma once
 
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "stress.h"
 
 /* Defines a test. Each test runs in a process of its own, in an empty directory. The sanitizers
- * also notice memory that a test leaves allocated. */
+ * report memory that a test does not free. */
 #define TEST(name)                                                                                 \
     static void name(void);                                                                        \
     __attribute__((constructor)) static void add_##name(void) { add_test(__FILE__, #name, name); } \
@@ -26,22 +27,23 @@
 
 void add_test(const char *file, const char *name, void (*run)(void));
 
-/* --- what the tests share (main.c) ------------------------------------------------------------ */
+/* --- functions for the tests (main.c) --------------------------------------------------------- */
 
-/* Returns how many descriptors this process has. */
+/* Returns how many descriptors this process has open. */
 int open_descriptors(void);
-/* Makes a file of `size` bytes that are computed from `seed`, and returns its descriptor, which can
- * read and write. */
+/* Makes a file of `size` bytes, computed from `seed`. Returns a descriptor that is open for reading
+ * and writing. */
 int make_file(const char *path, uint64_t size, unsigned seed);
-/* Makes an engine in memory of this process, without threads, with the segments and the tables
- * that it needs. */
+/* Makes an engine without threads. Its segments and tables are in this process's own memory. */
 struct monarch_engine *make_engine(uint64_t block_bytes);
 void free_engine(struct monarch_engine *e);
-/* Makes an empty catalog in memory of this process. */
+/* Makes an empty catalog in this process's own memory. */
 struct monarch_catalog *make_catalog(uint64_t capacity);
-/* Adds an entry like this one, which is not a link, and returns it. */
+/* Adds an entry for the path, with the other fields of `like`, and returns it. `like` must not be a
+ * link. */
 struct monarch_entry *add_entry(struct monarch_catalog *c, const char *path,
                                 struct monarch_entry like);
-/* Makes an order for the regular file at `path`, below the directory `root`, with the file's
- * present attributes. The order's copies lie in the directory `copies`. */
+/* Makes an order to copy the regular file at `path`, relative to the directory `root`, with the
+ * attributes that the file has now. The copy gets the number `copy` and lies in the directory
+ * `copies`. */
 struct job *make_job(int root, int copies, const char *path, uint64_t copy);

@@ -1,6 +1,7 @@
 #include "short_io.h"
 
-/* The sizes of the messages that were sent, and how many pieces had arrived before each. */
+/* sent_bytes: the size of each message that was sent. sent_after: how many pieces had arrived
+ * before it was sent. */
 static size_t sent_bytes[16];
 static int sent_after[16], sends, arrivals;
 static ssize_t noted_send(int fd, const void *from, size_t n, int flags) {
@@ -29,7 +30,7 @@ static struct monarch_mac *says, *hears, *content;
 static uint64_t said, heard;
 static char all[SIZE], memory[SIZE];
 
-/* What arrived: the pieces in order, and the sum of each. */
+/* The pieces that arrived, in order, each with its sum and digest. */
 static struct {
     uint64_t which, first, bytes, sum;
     unsigned char digest[MONARCH_MAC_BYTES];
@@ -99,7 +100,8 @@ static void put_sum(uint64_t tag, const char *of, uint64_t n, uint64_t wrong) {
     put_bytes((char *)&f, sizeof f);
 }
 
-/* Sends bytes of the file in DATA frames of at most `most` bytes, and their sum. */
+/* Sends bytes of the file in DATA frames of at most `most` bytes each, and then the sum of all
+ * these bytes. */
 static void put_piece(uint64_t tag, uint64_t first, uint64_t n, uint64_t most) {
     for (uint64_t done = 0, part; done < n; done += part) {
         part = n - done < most ? n - done : most;
@@ -127,7 +129,7 @@ static int fetch_all(get *gets, uint64_t n) {
     return monarch_peer_fetch(l, gets, n, NULL, arrived, pieces);
 }
 
-/* Checks the bytes of the range, in memory or in the file. */
+/* Checks the bytes of the range that were received, in memory or in the file. */
 static void check_range(const get *g) {
     static char read_back[SIZE];
     const char *is = memory;
@@ -138,7 +140,7 @@ static void check_range(const get *g) {
     check_bytes(7, 0, g->first, is, g->received);
 }
 
-/* A request says what is asked for, under the seal of its number. */
+/* A request contains everything that is asked for. Its seal covers its sequence number. */
 TEST(a_request_says_what_is_asked_for) {
     make();
     struct monarch_peer_request q;
@@ -169,8 +171,9 @@ static const uint64_t lengths[] = {0,
                                    MONARCH_PEER_CHUNK + 1,
                                    2 * MONARCH_PEER_CHUNK + 5};
 
-/* All bytes of a range arrive, in memory or in the file, however the answer is framed and however
- * few bytes the kernel moves at a time. Each piece is told of once, with its sum and digest. */
+/* All bytes of a range arrive, in memory or in the file, however the answer is divided into frames
+ * and however few bytes the kernel moves at a time. Each piece is reported once, with its sum and
+ * digest. */
 TEST(a_range_arrives_however_it_is_received) {
     const size_t moved[] = {0, 41, 1000, 300000};
     for (int in_memory = 0; in_memory < 2; in_memory++)
@@ -180,7 +183,8 @@ TEST(a_range_arrives_however_it_is_received) {
                 if (way == 1 && n > 5000)
                     continue;
                 make();
-                pid_t child = fork(); /* the answer may be larger than the socket */
+                pid_t child = fork(); /* the answer may not fit into the socket, so another process
+                                         sends it */
                 if (child == 0) {
                     for (uint64_t at = 0; at < n; at += 200000)
                         put_piece(0, first + at, n - at < 200000 ? n - at : 200000,
@@ -221,8 +225,7 @@ static void count_arrival(void *arg, uint64_t which, uint64_t first, uint64_t by
     arrivals++;
 }
 
-/* Many ranges are asked for ahead of their answers, many in one call, but never more than a limit.
- */
+/* Requests are sent ahead of their answers, many in one call, but at most AHEAD of them. */
 TEST(requests_are_sent_ahead_up_to_a_limit) {
     enum { RANGES = 3 * AHEAD + 5 };
     static get gets[RANGES];
@@ -261,7 +264,8 @@ TEST(requests_are_sent_ahead_up_to_a_limit) {
     done();
 }
 
-/* Only a status about the file may end an answer, and OK only if all bytes have come. */
+/* An answer may end only with a status that concerns the file. It may end with OK only if all bytes
+ * have come. */
 TEST(an_answer_ends_with_a_status_of_the_file) {
     const struct {
         uint64_t status;
@@ -297,7 +301,8 @@ TEST(an_answer_ends_with_a_status_of_the_file) {
         }
 }
 
-/* Everything that an honest server would not send breaks the link, and says how. */
+/* Anything that an honest server would not send breaks the link. The status of the range says what
+ * was wrong. */
 TEST(a_wrong_answer_breaks_the_link) {
     const unsigned right[] = {MONARCH_PEER_CUT,    MONARCH_PEER_CUT,         MONARCH_PEER_CUT,
                               MONARCH_PEER_FORGED, MONARCH_PEER_WRONG_BYTES, MONARCH_PEER_FORGED,
@@ -317,7 +322,9 @@ TEST(a_wrong_answer_breaks_the_link) {
         if (way == 9)
             f = (said = 0, frame_of(MONARCH_PEER_END + 1, 0, 0, NULL)); /* no such kind */
         if (way == 8)
-            f = (said = 1, frame_of(MONARCH_PEER_DATA, 0, 100, NULL)); /* one frame was left out */
+            f = (said = 1,
+                 frame_of(MONARCH_PEER_DATA, 0, 100,
+                          NULL)); /* the seal is that of the frame after the expected one */
         if (way == 7)
             said = 0;
         else
@@ -344,7 +351,8 @@ TEST(a_wrong_answer_breaks_the_link) {
     }
 }
 
-/* After a break, the ranges without an answer are told apart from those that have one. */
+/* When a link breaks, a range with a complete answer keeps its status. All other ranges get the
+ * status CUT. */
 TEST(ranges_without_an_answer_are_cut) {
     make();
     get gets[] = {range(0, 10, 1), range(10, 10, 1), range(20, 10, 1)};
@@ -358,7 +366,8 @@ TEST(ranges_without_an_answer_are_cut) {
     done();
 }
 
-/* More than was asked for leaves a link that nobody can use. */
+/* If a peer sends more than was asked for, the answer counts, but nobody can use the link any more.
+ */
 TEST(a_peer_that_sends_too_much_is_cut) {
     for (int more = 0; more < 2; more++) {
         make();
@@ -377,7 +386,7 @@ TEST(a_peer_that_sends_too_much_is_cut) {
     }
 }
 
-/* Bytes that cannot be stored say so, with the error. */
+/* If bytes cannot be stored, the range gets the status NO_ROOM and the errno of the write. */
 TEST(bytes_without_room_are_told_apart) {
     make();
     get g = range(0, 100, 0);
@@ -391,7 +400,7 @@ TEST(bytes_without_room_are_told_apart) {
     done();
 }
 
-/* Every wait has its own limit: that for the first frame, and that for each later one. */
+/* The wait for the first frame has a time limit of its own, and so has each later wait. */
 TEST(a_peer_that_stops_sending_is_late) {
     for (int way = 0; way < 4; way++) {
         make();
@@ -411,7 +420,7 @@ TEST(a_peer_that_stops_sending_is_late) {
     }
 }
 
-/* A whole answer has a limit too, so that a peer cannot send it byte by byte for ever. */
+/* A whole answer has a time limit too, so that a peer cannot send it byte by byte for ever. */
 TEST(a_slow_answer_has_an_end) {
     make();
     l->buffer = memory;
@@ -423,20 +432,20 @@ TEST(a_slow_answer_has_an_end) {
     put_bytes(all, 100);
     SAME(take_data(l, &a, 100), MONARCH_PEER_OK);
     SAME(a.came, 100);
-    SAME(take_data(l, &a, 1), MONARCH_PEER_CUT); /* no more was asked for */
+    SAME(take_data(l, &a, 1), MONARCH_PEER_CUT); /* this is more than was asked for */
     l->buffer = NULL;
     done();
 }
 
-/* A request that does not fit into the socket was not sent. One of which a part was sent ends the
- * link. */
+/* If no part of a request fits into the socket, the request was not sent, and the link stays. If
+ * only a part was sent, the link ends. */
 TEST(a_request_is_sent_as_a_whole_or_not_at_all) {
     for (int way = 0; way < 2; way++) {
         make();
         get g = range(0, 10, 1);
         uint64_t tag = 77;
         most_moved = way ? 79 : 1000;
-        moves = way ? 1 : 0; /* interrupted, or short */
+        moves = way ? 1 : 0; /* the send is interrupted (way 0) or short (way 1) */
         SAME(monarch_peer_request(l, &g, &tag), -1);
         most_moved = 0;
         SAME(tag, 77);

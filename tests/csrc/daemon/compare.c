@@ -3,7 +3,7 @@
 #include "native.h"
 #include "shared/pace.h"
 
-/* Whether the next operation may begin, and the threads that were started. */
+/* How many more operations may begin, and how many threads were started. */
 static int may_go_on = 1000, started;
 static int keep_pace(struct monarch_pace *p, uint64_t until_ns) { return may_go_on-- > 0; }
 static int start_thread(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
@@ -20,7 +20,7 @@ static int start_thread(pthread_t *thread, const pthread_attr_t *a, void *(*run)
 #include "checks.h"
 
 static struct monarch_catalog *c;
-static int32_t root, roots[2]; /* the files are those of source 1 */
+static int32_t root, roots[2]; /* all files belong to source 1 */
 
 static struct monarch_entry *add(const char *path) {
     struct monarch_entry like;
@@ -49,8 +49,9 @@ static unsigned compare_one(uint64_t id, struct monarch_entry *fresh) {
     return found;
 }
 
-/* Each attribute that differs shows another version; a name that is gone, or has become something
- * else, is gone. A source that fails tells nothing. */
+/* A file with another inode number, time or size is REPLACED. If its name is gone, or now names
+ * something of another kind, the file is GONE. If the source fails, the file counts as the SAME,
+ * since nothing is known. */
 TEST(each_difference_is_found) {
     struct monarch_entry fresh;
     make();
@@ -66,7 +67,7 @@ TEST(each_difference_is_found) {
             mine->size += way == 4;
             fresh = (struct monarch_entry){0};
             int differs =
-                way && !(is_directory && way == 4); /* of a directory, the size says nothing */
+                way && !(is_directory && way == 4); /* a directory's size is not compared */
             SAME(compare_one((uint64_t)is_directory, &fresh),
                  differs ? MONARCH_REPLACED : MONARCH_SAME);
             SAME(fresh.ino, differs ? was.ino : 0);
@@ -85,7 +86,7 @@ TEST(each_difference_is_found) {
     done();
 }
 
-/* A part of the path that is no directory any more means that the file is gone. */
+/* If a directory in the path has become a file, the file below it is gone. */
 TEST(a_directory_that_became_a_file_has_no_files) {
     struct monarch_entry fresh;
     make();
@@ -98,7 +99,8 @@ TEST(a_directory_that_became_a_file_has_no_files) {
     done();
 }
 
-/* One thread more is started for each so many entries, within the limits; the caller works too. */
+/* One thread is started for every A_THREAD entries, within the limits. The caller compares entries
+ * too, and counts as one of the threads that the limit allows. */
 TEST(many_entries_are_compared_by_many_threads) {
     const struct {
         uint64_t n;
@@ -124,7 +126,7 @@ TEST(many_entries_are_compared_by_many_threads) {
     }
 }
 
-/* When the time is over, the caller learns how many entries were compared. */
+/* When the time is up, the comparison ends and returns how many entries it has compared. */
 TEST(a_comparison_ends_with_its_time) {
     uint64_t ids[5] = {0};
     uint8_t found[5];

@@ -1,6 +1,6 @@
 #include "shared/clock.h"
 #include "short_io.h"
-#undef pread /* a short read of a file means that the file has become shorter */
+#undef pread /* not replaced: a short read means that the file has become shorter */
 
 static uint64_t time_ns = 1000000000;
 static uint64_t told_ns(void) { return time_ns; }
@@ -29,7 +29,7 @@ static struct monarch_peer_stage stage;
 static connection c;
 static int client;
 static struct monarch_mac *says, *hears, *content;
-static uint64_t asked, heard; /* numbers of the next seals at the client */
+static uint64_t asked, heard; /* the sequence numbers of the client's next seals */
 static char got[ROOM];
 static size_t got_bytes;
 
@@ -125,7 +125,7 @@ static void collect(void) {
         got_bytes += (size_t)n;
 }
 
-/* Steps until the connection waits for anything but its socket's room. */
+/* Runs steps until the connection waits for anything but room in its socket. */
 static io_state run_it(void) {
     for (;;) {
         io_state state = monarch_peer_step(&c, &stage);
@@ -135,8 +135,8 @@ static io_state run_it(void) {
     }
 }
 
-/* Reads one answer, whose bytes begin at `first`. Checks each frame, and returns the status of its
- * end. *bytes gets how many bytes came with a sum. */
+/* Reads one answer. Its first byte is the byte `first` of the file. Checks each frame, and sets
+ * *bytes to the number of bytes that came with a sum. Returns the status that ends the answer. */
 static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
     struct monarch_peer_frame f;
     struct monarch_digest digest;
@@ -159,7 +159,8 @@ static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
             monarch_mac_begin(content, 0);
             monarch_mac_add(content, of_piece, at - piece);
             monarch_mac_end(content, digest.bytes);
-            CHECK(at > piece && (piece / BLOCK == (at - 1) / BLOCK)); /* one block at most */
+            CHECK(at > piece &&
+                  (piece / BLOCK == (at - 1) / BLOCK)); /* a sum covers bytes of only one block */
             piece = at;
         }
         CHECK(monarch_is_sealed(hears, heard++, &f, MONARCH_SEALED_OF_FRAME,
@@ -184,8 +185,8 @@ static const uint64_t ranges[][2] = {{0, 0},
                                      {2 * BLOCK, 100},
                                      {2 * BLOCK + 100, 0}};
 
-/* Each range arrives as it was asked for, with right sums and seals, whatever number of bytes the
- * socket takes at a time, and also if the bytes come bit by bit. */
+/* Each range arrives as requested, with correct sums and seals, however few bytes the socket takes
+ * at a time, and also if the file's bytes become available bit by bit. */
 TEST(a_range_arrives_however_it_is_sent) {
     const size_t moved[] = {0, 7, 39, 40, 41, 60, 80, 120, 121, 40000, 500000};
     for (unsigned way = 0; way < sizeof moved / sizeof *moved; way++) {
@@ -194,7 +195,7 @@ TEST(a_range_arrives_however_it_is_sent) {
         for (unsigned i = 0; i < sizeof ranges / sizeof *ranges; i++) {
             uint64_t first = ranges[i][0], n = ranges[i][1], bytes = 0;
             if (n > 1000 && moved[way] && moved[way] < 1000)
-                n = 1000; /* small steps of a small range */
+                n = 1000; /* for small steps, a small range is enough */
             struct monarch_peer_request q = request_of(first, n);
             put(&q);
             most_moved = moved[way];
@@ -218,7 +219,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* The bytes that were sent are counted, without frames. */
+/* Only bytes of the file are counted as sent, not the frames. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;
@@ -235,7 +236,8 @@ TEST(the_bytes_of_files_are_counted) {
     done();
 }
 
-/* A range must lie in the file; and what the node has not is answered with its status. */
+/* A range that does not lie in the file is refused. If the node cannot open the file, the status
+ * says why. */
 TEST(what_cannot_be_sent_is_answered) {
     make(1000);
     const uint64_t bad[][2] = {{0, 1001}, {1001, 0}, {1000, 1}, {999, 2}, {5, UINT64_MAX - 2}};
@@ -261,15 +263,15 @@ TEST(what_cannot_be_sent_is_answered) {
     done();
 }
 
-/* Requests that are no requests, forged ones and repeated ones end the connection, and nothing is
- * answered. */
+/* Nothing is answered, and the connection ends, if a request has a wrong magic, is forged, or is
+ * repeated, or if the client sends no more. */
 TEST(a_bad_request_ends_the_connection) {
     for (int way = 0; way < 4; way++) {
         make(1000);
         struct monarch_peer_request q = request_of(0, 10);
         if (way == 0) {
             q.magic++;
-            SAME(write(client, &q, 4), 4); /* its first bytes are enough */
+            SAME(write(client, &q, 4), 4); /* the first four bytes are enough */
         } else if (way == 1) {
             monarch_seal(says, 0, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal);
             q.length++;
@@ -279,7 +281,7 @@ TEST(a_bad_request_ends_the_connection) {
             put(&q);
             SAME(run_it(), MONARCH_PEER_TO_READ);
             SAME(answer(0, q.tag, &bytes), MONARCH_PEER_OK);
-            SAME(write(client, &q, sizeof q), sizeof q); /* the same once more */
+            SAME(write(client, &q, sizeof q), sizeof q); /* the same request once more */
         } else {
             shutdown(client, SHUT_WR);
         }
@@ -289,7 +291,7 @@ TEST(a_bad_request_ends_the_connection) {
     }
 }
 
-/* A request may come byte by byte, but its time runs from the first byte. */
+/* A request may come byte by byte, but its time limit runs from its first byte. */
 TEST(a_request_that_comes_slowly_gets_no_more_time) {
     make(1000);
     struct monarch_peer_request q = request_of(0, 10);
@@ -309,8 +311,8 @@ TEST(a_request_that_comes_slowly_gets_no_more_time) {
     done();
 }
 
-/* A request for bytes that are not there waits for a while. Then its answer ends, with the bytes
- * that came, and says whether it is worth asking again. */
+/* A request for bytes that are not there waits for a while. Then the answer ends with the bytes
+ * that have come. Its status says whether it is worth asking again. */
 TEST(a_wait_for_bytes_has_an_end) {
     for (int way = 0; way < 4; way++) {
         make(2 * BLOCK);
@@ -326,7 +328,8 @@ TEST(a_wait_for_bytes_has_an_end) {
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.deadline_ns, due);
         file.status = MONARCH_PEER_OK;
-        SAME(run_it(), MONARCH_PEER_TO_WAIT); /* the wait for the file counts */
+        SAME(run_it(),
+             MONARCH_PEER_TO_WAIT); /* the wait began when the file could not be opened yet */
         SAME(c.due_ns, due);
         time_ns = due;
         SAME(run_it(), MONARCH_PEER_TO_READ);
@@ -337,7 +340,7 @@ TEST(a_wait_for_bytes_has_an_end) {
     }
 }
 
-/* Each part that comes begins a new wait, and gives the peer new time. */
+/* Each part of the bytes that comes begins a new wait, and gives the peer a new time limit. */
 TEST(bytes_that_come_begin_a_new_wait) {
     make(2 * BLOCK);
     uint64_t bytes;
@@ -357,7 +360,7 @@ TEST(bytes_that_come_begin_a_new_wait) {
     end_wait(&c, &stage);
     uint64_t was = c.deadline_ns;
     time_ns += 5;
-    end_wait(&c, &stage); /* it does not wait */
+    end_wait(&c, &stage); /* no effect: the connection does not wait */
     SAME(c.deadline_ns, was);
     c.due_ns = 1;
     end_wait(&c, &stage);
@@ -366,8 +369,9 @@ TEST(bytes_that_come_begin_a_new_wait) {
     done();
 }
 
-/* A part of a block is sent only if the whole block is still as it was recorded. A whole block is
- * checked by its receiver, unless that has doubts. */
+/* A part of a block is sent only if the whole block still has its recorded sum. A whole block is
+ * sent without this check, because its receiver checks it. If the receiver doubts the block, it is
+ * checked all the same. */
 TEST(rotten_blocks_are_not_sent) {
     const struct {
         uint64_t first, length;
@@ -396,7 +400,8 @@ TEST(rotten_blocks_are_not_sent) {
         }
 }
 
-/* Without recorded sums, a whole block is compared once its sum is made. */
+/* If no sums are recorded, a whole block is checked only after it was sent, with the sum that was
+ * made then. */
 TEST(a_block_without_a_recorded_sum_is_checked_after_it_was_sent) {
     for (uint64_t n = 100; n <= BLOCK; n += BLOCK - 100)
         for (int is_good = 0; is_good < 2; is_good++) {
@@ -412,8 +417,8 @@ TEST(a_block_without_a_recorded_sum_is_checked_after_it_was_sent) {
         }
 }
 
-/* A file that has become shorter cannot be sent on: the connection ends, since its frames promise
- * bytes. */
+/* If a file has become shorter, the connection ends, because a frame has promised bytes that cannot
+ * be sent. */
 TEST(a_file_that_became_shorter_ends_the_connection) {
     const uint64_t sizes[] = {1000, BLOCK};
     for (int i = 0; i < 2; i++) {
@@ -425,7 +430,8 @@ TEST(a_file_that_became_shorter_ends_the_connection) {
         done();
     }
     make(BLOCK);
-    struct monarch_peer_request q = request_of(1, 10); /* the check needs the whole block */
+    struct monarch_peer_request q =
+        request_of(1, 10); /* a part is sent only after a check, which needs the whole block */
     CHECK(ftruncate(file.fd, BLOCK - 1) == 0);
     put(&q);
     uint64_t bytes;
@@ -434,7 +440,7 @@ TEST(a_file_that_became_shorter_ends_the_connection) {
     done();
 }
 
-/* A peer that is gone ends the connection. */
+/* If the peer is gone, the connection ends. */
 TEST(a_peer_that_is_gone_ends_the_connection) {
     make(2 * BLOCK);
     struct monarch_peer_request q = request_of(0, 2 * BLOCK);
@@ -449,7 +455,7 @@ TEST(a_peer_that_is_gone_ends_the_connection) {
     done();
 }
 
-/* A thread goes on to other connections after a while, also among small answers. */
+/* After a while, a thread leaves a busy connection for others, even between small answers. */
 TEST(a_busy_connection_leaves_time_to_others) {
     make(1000);
     uint64_t bytes;
@@ -470,7 +476,7 @@ TEST(a_busy_connection_leaves_time_to_others) {
     done();
 }
 
-/* The socket blocks as long as the thread may stay, and no longer. */
+/* The socket is in blocking mode only while the thread may stay with the connection. */
 TEST(a_socket_blocks_only_while_a_thread_may_stay) {
     make(1000);
     for (int may = 0; may < 3; may++) {

@@ -18,14 +18,14 @@ static int holds(int32_t sample, uint32_t node) {
     return 0;
 }
 
-/* Returns the most samples that can be with nodes that hold them, each node taking at most `room`.
- */
+/* Returns how many samples at most can go to nodes that hold them, if each node takes at most its
+ * `room`. Sets taken_by to the node of each sample, or -1. */
 static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int32_t *taken_by) {
     int32_t count[NODES] = {0};
     int best = 0;
     for (int32_t i = 0; i < n; i++)
         taken_by[i] = -1;
-    for (int32_t i = 0; i < n; i++) { /* augmenting paths, by breadth first search over samples */
+    for (int32_t i = 0; i < n; i++) { /* finds augmenting paths by breadth-first search */
         int32_t from[MOST], queue[MOST], head = 0, tail = 0, end = -1, via[NODES];
         for (int k = 0; k < NODES; k++)
             via[k] = -1;
@@ -63,7 +63,7 @@ static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int
     return best;
 }
 
-/* Checks all that is promised of one step. */
+/* Checks everything that monarch_plan_deal promises for a single step. */
 static void check_step(int is_capped, const int32_t *samples, int32_t count, const int32_t *out,
                        const int64_t *starts, const int32_t *loads) {
     uint32_t per_node = deal.ranks / deal.nodes;
@@ -101,13 +101,13 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
         int32_t least = (deal.least < per_rank ? deal.least : per_rank) * (int32_t)per_node;
         if (is_capped)
             CHECK(node_all[n] >= least);
-        /* the ranks of a node share its samples */
+        /* the ranks of a node share its samples evenly */
         for (uint32_t r = n * per_node; r < (n + 1) * per_node; r++) {
             int32_t k = (int32_t)(starts[r + 1] - starts[r]);
             CHECK(k * (int32_t)per_node <= node_all[n] + (int32_t)per_node - 1);
             CHECK((k + 1) * (int32_t)per_node > node_all[n]);
         }
-        /* nodes whose loads could be other ones have equally many of them */
+        /* nodes that are at neither of their limits load equally many samples, or one more */
         int is_bound = node_all[n] == room[n] || node_all[n] == least;
         if (is_capped && !is_bound) {
             shortest = node_loads[n] < shortest ? node_loads[n] : shortest;
@@ -117,11 +117,12 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
     CHECK(longest <= shortest + 1 || longest == 0);
     int best = most_held(samples, count, room, held);
     if (!is_capped || !deal.least)
-        SAME(count - all_loads, best); /* as many as possible are with a node that holds them */
+        SAME(count - all_loads,
+             best); /* as many samples as possible go to a node that holds them */
     CHECK(count - all_loads <= best);
 }
 
-/* Draws a deal of some steps and checks it. */
+/* Draws a deal of several steps at random, makes it, and checks each step. */
 static void try(int is_capped) {
     uint32_t per_node = 1 + (uint32_t)draw(3);
     deal =
@@ -134,7 +135,7 @@ static void try(int is_capped) {
     for (int i = 0; i < MOST; i++) {
         order[i] = i;
         for (uint32_t k = 0; k < deal.width; k++) {
-            /* most samples lie with the first nodes, so that these are full */
+            /* node 0 holds most samples, so that it becomes full */
             uint64_t node = draw(2) ? draw(deal.nodes) : 0;
             holders[(uint32_t)i * deal.width + k] = draw(5) ? (int32_t)node : -1;
         }
@@ -175,8 +176,8 @@ TEST(capped_shares_keep_their_bounds) {
         try(1);
 }
 
-/* A sample goes to its owner, its first holder, if that has room, else to the holder with the most
- * room. */
+/* A sample goes to its owner, which is its first holder, if the owner has room. Otherwise it goes
+ * to the holder with the most room. */
 TEST(an_owner_with_room_gets_its_samples) {
     int32_t own[] = {0, 2, 1}, room[] = {1, 9, 5}, taken[] = {0, 4, 1}, samples[] = {0};
     struct monarch_deal three = {.nodes = 3, .width = 3, .holders = own};

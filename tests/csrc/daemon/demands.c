@@ -1,6 +1,6 @@
 #include "shared/doorbell.h"
 
-/* How often the readers of each demand were woken. */
+/* Counts in `wakes` how often the readers of each demand were woken. */
 static int woken(uint32_t *futex);
 #define monarch_futex_wake woken
 #include "clients/demands.c"
@@ -27,8 +27,8 @@ static void demand(int slot, uint64_t entry, uint64_t unit) {
     m->demand[slot] = monarch_demand(entry, unit, 2, 0);
 }
 
-/* An answer reaches the demands for its units, in the first slot and the last one, and no others.
- */
+/* An answer for units of a file ends all demands for these units, from the first slot to the last.
+ * Other demands stay. */
 TEST(an_answer_reaches_the_demands_for_its_units) {
     make();
     for (uint64_t first = 0; first < 3; first++)
@@ -51,7 +51,8 @@ TEST(an_answer_reaches_the_demands_for_its_units) {
     free_engine(e);
 }
 
-/* Demands stand while their file is wanted, requested or being filled. All others are answered. */
+/* A demand stays while its file is wanted, requested or being filled. Demands for all other files
+ * are answered. */
 TEST(demands_stand_while_their_file_may_come) {
     make();
     struct monarch_catalog *c = make_catalog(64);

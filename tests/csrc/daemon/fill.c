@@ -4,17 +4,18 @@
 #include "copy/pack.h"
 #include "short_io.h"
 
-/* 0, or the error of each reservation of space. */
+/* The errno with which each reservation of space fails; 0: reservations are made. */
 static int lacks;
 static int reserve_space(int fd, int mode, off_t at, off_t n) {
     errno = lacks;
     return lacks ? -1 : fallocate(fd, mode, at, n);
 }
-/* What a pack gives: -1, or the number of bytes of file 7. */
+/* If -1, reads from a pack fail. Otherwise a read gives this many bytes, computed from seed 7. */
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
-/* The write-backs that were begun or awaited, as the offsets' letters in order: a small letter for
- * a beginning, a large one for a wait. And the ranges whose pages were given back. */
+/* backs: the write-backs in their order, one letter each. The letter tells the block ("a" is block
+ * 0). It is small if the write-back was begun, and a capital if it was awaited. given: the blocks
+ * whose pages were given back. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);
@@ -91,7 +92,7 @@ static void demand(int slot, uint64_t entry, uint64_t unit) {
     e->clients->demand[slot] = monarch_demand(entry, unit, 2, 0);
 }
 
-/* The units and blocks of a file cover it exactly, whatever its size. */
+/* The units of a file cover it exactly, and so do its blocks, whatever the file's size. */
 TEST(units_and_blocks_cover_the_file) {
     const uint64_t unit = MONARCH_UNIT, block = 3 * unit;
     const uint64_t at[] = {0, unit, block, 2 * block, 2 * block + unit};
@@ -112,7 +113,7 @@ TEST(units_and_blocks_cover_the_file) {
                 CHECK(f->left[b] >= 1 && f->left[b] <= 3);
                 CHECK(f->left[b] == 3 || b == f->blocks - 1);
                 units += f->left[b];
-                f->sums[b] = b; /* there is room for it */
+                f->sums[b] = b; /* the sanitizer checks that there is room */
                 SAME(end_of_block(f, b), (b + 1) * block < size ? (b + 1) * block : size);
             }
             SAME(units, f->units);
@@ -124,7 +125,7 @@ TEST(units_and_blocks_cover_the_file) {
         }
 }
 
-/* A small copy is not reserved, a larger one has all its room before its first byte. */
+/* No room is reserved for a small copy. A larger copy gets all its room before its first byte. */
 TEST(a_large_copy_has_its_room_from_the_beginning) {
     const uint64_t sizes[] = {0, MONARCH_CHUNK, MONARCH_CHUNK + 1};
     for (int i = 0; i < 3; i++) {
@@ -137,14 +138,14 @@ TEST(a_large_copy_has_its_room_from_the_beginning) {
         SAME(st.st_mode & 07777, 0400);
         SAME(fcntl(fd, F_GETFD), FD_CLOEXEC);
         close(fd);
-        SAME(create_copy(job), -1); /* a copy is never written over */
+        SAME(create_copy(job), -1); /* an existing copy is never overwritten */
         SAME(job->result.status, MONARCH_TIER_ERROR);
         SAME(job->result.error, EEXIST);
         done();
     }
 }
 
-/* What cannot be reserved leaves no copy, and the tier counts as full. */
+/* If the room for a copy cannot be reserved, the fill fails and leaves no file in the tier. */
 TEST(a_copy_without_room_leaves_nothing) {
     make(0, MONARCH_CHUNK);
     job->entry.size = 1ULL << 62;
@@ -157,7 +158,8 @@ TEST(a_copy_without_room_leaves_nothing) {
     done();
 }
 
-/* A file system that cannot reserve gets the copy all the same; any other error ends it. */
+/* If the file system cannot reserve room at all, the copy is made without a reservation. Any other
+ * error of the reservation ends the fill. */
 TEST(a_file_system_that_reserves_nothing_still_takes_copies) {
     const int errors[] = {EOPNOTSUPP, ENOSYS, EIO, ENOSPC};
     struct statfs fs;
@@ -179,8 +181,8 @@ TEST(a_file_system_that_reserves_nothing_still_takes_copies) {
     done();
 }
 
-/* An order's peers are asked before the file is opened; without a peer or a pack it is opened at
- * once, and the source has answered then. */
+/* If an order names peers, they are asked first, and the source file is not opened yet. Without a
+ * peer or a pack, the file is opened at once. This counts as an answer of the source. */
 TEST(a_fill_opens_the_source_at_once_only_without_peers) {
     const int peers[][2] = {{-1, -1}, {0, -1}, {3, 0}, {3, 4}};
     for (int i = 0; i < 4; i++) {
@@ -206,8 +208,8 @@ TEST(a_lack_of_room_is_told_from_other_errors) {
         SAME(monarch_tier_status(other[i]), MONARCH_TIER_ERROR);
 }
 
-/* Readers find a fill by its word, and all of its map is that of this fill, whatever fill had the
- * slot before. */
+/* Readers find a fill by the word of its slot. The map shows only units of this fill, even if
+ * another fill used the slot before. */
 TEST(a_fill_is_shown_with_an_empty_map) {
     make(3 * MONARCH_UNIT + 1, MONARCH_UNIT);
     memset(&e->fills->fill[9], 0xFF, sizeof e->fills->fill[9]);
@@ -225,8 +227,8 @@ TEST(a_fill_is_shown_with_an_empty_map) {
     done();
 }
 
-/* A file of more units than the map has bits is shown without a map, so that readers wait for its
- * end. */
+/* If a file has more units than the map has bits, the fill is shown without a map. Readers then
+ * wait until the fill ends. */
 TEST(a_file_of_too_many_units_has_no_map) {
     make(0, 1000);
     for (int more = 0; more < 2; more++) {
@@ -246,7 +248,8 @@ TEST(a_file_of_too_many_units_has_no_map) {
 
 /* --- whole fills ------------------------------------------------------------------------------ */
 
-/* Fills the file in runs of units. order: which run comes first. Returns the fill. */
+/* Fills the file in runs of at most `run` units. backwards: the last block comes first, and the
+ * fill gets no stream for its sums. Returns the fill. */
 static struct fill *fill_all(uint64_t run, int backwards) {
     struct fill *f = monarch_fill_begin(e, job);
     CHECK(f);
@@ -267,7 +270,7 @@ static struct fill *fill_all(uint64_t run, int backwards) {
     return f;
 }
 
-/* Checks the bytes of the copy, and the sums of its blocks. */
+/* Checks the size and the bytes of the copy, and the sums of its blocks. */
 static void check_copy(uint64_t size, const uint64_t *sums) {
     int fd = openat(copies, "0000000000077", O_RDONLY | O_CLOEXEC);
     struct stat st;
@@ -285,8 +288,8 @@ static void check_copy(uint64_t size, const uint64_t *sums) {
     close(fd);
 }
 
-/* A copy has the file's bytes and sums, in whatever order its units come, and the result says so.
- * Nothing is left open. */
+/* A copy has the bytes and the block sums of its file, in whatever order its units come. The result
+ * reports both. No descriptor is left open. */
 TEST(a_copy_is_its_file_whatever_the_order) {
     const uint64_t block = 4 * MONARCH_UNIT;
     const uint64_t sizes[] = {0, 1, MONARCH_UNIT, block - 1, block, block + 1, 3 * block + 77};
@@ -313,14 +316,15 @@ TEST(a_copy_is_its_file_whatever_the_order) {
             SAME(e->counts[MONARCH_BYTES], size);
             SAME(e->counts[MONARCH_FILES], 1);
             SAME(e->counts[MONARCH_PEER_FILES], 0);
-            /* only files of one unit tell how fast the source is */
+            /* the speed of a source is judged only by files of one unit */
             SAME(e->judged[0], size > 0 && size <= MONARCH_UNIT);
             SAME(open_descriptors(), before);
             done();
         }
 }
 
-/* A demand is answered once its unit is there, others stay. */
+/* A demand is answered once its unit has been copied. All other demands for the file are answered
+ * when the fill ends. */
 TEST(a_unit_answers_the_demands_for_it) {
     make(4 * MONARCH_UNIT, 4 * MONARCH_UNIT);
     struct fill *f = monarch_fill_begin(e, job);
@@ -369,7 +373,8 @@ TEST(a_file_that_changes_gives_no_copy) {
                 CHECK(utimensat(root, "file", NULL, 0) == 0);
             monarch_fill_end(e, f);
         }
-        /* a file that was replaced is still open, and has not changed, but for its last link */
+        /* a replaced file counts as changed too: it is still open, but the loss of its last link
+         * has changed its ctime */
         SAME(job->result.status, MONARCH_SOURCE_CHANGED);
         SAME(e->fills->fill[9].failed, 1);
         CHECK(faccessat(copies, "0000000000077", F_OK, AT_SYMLINK_NOFOLLOW) != 0);
@@ -378,7 +383,8 @@ TEST(a_file_that_changes_gives_no_copy) {
     }
 }
 
-/* A file that ends with a chunk is shorter too, and no error of the source. */
+/* If a file ends exactly where a chunk ends, it has become shorter too. This is no error of the
+ * source. */
 TEST(a_file_that_ends_early_has_changed) {
     make(2 * MONARCH_CHUNK, 2 * MONARCH_CHUNK);
     struct fill *f = monarch_fill_begin(e, job);
@@ -386,15 +392,15 @@ TEST(a_file_that_ends_early_has_changed) {
     SAME(read_source(e, f, 0, 2 * MONARCH_CHUNK, buffer, NULL), 0);
     SAME(job->result.status, MONARCH_SOURCE_CHANGED);
     SAME(e->counts[MONARCH_BYTES], MONARCH_CHUNK);
-    /* once the fill has failed, nothing more is read, and nothing counts as copied */
+    /* after a fill has failed, nothing more is read or counted */
     SAME(read_source(e, f, 0, 100, buffer, NULL), 0);
     SAME(e->counts[MONARCH_BYTES], MONARCH_CHUNK);
     monarch_fill_end(e, f);
     done();
 }
 
-/* A file in a pack is not opened, and counts as filled. If the pack cannot be read, the file is
- * opened after all; if that fails, the fill does. */
+/* If the bytes of a file come from a pack, the file is not opened. If the pack cannot be read, the
+ * file is opened after all. If the open fails too, the fill fails. */
 TEST(a_pack_spares_the_open_of_the_file) {
     for (int way = 0; way < 3; way++) {
         make(5000, MONARCH_UNIT);
@@ -420,8 +426,9 @@ TEST(a_pack_spares_the_open_of_the_file) {
     }
 }
 
-/* A copy of several peers is checked at the source; one that a single peer gave is not, since that
- * peer has checked its own. Copies of peers are counted apart. */
+/* If several peers gave a copy, the file is checked at the source afterwards. If one peer gave all
+ * of it, it is not, since that peer has checked its own copy. Copies that one peer gave are counted
+ * separately. */
 TEST(a_copy_of_several_peers_is_checked_at_the_source) {
     for (int way = 0; way < 4; way++) {
         const int peers[] = {3, 8};
@@ -436,16 +443,17 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        SAME(e->counts[MONARCH_FILES], way == 2); /* the source was asked for it */
+        SAME(e->counts[MONARCH_FILES],
+             way == 2); /* counts as a file of the source, which was asked */
         if (way < 3)
             free(job->result.block_sums);
         done();
     }
 }
 
-/* The write-back of each block of a large copy begins at once, and that of the block two before is
- * awaited, so that two blocks at most are dirty. The source's pages are given back if the kernel
- * has not dropped them itself. */
+/* The write-back of each block of a large copy begins at once. Then the write-back of the block two
+ * before it is awaited. So at most two blocks are dirty. The pages of the source are given back,
+ * unless the kernel has dropped them itself. */
 TEST(a_large_copy_is_written_back_as_it_grows) {
     for (int kept = 0; kept < 2; kept++) {
         make(5 * MONARCH_UNIT, MONARCH_UNIT);
@@ -461,12 +469,12 @@ TEST(a_large_copy_is_written_back_as_it_grows) {
     make(MONARCH_CHUNK, MONARCH_UNIT);
     backs[0] = given[0] = 0;
     monarch_fill_end(e, fill_all(1, 0));
-    CHECK(!backs[0] && !given[0]); /* a smaller one is left to the kernel */
+    CHECK(!backs[0] && !given[0]); /* a smaller copy is left to the kernel */
     free(job->result.block_sums);
     done();
 }
 
-/* Writes that are interrupted and short write all bytes. */
+/* All bytes are written even if writes are interrupted or short. */
 TEST(interrupted_writes_write_all_bytes) {
     make(20000, MONARCH_UNIT);
     most_moved = 777;
@@ -477,7 +485,7 @@ TEST(interrupted_writes_write_all_bytes) {
     done();
 }
 
-/* An engine that stops begins no further read. */
+/* Once the engine stops, a fill begins no further read and is abandoned. */
 TEST(an_engine_that_stops_abandons_its_fills) {
     make(MONARCH_UNIT, MONARCH_UNIT);
     struct fill *f = monarch_fill_begin(e, job);
@@ -490,7 +498,7 @@ TEST(an_engine_that_stops_abandons_its_fills) {
     done();
 }
 
-/* A copy that cannot be written or read back fails with the tier's error. */
+/* If a copy cannot be written or read back, the fill fails with the tier's error. */
 TEST(a_copy_that_the_tier_loses_fails) {
     const int errors[] = {EBADF, EIO, EBADF};
     for (int way = 0; way < 3; way++) {
@@ -521,8 +529,8 @@ TEST(a_copy_that_the_tier_loses_fails) {
 
 /* --- sums ------------------------------------------------------------------------------------- */
 
-/* Blocks get a digest if peers may be sent them, and the digests are kept only if all blocks have
- * one. */
+/* If a copy may be sent to peers, its blocks get digests. The digests are kept only if all blocks
+ * have one. */
 TEST(blocks_of_a_copy_for_peers_have_digests) {
     for (int way = 0; way < 2; way++) {
         make(2 * MONARCH_CHUNK + 1, MONARCH_CHUNK);
@@ -550,7 +558,8 @@ TEST(blocks_of_a_copy_for_peers_have_digests) {
     }
 }
 
-/* A stamped copy carries the number of its entry and the stamp. Its times tell them to readers. */
+/* A stamped copy carries the number of its entry and the stamp, as the seconds and the nanoseconds
+ * of its mtime. */
 TEST(a_stamped_copy_carries_its_entry) {
     for (int is_stamped = 0; is_stamped < 2; is_stamped++) {
         struct stat st;
@@ -574,7 +583,7 @@ TEST(a_stamped_copy_carries_its_entry) {
 
 /* --- descriptors that were handed over -------------------------------------------------------- */
 
-/* A fill that cannot begin closes the descriptor that came with its order. */
+/* If a fill cannot begin, it closes the descriptor that came with its order. */
 TEST(a_fill_that_does_not_begin_leaves_no_descriptor) {
     make(10, MONARCH_UNIT);
     close(create_copy(job)); /* the name is taken */
@@ -586,7 +595,8 @@ TEST(a_fill_that_does_not_begin_leaves_no_descriptor) {
     done();
 }
 
-/* A program that asks for its descriptor while the fill runs gets it back before the next read. */
+/* If a program wants its descriptor back while the fill runs, the fill closes it before the next
+ * read. */
 TEST(a_recalled_descriptor_is_given_back_before_the_next_read) {
     struct stat st;
     make(2 * MONARCH_UNIT, MONARCH_UNIT);

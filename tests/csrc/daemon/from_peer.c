@@ -3,7 +3,7 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* What the peers answer, in place of peer.c. */
+/* Answers of peers, in place of those of peer.c. */
 static int answer(struct monarch_peer *peer, struct monarch_peer_get *get);
 static int ask_peer(struct monarch_peer *peer, struct monarch_peer_get *gets, uint64_t n,
                     char *buffer, monarch_peer_arrived arrived, void *arg) {
@@ -17,7 +17,7 @@ static int is_young;
 static int peer_is_starting(const struct monarch_peer *peer) { return peer && is_young; }
 #define monarch_peer_ask ask_peer
 #define monarch_peer_is_starting peer_is_starting
-/* The time, which passes only while a peer is asked. */
+/* The clock. It advances only while a peer is asked. */
 static uint64_t time_ns = 1, an_answer_ns;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
@@ -41,7 +41,8 @@ static struct job job;
 static struct fill fill;
 static char buffer[MONARCH_CHUNK];
 static struct block_sum sum;
-/* What each peer answers next, and what it was asked. */
+/* answers: what each peer answers next. asked: how often each was asked. served: how often readers
+ * were served. last: the last request. */
 static uint32_t answers[MONARCH_MAX_PEERS][ASKS];
 static int asked[MONARCH_MAX_PEERS], served;
 static struct monarch_peer_get last;
@@ -92,8 +93,8 @@ static void make(int first, int second) {
 static void demand(uint64_t unit) { e->clients->demand[3] = monarch_demand(5, unit, 2, 0); }
 static int fetch(uint64_t at, uint64_t n) { return monarch_fetch(e, &fill, at, n, buffer, &sum); }
 
-/* The request names the file by what all nodes know of it. The bytes, their sums and the giver are
- * noted. */
+/* The request names the file by its source, path hash, size and time, which are the same on all
+ * nodes. The bytes that come, their sums and the peer that gave them are noted. */
 TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     make(4, -1);
     job.entry.mtime_ns = 77;
@@ -112,8 +113,8 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* A peer's speed is known from answers of a peer that has the whole file, and from those that did
- * not come: a peer that waits for the source itself says nothing of its own speed. */
+/* Only a peer that has the whole file shows its own speed, by an answer with bytes or by a timeout.
+ * A peer that must wait for the source itself shows nothing. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)
@@ -131,7 +132,7 @@ TEST(only_a_peer_that_has_the_file_tells_its_speed) {
         }
 }
 
-/* A reader waits for bytes if its demand is for one of their units, and for no other. */
+/* Bytes are awaited if there is a demand for one of their units. Other demands do not count. */
 TEST(a_reader_waits_for_the_units_of_its_demand) {
     make(4, -1);
     for (uint64_t unit = 0; unit < 8; unit++) {
@@ -148,8 +149,8 @@ TEST(a_reader_waits_for_the_units_of_its_demand) {
     free_engine(e);
 }
 
-/* How often a silent peer is asked depends on whether a reader waits. Meanwhile the thread serves
- * readers, unless it is asking for one. */
+/* A silent peer is asked TRIES times, or ASKED_TRIES times if a reader waits for the bytes. Between
+ * two tries the thread serves readers, unless a reader waits for these bytes. */
 TEST(a_silent_peer_is_asked_a_few_times) {
     for (int is_asked = 0; is_asked < 2; is_asked++) {
         make(4, -1);
@@ -166,8 +167,8 @@ TEST(a_silent_peer_is_asked_a_few_times) {
     }
 }
 
-/* A peer that is receiving the bytes is not silent: it is asked as long as it says so, and its
- * silence is counted anew afterwards. */
+/* A peer that answers COMING is receiving the bytes, so it is not silent. It is asked again and
+ * again while it says so. Each time, the tries of a silent peer are counted from 0 again. */
 TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     make(4, -1);
     for (int i = 0; i < 40; i++)
@@ -177,8 +178,8 @@ TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     free_engine(e);
 }
 
-/* The next peer is asked if one fails, has not the file, or has another version of it. The order
- * of the peers stays for the fill's other bytes. */
+/* If a peer fails, does not have the file, or has another version of it, the next peer is asked.
+ * The fill also asks that peer for all later bytes. */
 TEST(a_peer_that_fails_is_followed_by_the_next) {
     const uint32_t bad[] = {MONARCH_PEER_CUT, MONARCH_PEER_UNKNOWN_FILE, MONARCH_PEER_CHANGED,
                             MONARCH_PEER_WRONG_BYTES, MONARCH_PEER_REFUSED};
@@ -187,7 +188,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
         answers[4][0] = bad[i];
         SAME(fetch(0, UNIT), 1);
         CHECK(asked[4] == 1 && asked[6] == 1 && fill.asks == 1 && fill.gave == 2);
-        SAME(last.is_owner, 0); /* of two peers, it is not known which is the owner */
+        SAME(last.is_owner, 0); /* with two peers, the owner is not known */
         SAME(fetch(UNIT, UNIT), 1);
         CHECK(asked[4] == 1 && asked[6] == 2);
         SAME(monarch_giver_of(&fill), 6);
@@ -204,7 +205,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
     }
 }
 
-/* A number without a peer counts as a peer that is silent. */
+/* If there is no peer of a number, the next peer is asked, as after a silent one. */
 TEST(a_peer_that_is_gone_is_followed_by_the_next) {
     make(4, 6);
     e->peers[4] = NULL;
@@ -214,7 +215,8 @@ TEST(a_peer_that_is_gone_is_followed_by_the_next) {
 }
 
 /* A peer without room names the node that keeps the file. That node is asked next, as the owner,
- * and is the file's home from then on. Each node is added once, and there is an end to it. */
+ * and becomes the home of the file. No node is added twice, and at most MONARCH_MOVES nodes are
+ * added. */
 TEST(a_fill_follows_a_file_that_was_passed_on) {
     make(4, -1);
     answers[4][0] = MONARCH_PEER_MOVED + 9;
@@ -224,7 +226,7 @@ TEST(a_fill_follows_a_file_that_was_passed_on) {
     SAME(job.peer[2], -1);
     follow(&fill, 1, MONARCH_MAX_PEERS);
     SAME(job.peer[2], -1);
-    follow(&fill, 0, 0); /* another node has said so meanwhile */
+    follow(&fill, 0, 0); /* a node that is named later is added after the first one */
     SAME(job.peer[1], 9);
     SAME(job.peer[2], 0);
     SAME(job.peer[3], -1);
@@ -241,7 +243,7 @@ TEST(a_fill_follows_a_file_that_was_passed_on) {
     free_engine(e);
 }
 
-/* An order that names two peers follows the second one too. */
+/* If an order names two peers, a node that the second one names is asked too. */
 TEST(a_node_that_was_named_is_asked_as_the_owner) {
     make(4, 6);
     answers[4][0] = MONARCH_PEER_UNKNOWN_FILE;
@@ -251,8 +253,9 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
     free_engine(e);
 }
 
-/* The last block comes from the source for a reader if the peer is probably not complete, or was
- * late with it. That is no failure of the peer. */
+/* If a reader waits for the last block, the block comes from the source in two cases. First, more
+ * than NEAR_END blocks are missing, so the peer is probably not complete either. Second, the peer
+ * was late with the last block before. Neither is a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
     for (int is_asked = 0; is_asked < 2; is_asked++)
@@ -272,21 +275,22 @@ TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
                     free_engine(e);
                 }
     make(4, -1);
-    fill.blocks = 1; /* the only block is also the first one */
+    fill.blocks = 1; /* in a file of one block, the peer is asked for the last block too */
     fill.is_last_late = 1;
     demand(0);
     SAME(fetch(0, UNIT), 1);
     free_engine(e);
 }
 
-/* A peer that is late with the last block stays the fill's peer. */
+/* A peer that is late with the last block has not failed. It is still asked first for other blocks.
+ */
 TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
     make(4, 6);
     for (int i = 0; i < ASKS; i++)
         answers[4][i] = MONARCH_PEER_TIMEOUT;
     SAME(fetch((BLOCKS - 1) * BLOCK, UNIT), 0);
     CHECK(fill.is_last_late && fill.asks == 0 && asked[6] == 0);
-    SAME(fetch(0, UNIT), 1); /* another block comes from the next peer */
+    SAME(fetch(0, UNIT), 1); /* another block: the peer is silent, so the next one is asked */
     CHECK(fill.asks == 1 && asked[6] == 1);
     free_engine(e);
 }
@@ -294,7 +298,7 @@ TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
 static void stop(void) { e->stopping = 1; }
 static void fail(void) { fill.failed = 1; }
 
-/* No peer is asked again once the engine stops or the fill has failed. */
+/* Once the engine stops or the fill has failed, no peer is asked again. */
 TEST(an_end_ends_the_questions) {
     for (int way = 0; way < 2; way++) {
         make(4, -1);
@@ -312,7 +316,7 @@ static void come(void) {
         demand(0);
 }
 
-/* A peer that is still starting is asked until it serves, but not while a reader waits. */
+/* A peer that is still starting is asked until it serves, unless a reader waits for the bytes. */
 TEST(a_peer_that_is_starting_is_asked_until_it_serves) {
     const uint32_t silent[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT};
     make(4, -1);
@@ -348,8 +352,8 @@ static void come_later(void) {
         demand(0);
 }
 
-/* A peer that is receiving the bytes is asked until the longest wait is over. That is shorter from
- * the moment on at which a reader waits. */
+/* A peer that answers COMING is asked for COMING_NS at most. If a reader waits for the bytes, it is
+ * asked for COMING_ASKED_NS at most from then on. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {
@@ -368,7 +372,7 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
         come_later();
         uint64_t began = time_ns;
         SAME(fetch(0, UNIT), 0);
-        /* the reader was there when the question before was answered */
+        /* a demand and the end of a wait are each noticed only after the next answer */
         uint64_t took = time_ns - began, late = cases[i].ends + 2 * step;
         CHECK(took > cases[i].ends - step && took <= late);
         CHECK(fill.asks == 0 && asked[6] == 0); /* the peer has not failed */
@@ -376,7 +380,7 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     }
 }
 
-/* A reader that has waited for one peer for long does not wait for the next one. */
+/* If a reader has waited for one peer for more than SILENCE_NS, the next peer is not asked. */
 TEST(a_reader_waits_for_one_silent_peer_only) {
     for (int is_asked = 0; is_asked < 2; is_asked++)
         for (uint64_t more = 0; more < 2; more++) {

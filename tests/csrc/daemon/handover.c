@@ -22,7 +22,7 @@ static struct monarch_writer *w;
 static struct monarch_engine *e;
 static int root;
 
-/* Makes a pool, and a table without its thread. */
+/* Makes a pool and its table of waiting descriptors. The table has no thread. */
 static void make(void) {
     e = make_engine(4096);
     p = calloc(1, sizeof *p);
@@ -73,7 +73,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* A descriptor of the file, with its claim, as a program hands it over. */
+/* Makes a descriptor as a program hands it over: for the entry `id` or, without an entry, for
+ * `path`. Sets its claim. */
 static struct handed *hand(uint64_t id, const char *path) {
     struct handed *h = calloc(1, sizeof *h + 16);
     h->fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -96,7 +97,7 @@ static unsigned dropped(void) {
     return n;
 }
 
-/* An order for this entry or path, that asks the source. */
+/* Makes an order to fill the file with this entry or path from the source. */
 static struct job *order(uint64_t id, const char *path) {
     struct job *job = calloc(1, sizeof *job + 16);
     job->result.id = id;
@@ -107,7 +108,8 @@ static struct job *order(uint64_t id, const char *path) {
     return job;
 }
 
-/* The table has as much room as it may have. A descriptor that finds none stays the caller's. */
+/* A new table has room for at most a quarter of the descriptors that the process may open. If a
+ * table is full, the caller keeps its descriptor. */
 TEST(the_table_has_a_limit) {
     make();
     t->most = 2;
@@ -116,7 +118,10 @@ TEST(the_table_has_a_limit) {
         all[i] = hand((uint64_t)i, "");
         uint32_t bell = t->bell;
         SAME(monarch_keep(t, all[i], i), i < 2);
-        SAME(t->bell - bell, i == 0); /* the thread sleeps only while the table is empty */
+        SAME(
+            t->bell - bell,
+            i ==
+                0); /* the first one wakes the thread, which sleeps only while the table is empty */
         SAME(all[i]->is_told, i == 1);
     }
     SAME(t->count, 2);
@@ -138,7 +143,8 @@ TEST(the_table_has_a_limit) {
     done();
 }
 
-/* Policy knows of a file if it was asked for the file, and the file has an entry. */
+/* The table notes that policy knows of a file (is_told) only if the file has an entry and policy
+ * was asked to fill it. */
 TEST(policy_knows_of_files_with_an_entry_that_it_was_asked_for) {
     make();
     p->grant.iterations = 7;
@@ -149,7 +155,8 @@ TEST(policy_knows_of_files_with_an_entry_that_it_was_asked_for) {
     done();
 }
 
-/* An order finds its descriptor by the entry, or by source and path, and takes it. */
+/* An order finds the descriptor of its file by the entry. If the descriptor came without an entry,
+ * the order finds it by source and path. The order takes the descriptor out of the table. */
 TEST(an_order_takes_its_descriptor) {
     make();
     struct handed *h[] = {hand(1, ""), hand(2, ""), hand(MONARCH_NO_ENTRY, "new")};
@@ -165,7 +172,7 @@ TEST(an_order_takes_its_descriptor) {
     }
     CHECK(h[0]->is_ordered && h[1]->is_ordered && h[2]->is_ordered);
     jobs[2]->entry.source = 1;
-    monarch_take_kept(p, jobs[2]); /* of another source */
+    monarch_take_kept(p, jobs[2]); /* nothing is found: the source differs */
     SAME(jobs[2]->handed, -1);
     jobs[2]->entry.source = 0;
     for (int i = 0; i < 4; i++)
@@ -181,11 +188,12 @@ TEST(an_order_takes_its_descriptor) {
     done();
 }
 
-/* Only a fill from the source can use a descriptor. */
+/* Only a fill from the source waits for a descriptor. Other orders, and fills that ask a peer, do
+ * not. */
 TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
     make();
     struct job *job = order(1, "a");
-    monarch_note_kept(p, job); /* the table is empty */
+    monarch_note_kept(p, job); /* the table is still empty */
     monarch_keep(t, hand(1, ""), 0);
     job->result.kind = MONARCH_CHECK;
     monarch_note_kept(p, job);
@@ -205,7 +213,8 @@ TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
     done();
 }
 
-/* An order that has a descriptor already, and one whose descriptor was closed, leave none open. */
+/* If an order already has a descriptor, the one in the table is closed. If the one in the table was
+ * dropped before, the order gets none. In the end, no descriptor of the table is open. */
 TEST(a_descriptor_that_no_order_needs_is_closed) {
     make();
     int before = open_descriptors();
@@ -217,7 +226,7 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     monarch_take_kept(p, one);
     CHECK(one->handed == 1000 && !is_claimed(1));
     drop_descriptor(t, second);
-    drop_descriptor(t, second); /* a second time, nothing is queued */
+    drop_descriptor(t, second); /* a second call queues nothing */
     SAME(dropped(), 1);
     monarch_take_kept(p, two);
     SAME(two->handed, -1);
@@ -230,8 +239,8 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     done();
 }
 
-/* Policy learns of each file without an entry once, source by source, as many as there is room
- * for. */
+/* Policy learns of each waiting file without an entry once. One call reports files of one source,
+ * as many as it has room for. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];
@@ -256,8 +265,9 @@ TEST(policy_learns_of_new_files_once) {
     done();
 }
 
-/* A descriptor is closed in vain only if policy knew of it, the loop has had its iterations, and
- * some time has passed. */
+/* A descriptor without an order is given up only if three conditions hold: policy knows of its
+ * file, the daemon's loop has had ITERATIONS iterations since then, and more than ORDER_NS have
+ * passed since the descriptor came. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};
@@ -272,19 +282,21 @@ TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     done();
 }
 
-/* What becomes of a descriptor that waits: with a grant it is ordered; without one it waits; and if
- * the file needs no fill any more, or is another one, it is closed. */
+/* What becomes of a waiting descriptor: With a grant, the fill of its file is ordered. Without a
+ * grant, the descriptor goes on waiting. If an old copy is in the way, policy is asked too. If the
+ * file needs no fill any more, the descriptor is closed. */
 TEST(a_descriptor_waits_until_its_file_is_ordered) {
     const struct {
         uint64_t word;
         int holds, stays, ordered, asks;
-    } cases[] = {{0, 1, 1, 1, 0},
-                 {0, 0, 1, 0, 0},
-                 {monarch_word(MONARCH_WANTED, 0, 0, 0), 1, 1, 1, 0},
-                 {monarch_word(MONARCH_PRESENT, 0, 0, 7), 1, 0, 0, 0},
-                 {monarch_word(MONARCH_BYPASS, 0, 0, 0), 1, 0, 0, 0},
-                 {monarch_word(MONARCH_FILLING, 0, 0, 7), 1, 1, 0, 0},
-                 {monarch_word(MONARCH_ABSENT, 0, 0, 7), 1, 1, 0, 1}}; /* an old copy is there */
+    } cases[] = {
+        {0, 1, 1, 1, 0},
+        {0, 0, 1, 0, 0},
+        {monarch_word(MONARCH_WANTED, 0, 0, 0), 1, 1, 1, 0},
+        {monarch_word(MONARCH_PRESENT, 0, 0, 7), 1, 0, 0, 0},
+        {monarch_word(MONARCH_BYPASS, 0, 0, 0), 1, 0, 0, 0},
+        {monarch_word(MONARCH_FILLING, 0, 0, 7), 1, 1, 0, 0},
+        {monarch_word(MONARCH_ABSENT, 0, 0, 7), 1, 1, 0, 1}}; /* an old copy is still there */
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();
         if (cases[i].holds)
@@ -313,7 +325,8 @@ TEST(a_descriptor_waits_until_its_file_is_ordered) {
     }
 }
 
-/* A descriptor of another file than its entry's is closed, and policy is asked for the file. */
+/* A descriptor is closed if it is not of the file of its entry. Policy is then asked to fill the
+ * file of the entry. */
 TEST(a_descriptor_of_another_file_is_closed) {
     make();
     grant();
@@ -333,8 +346,8 @@ TEST(a_descriptor_of_another_file_is_closed) {
     done();
 }
 
-/* A program that asks for its descriptor gets it closed at the next look; its file is not
- * forgotten. */
+/* If a program wants its descriptor back, the next look at the table closes it. Policy is still
+ * asked to fill the file, unless the fill is ordered or policy knows of the file already. */
 TEST(a_recalled_descriptor_is_dropped_at_once) {
     for (int way = 0; way < 4; way++) {
         make();
@@ -343,7 +356,8 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
         h->is_ordered = way == 1;
         e->clients->claim[h->claim] |= MONARCH_CLAIM_RECALLED;
         monarch_look_at_kept(p);
-        SAME(t->count, way == 2); /* of a new file policy has yet to learn */
+        SAME(t->count,
+             way == 2); /* a file without an entry stays in the table until policy learns of it */
         SAME(dropped(), way == 2 ? 1 : 2);
         SAME(rests_ended, way == 0);
         SAME(monarch_bit_is_set(e->clients->wanted.word, 1), way == 0);
@@ -353,7 +367,8 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
     }
 }
 
-/* While the catalog grows, nothing is ordered, and descriptors wait on. */
+/* While the catalog is being replaced (`c` is NULL), nothing is ordered. Descriptors go on waiting
+ * until they are given up. */
 TEST(without_the_writer_descriptors_wait) {
     make();
     grant();
@@ -371,10 +386,11 @@ TEST(without_the_writer_descriptors_wait) {
     done();
 }
 
-/* --- the order of a file ---------------------------------------------------------------------- */
+/* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* A queued fill from the source becomes one for a file in use, and leaves its queue. One that asks
- * a peer, and one for which another descriptor waits, stay as they are. */
+/* A queued fill from the source is taken over for the descriptor: it becomes a fill of a file in
+ * use and leaves its queue. A fill that asks a peer, or that waits for another descriptor, stays as
+ * it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();
@@ -402,8 +418,8 @@ TEST(a_queued_fill_is_taken_over) {
     }
 }
 
-/* A new file gets an entry if the grant allows that for its source. If a directory was renamed
- * since its path was looked up, it gets no copy. */
+/* A file without an entry gets one if the grant allows new entries for its source. If a directory
+ * was renamed after the file's path was looked up, the file gets an entry but no copy. */
 TEST(a_new_file_gets_an_entry_within_the_grant) {
     for (int way = 0; way < 5; way++) {
         make();
@@ -433,7 +449,7 @@ TEST(a_new_file_gets_an_entry_within_the_grant) {
         }
         SAME(monarch_asks_policy(p, h), 1);
         if (h->id != MONARCH_NO_ENTRY)
-            SAME(monarch_asks_policy(p, h), 0); /* the request stands already */
+            SAME(monarch_asks_policy(p, h), 0); /* policy was asked already */
         free(job);
         monarch_give_back(p, h);
         monarch_give_back(p, h);

@@ -4,7 +4,7 @@ static uint64_t time_ns = 500000000000;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
 
-/* The server, in place of server.c: which requests it was told to answer. */
+/* A server in place of that of server.c. It records which requests it was told to answer. */
 #include "peers/connection.h"
 static struct monarch_peer_server *const server = (struct monarch_peer_server *)&time_ns;
 static int wakes, ends;
@@ -78,7 +78,7 @@ TEST(new_holdings_have_nothing) {
     done();
 }
 
-/* A node's home is set for the files that are named, and for no number that no file can have. */
+/* The home is set for each file that is named. Numbers that no file can have are ignored. */
 TEST(homes_are_set_for_their_files) {
     make();
     const uint64_t ids[] = {5, MONARCH_MAX_FILES - 1, MONARCH_MAX_FILES, UINT64_MAX, 6};
@@ -91,7 +91,7 @@ TEST(homes_are_set_for_their_files) {
     done();
 }
 
-/* The sums of a finished copy are kept, and dropped with the copy. */
+/* The sums of a finished copy are kept until the copy is dropped. */
 TEST(sums_come_and_go_with_their_copy) {
     make();
     const uint64_t sums[] = {1, 2};
@@ -107,8 +107,9 @@ TEST(sums_come_and_go_with_their_copy) {
     done();
 }
 
-/* The server is told of files whose bytes have come, of files that will get no copy, and once of
- * each change of the patience, which concerns all requests. Without a server nobody is told. */
+/* The server is told when bytes of a file have come, and when files will get no copy. It is told
+ * once of each change of the patience, which concerns all requests. Without a server, nothing
+ * happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};
     struct monarch_peer_request wanted = {.source = 3};
@@ -136,7 +137,7 @@ TEST(requests_that_wait_are_woken) {
 
 /* --- checks of blocks ------------------------------------------------------------------------- */
 
-/* A copy of one block: its sum follows from that of the block. */
+/* Makes a copy of one block. The sum of the copy follows from the sum of the block. */
 static struct open_copy single(uint64_t block_sum, uint64_t word) {
     return (struct open_copy){.id = id,
                               .word = word,
@@ -145,7 +146,8 @@ static struct open_copy single(uint64_t block_sum, uint64_t word) {
                               .slot = -1};
 }
 
-/* A block is good as long as its check is young; a peer that doubts it gets a younger check. */
+/* The check of a block is valid for CHECKED_NS. If a peer doubts the block, it is valid only for
+ * DOUBTED_NS. */
 TEST(a_check_of_a_block_is_valid_for_a_while) {
     make();
     for (int doubted = 0; doubted < 2; doubted++) {
@@ -167,7 +169,8 @@ TEST(a_check_of_a_block_is_valid_for_a_while) {
     done();
 }
 
-/* A block that was good may rot: the newer check counts, and the daemon learns of it, once. */
+/* A block that was good may become bad. Then the newer check counts, and the daemon learns of the
+ * bad copy once. */
 TEST(a_rotten_block_is_noted_once) {
     make();
     struct open_copy held = single(77, 1000), other = single(5, 2000);
@@ -194,8 +197,8 @@ TEST(a_rotten_block_is_noted_once) {
     done();
 }
 
-/* Recorded sums decide; without them, a copy of several blocks is good as long as its entry has
- * its word. */
+/* A block is compared with its recorded sum. If a copy of several blocks has no recorded sums, its
+ * blocks are good while its entry still has its word. */
 TEST(a_block_is_compared_with_what_is_known_of_it) {
     make();
     const uint64_t sums[] = {1, 2, 3};
@@ -213,7 +216,7 @@ TEST(a_block_is_compared_with_what_is_known_of_it) {
     held = single(55, 1);
     SAME(agrees(h, &held, 0, 55), 1);
     SAME(agrees(h, &held, 0, 56), 0);
-    /* bytes that a fill is getting now have not rotted */
+    /* blocks of a fill that is running count as good */
     held.slot = 0;
     const uint64_t bad = 56;
     SAME(check(h, &held, 0, NULL), 1);
@@ -222,7 +225,7 @@ TEST(a_block_is_compared_with_what_is_known_of_it) {
     done();
 }
 
-/* Sums are sent as they were recorded, if there are digests too. */
+/* Recorded sums are sent only if digests are recorded too. */
 TEST(recorded_sums_are_sent_with_their_digests) {
     make();
     const uint64_t sums[] = {1, 2, 3};
@@ -243,7 +246,7 @@ TEST(recorded_sums_are_sent_with_their_digests) {
     done();
 }
 
-/* A request waits on only while its file may still get a copy here. */
+/* A request goes on waiting only while its file may still get a copy on this node. */
 TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
     make();
     for (unsigned state = MONARCH_ABSENT; state <= MONARCH_BYPASS; state++)

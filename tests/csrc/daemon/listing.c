@@ -26,7 +26,8 @@ static int64_t id_of(const char *path) { return monarch_find(c, 0, path, strlen(
 
 /* --- find.c ----------------------------------------------------------------------------------- */
 
-/* A file lies in a directory if it is a name of it, or, with depth, anywhere below. */
+/* A file lies in the directory that contains its name. In a deep search, it also lies in all
+ * directories above that one. */
 TEST(a_file_lies_in_the_directories_above_it) {
     const struct {
         const char *path, *directory;
@@ -47,8 +48,9 @@ TEST(a_file_lies_in_the_directories_above_it) {
     done();
 }
 
-/* Files without a copy are found from a position on, a limited number at a time; not those that
- * something speaks against. */
+/* Files without a copy are found from a position on, a limited number at a time. Left out are
+ * directories, files of other sources, and files that are wanted, that are claimed, or whose old
+ * copy is being removed. */
 TEST(only_files_that_can_be_filled_ahead_are_found) {
     make();
     char path[16];
@@ -90,8 +92,8 @@ TEST(only_files_that_can_be_filled_ahead_are_found) {
     done();
 }
 
-/* Paths are found below their prefix. A text that is too long, or ends before it begins, is found
- * nowhere. */
+/* Paths are looked up below a common prefix. A path that is too long, or whose end lies before its
+ * start, is not found. */
 TEST(paths_are_found_below_their_prefix) {
     make();
     add("p/a", MONARCH_FILE, 0);
@@ -112,7 +114,8 @@ TEST(paths_are_found_below_their_prefix) {
 
 /* --- listing.c -------------------------------------------------------------------------------- */
 
-/* An entry's parent is the directory that contains its name; the root has none. */
+/* The parent of an entry is the directory that contains its name. The root has no parent, and
+ * neither has an entry whose directory is unknown. */
 TEST(a_parent_is_the_directory_above) {
     make();
     struct monarch_entry *root = add("", MONARCH_DIR, 0), *d = add("d", MONARCH_DIR, 0),
@@ -132,7 +135,8 @@ TEST(a_parent_is_the_directory_above) {
     done();
 }
 
-/* Only a directory has a listing to forget. */
+/* Readers no longer use the listing of a directory after it is unlisted. Entries of other kinds
+ * stay as they are. */
 TEST(an_unlisted_directory_has_no_listing) {
     make();
     struct monarch_entry *d = add("d", MONARCH_DIR, 0), *f = add("d/f", MONARCH_FILE, 0);
@@ -145,8 +149,8 @@ TEST(an_unlisted_directory_has_no_listing) {
     done();
 }
 
-/* A listing has the names of its directory in the order of the source, if all are known and the
- * directory is old enough for readers. */
+/* A listing has all names of its directory, in the order of the source. A directory gets one only
+ * if all its names are known. Readers use it only if the times of the directory are old enough. */
 TEST(listings_have_all_names_in_order) {
     make();
     const int64_t young = 1000;
@@ -188,8 +192,8 @@ TEST(listings_have_all_names_in_order) {
     done();
 }
 
-/* More names than the catalog has room for leave a directory without a listing. Listings of earlier
- * sources stay. */
+/* If the catalog lacks room for the names of a directory, the directory gets no listing. The
+ * listings of earlier sources stay. */
 TEST(listings_of_a_further_source_leave_the_others) {
     make();
     struct monarch_entry *root = add("", MONARCH_DIR, 0);
@@ -212,8 +216,8 @@ TEST(listings_of_a_further_source_leave_the_others) {
     done();
 }
 
-/* A file that a client has found makes the listing of its directory incomplete, also of the root.
- */
+/* A file that a client has found has no place in the listing of its directory. So the directory,
+ * here the root, gets no listing. */
 TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
     make();
     struct monarch_entry *root = add("", MONARCH_DIR, 0);

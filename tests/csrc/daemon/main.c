@@ -1,4 +1,5 @@
-/* Runs the tests of the C files whose name is given, and what they share.
+/* Runs the tests of the C file NAME.c, which is linked with this one, and prints how many ran. Also
+ * defines the functions that all tests share (checks.h).
  *
  *   daemon_units NAME */
 #include <dirent.h>
@@ -33,7 +34,8 @@ static int is_of(const struct test *t, const char *name) {
 static void run(const struct test *t) {
     CHECK(mkdir(t->name, 0700) == 0 && chdir(t->name) == 0);
     alarm(LIMIT_S);
-    close(0); /* the first descriptor of a test is 0, which is as good as any other */
+    close(
+        0); /* the test's first descriptor is then 0: finds code that takes 0 for "no descriptor" */
     t->run();
     exit(0);
 }
@@ -59,11 +61,11 @@ int main(int argc, char **argv) {
     return failed;
 }
 
-/* --- what the tests share --------------------------------------------------------------------- */
+/* --- functions for the tests (checks.h) ------------------------------------------------------- */
 
 int open_descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
-    int n = -1; /* that of this directory */
+    int n = -1; /* the descriptor of this directory does not count */
     CHECK(d);
     for (struct dirent *e; (e = readdir(d));)
         n += e->d_name[0] != '.';

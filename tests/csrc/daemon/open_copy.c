@@ -59,7 +59,7 @@ static void keep(uint16_t home) { monarch_holdings_keep(h, 1, &id, &home); }
 static unsigned ask(void) { return monarch_open_copy(h, &wanted, &out); }
 static struct open_copy *held(void) { return out.file; }
 
-/* Makes the copy's fill, with the first `units` units done. */
+/* Begins a fill of the copy, with this slot. Its first `units` units are done. */
 static void begin_fill(int slot, uint64_t units) {
     entry->word = e->fills->word[slot] = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
     struct monarch_fill *f = &e->fills->fill[slot];
@@ -78,7 +78,8 @@ static int demands(void) {
 
 /* --- which file is meant ---------------------------------------------------------------------- */
 
-/* A complete copy is opened for everybody who means its file, whoever keeps the file. */
+/* A complete copy is opened for every request that means its file, whichever node keeps the file.
+ */
 TEST(a_complete_copy_is_opened) {
     make(2 * BLOCK);
     entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -111,7 +112,8 @@ TEST(a_complete_copy_is_opened) {
     done();
 }
 
-/* Another version, another file and a changed file are told apart from the one that is meant. */
+/* A request for another version of the file, or for a file that has changed, is answered with
+ * CHANGED. A request for another file is answered with UNKNOWN_FILE. */
 TEST(another_version_of_a_file_is_not_sent) {
     make(SIZE);
     entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -124,7 +126,7 @@ TEST(another_version_of_a_file_is_not_sent) {
     entry->ctime_ns++;
     SAME(ask(), MONARCH_PEER_CHANGED);
     entry->ctime_ns--;
-    entry->version = 1; /* the attributes are being replaced */
+    entry->version = 1; /* an odd version: the attributes are being replaced */
     SAME(ask(), MONARCH_PEER_CHANGED);
     entry->version = 2;
     wanted.path_hash++;
@@ -150,8 +152,8 @@ TEST(another_version_of_a_file_is_not_sent) {
 
 /* --- files without a copy --------------------------------------------------------------------- */
 
-/* What is answered for a file without a copy depends on its state, on where it is kept, and on
- * whether it is known where files are kept. */
+/* The answer for a file without a copy depends on the state of the file, on the node that keeps it,
+ * and on whether it is known yet which node keeps which file. */
 TEST(the_answer_for_a_file_without_a_copy) {
     const uint64_t words[] = {0, monarch_word(MONARCH_WANTED, 0, 0, 0),
                               monarch_word(MONARCH_FILLING, 0, TIER, COPY),
@@ -197,7 +199,7 @@ TEST(the_answer_for_a_file_without_a_copy) {
     done();
 }
 
-/* As long as it is unknown where files are kept, a request for an unknown file waits too. */
+/* While it is not known yet where files are kept, a request for an unknown file waits too. */
 TEST(an_unknown_file_may_become_known) {
     make(SIZE);
     wanted.path_hash++;
@@ -212,7 +214,8 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* A node notes each file that it begins to keep once, and no more than the daemon is told of. */
+/* A node notes each file that it begins to keep, once. It begins to keep only as many as it can
+ * report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);
     uint64_t ids[MONARCH_MOVED];
@@ -234,8 +237,8 @@ TEST(a_node_notes_the_files_that_it_begins_to_keep) {
 
 /* --- demands ---------------------------------------------------------------------------------- */
 
-/* Requests of at most one unit, and those that a reader waits for, become demands; a file with more
- * units than a map has bits never gets one. */
+/* A request for at most one unit becomes a demand, and so does a request that a reader waits for.
+ * If the file has more units than a map has bits, no request becomes a demand. */
 TEST(hasty_requests_become_demands) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -255,7 +258,7 @@ TEST(hasty_requests_become_demands) {
             }
         }
     memset(e->clients->demand, 0, sizeof e->clients->demand);
-    wanted.length = 0; /* it only asks whether the file is here */
+    wanted.length = 0; /* the request only asks whether the file is here */
     SAME(ask(), MONARCH_PEER_LATER);
     SAME(demands(), 0);
     struct monarch_peer_request many = {.is_awaited = 1, .length = 1};
@@ -267,8 +270,8 @@ TEST(hasty_requests_become_demands) {
     done();
 }
 
-/* The same demand is made once. Requests of peers use a part of the slots only, and no slot of
- * another demand. */
+/* A demand that exists already is not made again. Demands of peers use only the first DEMANDS
+ * slots, and never replace another demand. */
 TEST(demands_of_peers_leave_slots_to_readers) {
     make(SIZE);
     for (uint64_t i = 0; i < MONARCH_DEMANDS; i++)
@@ -284,7 +287,7 @@ TEST(demands_of_peers_leave_slots_to_readers) {
     SAME(e->clients->engine[0].rings, rings);
     SAME(e->clients->demand[3], was);
     e->clients->demand[3] = e->clients->demand[5] = 0;
-    demand(h, 4, 6); /* stands already */
+    demand(h, 4, 6); /* exists already, in slot 6 */
     SAME(demands(), DEMANDS - 2);
     demand(h, 5, 6);
     demand(h, 4, 999);
@@ -297,8 +300,8 @@ TEST(demands_of_peers_leave_slots_to_readers) {
 
 /* --- copies that are being filled ------------------------------------------------------------- */
 
-/* Of a fill, the units up to the first missing one are sent, but the last block only once the file
- * is known to be unchanged. */
+/* While a fill runs, the units up to the first missing one can be sent. The last block can be sent
+ * only after the fill, when the file is known to be unchanged. */
 TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -311,7 +314,7 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
             uint64_t there = units * MONARCH_UNIT < 2 * BLOCK ? units * MONARCH_UNIT : 2 * BLOCK;
             SAME(monarch_copy_available(h, held(), at), there > at ? there : at);
         }
-        /* a request of one unit is hasty, so the units that are missing were demanded */
+        /* a request for at most one unit is hasty, so missing units are demanded */
         CHECK((demands() > 0) == (units < 9));
         e->fills->fill[0].whole = 1;
         SAME(monarch_copy_available(h, held(), 3), SIZE);
@@ -321,7 +324,8 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
     done();
 }
 
-/* For bytes that nobody waits for, and for those that are only held back, no unit is demanded. */
+/* Missing bytes are demanded only if somebody waits for them. Bytes that are there but held back,
+ * those of the last block, are not demanded. */
 TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -349,8 +353,8 @@ TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     done();
 }
 
-/* A fill that has failed gives nothing more. Of one that is over, the entry tells whether there is
- * a copy now. */
+/* After a fill has failed, no more bytes come. When a fill has ended, the entry tells whether there
+ * is a copy. */
 TEST(the_end_of_a_fill_is_noticed) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -366,13 +370,13 @@ TEST(the_end_of_a_fill_is_noticed) {
     SAME(monarch_copy_available(h, held(), 0), MONARCH_PEER_NEVER);
     entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
     SAME(monarch_copy_available(h, held(), 0), SIZE);
-    entry->word = 0; /* dropped: the copy that is open can be sent on */
+    entry->word = 0; /* the copy was dropped, but the open file can still be sent */
     SAME(monarch_copy_available(h, held(), 0), SIZE);
     monarch_close_copy(h, held());
     done();
 }
 
-/* An order whose fill has not begun is waited for, and its first unit demanded. */
+/* If a fill is ordered but has not begun, the request waits, and its first unit is demanded. */
 TEST(a_fill_that_has_not_begun_is_waited_for) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -393,8 +397,8 @@ TEST(a_copy_has_its_word_or_another) {
     done();
 }
 
-/* A peer is told to ask again while it is unknown where files are kept, and as long as a source has
- * answered lately. */
+/* A peer is told to ask again while it is not known yet where files are kept, and while a source
+ * has answered within the last STUCK_NS. */
 TEST(a_peer_asks_again_while_a_source_answers) {
     make(SIZE);
     const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};

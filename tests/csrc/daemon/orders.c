@@ -13,8 +13,8 @@ static void make(void) {
 
 static void done(void) { free(p); }
 
-/* A fill that nobody uses can be withdrawn, and is then abandoned. One that a program uses stays.
- */
+/* A queued fill can be withdrawn, unless a program uses its file or has handed over a descriptor of
+ * it. A withdrawn fill is reported as ABANDONED. */
 TEST(only_fills_that_no_program_uses_are_withdrawn) {
     make();
     struct job jobs[5];
@@ -37,8 +37,8 @@ TEST(only_fills_that_no_program_uses_are_withdrawn) {
     done();
 }
 
-/* Of two holders the one with fewer orders is asked first; if both have as many, every second file
- * goes to the other one. */
+/* Of a file's two holders, the one with fewer orders is asked first. If both have equally many,
+ * every second file asks the other holder first. */
 TEST(the_holder_with_fewer_orders_is_asked_first) {
     make();
     struct monarch_home homes[4];
@@ -68,7 +68,7 @@ TEST(the_holder_with_fewer_orders_is_asked_first) {
     done();
 }
 
-/* The peer that gave all of a copy is remembered for the file. */
+/* If one peer gave all bytes of a copy, it is noted as the giver of the file. */
 TEST(a_giver_is_remembered) {
     make();
     struct monarch_home homes[2] = {{.giver = 9}, {.giver = 9}};
@@ -85,6 +85,6 @@ TEST(a_giver_is_remembered) {
     SAME(homes[1].giver, 1);
     r.id = 2;
     r.giver = 5;
-    monarch_note_giver(p, &r); /* beyond the homes that are known */
+    monarch_note_giver(p, &r); /* ignored: the grant has no home of this number */
     done();
 }

@@ -2,7 +2,7 @@
 
 #include "checks.h"
 
-/* A pack of members, whose bytes are those of make_bytes at their offsets. */
+/* The pack of a test. The file has bytes computed from seed 5; its members are parts of it. */
 static struct monarch_engine *e;
 static struct pack *p;
 static struct monarch_member *members;
@@ -45,7 +45,8 @@ static struct job order_of(uint64_t member) {
     return (struct job){.pack = p, .member = (uint32_t)member, .handed = -1, .peer = {-1}};
 }
 
-/* Reads the member of an order, and checks its bytes. Returns how many bytes this brought. */
+/* Orders the member, reads it and checks its bytes. Returns how many bytes were read from the
+ * pack's file for that. */
 static uint64_t read_member(uint64_t member, int in_use) {
     struct job job = order_of(member);
     uint64_t before = e->counts[MONARCH_BYTES];
@@ -65,14 +66,15 @@ static int windows(enum window_state state) {
 
 /* --- members ---------------------------------------------------------------------------------- */
 
-/* A member is found by its name's hash, if its size and time agree. Of several members with one
- * name the last one counts, and also its size and time. */
+/* A member is found by the hash of its name, if its size and time agree too. If several members
+ * have the same name, only the last one is found. */
 TEST(the_last_member_of_a_name_counts) {
     begin();
     for (int i = 0; i < 300; i++)
         add(0, 10);
     for (uint64_t i = 0; i < 300; i++) {
-        members[i].hash = i < 290 ? i * 512 : (i - 290) * 512; /* all in one place of the table */
+        members[i].hash =
+            i < 290 ? i * 512 : (i - 290) * 512; /* all have the same place in the hash table */
         members[i].size = i < 290 ? 10 : 11;
         members[i].mtime_ns = (int64_t)i;
     }
@@ -94,8 +96,8 @@ TEST(the_last_member_of_a_name_counts) {
     done();
 }
 
-/* A pack is used only if it is the one whose members were listed. The caller keeps its
- * descriptor. */
+/* A pack is accepted only if it has the size and the time of the pack whose members were listed.
+ * The caller keeps its own descriptor. */
 TEST(another_pack_is_refused) {
     begin();
     add(0, 100);
@@ -116,15 +118,15 @@ TEST(another_pack_is_refused) {
     done();
 }
 
-/* Whether the session's owner may read a file follows from the file's owner, group and mode alone,
- * and the first class that fits decides. */
+/* Whether the session's owner may read a file is decided by the file's owner, group and mode alone.
+ * The first class that applies (owner, group, others) decides. */
 TEST(the_files_mode_decides_who_reads_it_from_a_pack) {
     begin();
     e->control->owner = 7;
     e->control->groups = 2;
     e->control->group[0] = 20;
     e->control->group[1] = 30;
-    e->control->group[2] = 40; /* none of the owner's */
+    e->control->group[2] = 40; /* not a group of the owner */
     for (unsigned uid = 6; uid < 8; uid++)
         for (unsigned gid = 10; gid < 50; gid += 10)
             for (unsigned mode = 0; mode < 01000; mode++) {
@@ -139,7 +141,8 @@ TEST(the_files_mode_decides_who_reads_it_from_a_pack) {
     free_engine(e);
 }
 
-/* Only regular files of one unit that the owner may read are members. */
+/* Only regular files of at most one unit that the session's owner may read are looked up in a pack.
+ */
 TEST(only_small_readable_files_are_looked_up) {
     begin();
     add(0, MONARCH_UNIT);
@@ -154,7 +157,7 @@ TEST(only_small_readable_files_are_looked_up) {
     entry.size++;
     SAME(member_of(e, &entry, "a/large"), -1);
     entry.size--;
-    e->block_bytes = 1000; /* the unit is then the block */
+    e->block_bytes = 1000; /* now a unit is as small as a block */
     SAME(member_of(e, &entry, "a/small"), -1);
     e->block_bytes = MONARCH_CHUNK;
     entry.kind = MONARCH_LINK;
@@ -177,8 +180,9 @@ static struct job *meeting(int peer) {
     return job;
 }
 
-/* An order meets its member, which is then read along with others, unless a peer is asked first.
- * A pack that has changed is left alone for ever; one that failed is not. */
+/* An order finds its member in the pack. The member is then noted as ordered, so that it can be
+ * read along with others, unless the order asks a peer first. A pack that has changed is never used
+ * again. A pack that failed may be. */
 TEST(an_order_meets_its_member) {
     begin();
     add(0, 50);
@@ -205,9 +209,9 @@ TEST(an_order_meets_its_member) {
 
 /* --- windows ---------------------------------------------------------------------------------- */
 
-/* Draws packs and orders. Every window lies within its limit, begins and ends with a member that is
- * ordered (or that is asked for), counts the orders in it, overlaps no other window's members, and
- * at most about half of it is read in vain. */
+/* Draws packs and orders at random. Every window stays within its limit. It begins and ends with an
+ * ordered member, and counts the orders for its members. No member is in two windows. At most about
+ * half of a window is read in vain. */
 TEST(windows_hold_ordered_members_and_little_else) {
     uint64_t seed = 3;
     for (int trial = 0; trial < 60; trial++) {
@@ -252,7 +256,8 @@ TEST(windows_hold_ordered_members_and_little_else) {
     }
 }
 
-/* A gap is read along if it is small, or not longer than what is wanted before it. */
+/* A gap between ordered members is read along if it is small, or not longer than the ordered bytes
+ * before it. */
 TEST(a_gap_is_read_along_up_to_a_limit) {
     const uint64_t small = JOINED_BYTES, size = 40000;
     const struct {
@@ -271,7 +276,7 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
         extend(p, &w, 0, WINDOW_BYTES);
         SAME(w.left, 1 + gaps[i].joins);
         SAME(w.length, gaps[i].joins ? gaps[i].size + gaps[i].gap + 10 : gaps[i].size);
-        p->is_ordered[1] = 0; /* nothing is read for a member that nobody ordered */
+        p->is_ordered[1] = 0; /* without an order, the second member is not read */
         extend(p, &w, 0, WINDOW_BYTES);
         SAME(w.length, gaps[i].size);
         SAME(w.left, 1);
@@ -282,7 +287,8 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
     }
 }
 
-/* The window's limit counts from the start of its first page, to the byte. */
+/* The limit of a window counts from the start of the page in which the window begins. It is exact
+ * to the byte. */
 TEST(a_window_ends_at_its_limit) {
     for (int more = 0; more < 2; more++) {
         begin();
@@ -298,8 +304,8 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window begins with the ordered members just before the one that is asked for, up to a limit of
- * their number. */
+/* A window also covers the run of ordered members before the member that is asked for, at most
+ * LOOKS_BACK of them. The run ends at a member that is not ordered or is in another window. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
     for (int i = 0; i < 200; i++)
@@ -317,8 +323,8 @@ TEST(a_window_begins_with_the_run_before_its_member) {
     done();
 }
 
-/* With no empty window, the one that was used longest ago is taken, but never one that a thread
- * uses, that an order needs, or that is being read. */
+/* If no window is empty, the one that was used longest ago is emptied. This never happens to a
+ * window that a thread uses, that an order needs, or that is being read. */
 TEST(the_window_that_was_used_longest_ago_is_taken) {
     begin();
     add(0, 10);
@@ -342,8 +348,8 @@ TEST(the_window_that_was_used_longest_ago_is_taken) {
 
 /* --- reads ------------------------------------------------------------------------------------ */
 
-/* One read brings all members that are ordered and close together. Each order gets its bytes, and
- * the last one leaves no window. */
+/* One read brings all ordered members that lie close together. Each order gets its bytes. After the
+ * last order, no window is left. */
 TEST(one_read_serves_all_orders_nearby) {
     begin();
     for (int i = 0; i < 40; i++)
@@ -361,7 +367,7 @@ TEST(one_read_serves_all_orders_nearby) {
     SAME(windows(EMPTY), WINDOWS);
     SAME(open_descriptors(), before);
     SAME(e->endpoint[0].busy, 0);
-    /* an order that nobody else stands beside brings its own bytes alone */
+    /* an order with no other orders nearby reads only its own member */
     SAME(read_member(3, 0), 3000);
     SAME(windows(EMPTY), WINDOWS);
     done();
@@ -381,7 +387,8 @@ TEST(a_file_in_use_is_read_in_a_short_window) {
     }
 }
 
-/* An order that is withdrawn keeps no window, and does not take another's away. */
+/* A withdrawn order no longer keeps its window. A window that another order or a thread needs
+ * stays. */
 TEST(an_order_that_leaves_frees_its_window) {
     begin();
     for (int i = 0; i < 3; i++)
@@ -394,7 +401,7 @@ TEST(an_order_that_leaves_frees_its_window) {
     SAME(windows(READY), 1);
     SAME(p->window[0].left, 1);
     second.pack = p;
-    monarch_pack_leave(&second); /* a second time, nothing is counted */
+    monarch_pack_leave(&second); /* a second call counts nothing */
     SAME(p->window[0].left, 1);
     p->window[0].users = 1;
     monarch_pack_leave(&third);
@@ -406,7 +413,8 @@ TEST(an_order_that_leaves_frees_its_window) {
     done();
 }
 
-/* An order that comes while its window is there counts on the window. */
+/* If an order comes for a member of an existing window, it is counted in this window, which then
+ * stays until the order is served. */
 TEST(an_order_for_a_window_that_is_there_keeps_it) {
     begin();
     for (int i = 0; i < 3; i++)
@@ -432,7 +440,7 @@ TEST(an_empty_member_is_read_without_the_source) {
     add(0, 0);
     add(0, 10);
     open_pack();
-    p->error = EIO; /* even a pack that cannot be read has it */
+    p->error = EIO; /* an empty member comes even from a pack that cannot be read */
     p->retry_ns = UINT64_MAX;
     SAME(read_member(0, 0), 0);
     done();
@@ -473,7 +481,7 @@ TEST(a_pack_that_has_changed_is_not_read_again) {
     done();
 }
 
-/* A change shows in the time of the inode's change, even if the other time is set back. */
+/* A change of the pack shows in its ctime, even if its mtime is set back. */
 TEST(a_pack_whose_time_was_set_back_has_changed) {
     begin();
     add(0, 1000);
@@ -506,7 +514,8 @@ TEST(a_pack_that_failed_is_read_again_after_a_while) {
     done();
 }
 
-/* A pack that ends before its members has changed, and one that cannot be read says why. */
+/* If a pack ends before its last member does, it has changed (ESTALE). If it cannot be read, the
+ * error tells why. */
 TEST(a_failed_read_tells_why) {
     begin();
     add(0, 1000);
@@ -525,7 +534,7 @@ TEST(a_failed_read_tells_why) {
     done();
 }
 
-/* An engine that stops reads nothing more. */
+/* Once the engine stops, no pack is read. */
 TEST(an_engine_that_stops_reads_no_pack) {
     begin();
     add(0, 1000);
@@ -538,8 +547,8 @@ TEST(an_engine_that_stops_reads_no_pack) {
     done();
 }
 
-/* While a window is read, a thread reads the next ordered members that no window has, and no
- * others. */
+/* While a thread waits for a window that is being read, it reads the next ordered members that are
+ * in no window, and no others. */
 TEST(a_thread_that_waits_reads_the_next_window) {
     begin();
     for (int i = 0; i < 200; i++)
@@ -550,7 +559,7 @@ TEST(a_thread_that_waits_reads_the_next_window) {
     *w = (struct window){.state = READING, .at = 0, .length = 10 * 1000};
     pthread_mutex_lock(&p->lock);
     SAME(read_ahead(e, &job, p, w), 0); /* nothing is ordered */
-    await_member(p, 5);                 /* it lies in the window that is being read */
+    await_member(p, 5);                 /* member 5 is in the window that is being read */
     SAME(read_ahead(e, &job, p, w), 0);
     p->window[1] = (struct window){.state = READING, .at = 12 * 1000, .length = 5 * 1000};
     await_member(p, 13);

@@ -1,6 +1,6 @@
 #include "peers/connection.h"
 
-/* The links, in place of client.c: each answer is scripted. */
+/* Links in place of those of client.c. What they answer is scripted. */
 struct monarch_peer_link {
     int number, is_closed, is_cut;
     uint64_t frames, tag;
@@ -27,7 +27,7 @@ static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g
 static struct monarch_peer_link links[LINKS];
 static int made;
 static peer *p;
-/* How the next fetches end, and what was fetched last. */
+/* How the next fetches end; after the script, fetches succeed. `last` is what was fetched last. */
 static struct {
     unsigned status;
     int frames;
@@ -37,7 +37,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If it is not NULL, this thread joins the line of the next fetch. */
+/* If not NULL, this use becomes the follower of the next fetch. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -91,7 +91,7 @@ static int ask_small(void) {
     return r;
 }
 
-/* Which links are closed, as bits. */
+/* Returns which links are closed, one bit for each link. */
 static unsigned closed(void) {
     unsigned all = 0;
     for (int i = 0; i < made; i++)
@@ -110,7 +110,7 @@ TEST(a_link_that_works_is_kept) {
     SAME(closed(), 1);
 }
 
-/* At most a number of idle links is kept. */
+/* At most IDLE_LINKS idle links are kept. */
 TEST(idle_links_beyond_the_limit_are_closed) {
     make();
     for (unsigned i = 0; i < IDLE_LINKS + 2; i++)
@@ -123,8 +123,8 @@ TEST(idle_links_beyond_the_limit_are_closed) {
     SAME(closed(), (4U << IDLE_LINKS) - 1);
 }
 
-/* A link that the peer has closed since it was last used is replaced without a report: that is no
- * failure. All other idle links are closed too, because they are as old. */
+/* If the peer has closed an idle link since its last use, the link is replaced. This is no failure,
+ * so nothing is reported. All other idle links are closed too, because they are as old. */
 TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     make();
     note_success(p, &links[made++]);
@@ -136,8 +136,8 @@ TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     monarch_peer_free(p);
 }
 
-/* A link that breaks while an answer comes, or that is late, shows that the peer has failed. That
- * is reported, and so is the next success. */
+/* If a link breaks while an answer comes, or if the answer is late or forged, the peer has failed.
+ * This is reported, and so is the next success. */
 TEST(a_failure_and_the_next_success_are_reported) {
     const unsigned status[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT, MONARCH_PEER_FORGED};
     for (int i = 0; i < 3; i++)
@@ -158,7 +158,7 @@ TEST(a_failure_and_the_next_success_are_reported) {
         }
 }
 
-/* A lack of room is this node's own failure. */
+/* If this node lacks room for the bytes, the peer has not failed, and nothing is reported. */
 TEST(a_lack_of_room_here_is_not_reported) {
     make();
     then(MONARCH_PEER_NO_ROOM, 1);
@@ -168,7 +168,7 @@ TEST(a_lack_of_room_here_is_not_reported) {
     monarch_peer_free(p);
 }
 
-/* If no link can be made, all ranges say why, and the next success is reported. */
+/* If no link can be made, the status of all ranges says why. The next success is reported. */
 TEST(a_peer_that_cannot_be_reached_says_why) {
     make();
     struct monarch_peer_get gets[2] = {{.length = 1, .received = 7, .error = 7},
@@ -184,7 +184,7 @@ TEST(a_peer_that_cannot_be_reached_says_why) {
     monarch_peer_free(p);
 }
 
-/* The reason of a break is the most specific status of a range. */
+/* If a link breaks, the most specific status of its ranges is the reason. */
 TEST(the_most_specific_status_is_the_reason) {
     for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
         struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
@@ -195,8 +195,9 @@ TEST(the_most_specific_status_is_the_reason) {
     }
 }
 
-/* A block that arrived wrong makes the peer check its copy: one byte of the block, over a new link,
- * in doubt. That link is closed. */
+/* If a block arrives with wrong bytes, the peer is made to check its copy. For this, one byte of
+ * the block is requested over a new link, with a note that the block is doubted. Then this link is
+ * closed. */
 TEST(a_peer_checks_a_block_that_arrived_wrong) {
     make();
     struct monarch_peer_get g = {
@@ -211,7 +212,7 @@ TEST(a_peer_checks_a_block_that_arrived_wrong) {
     monarch_peer_free(p);
 }
 
-/* After a hang-up no peer is asked, no failure is reported, and running fetches are cut. */
+/* After a hang-up, no peer is asked and no failure is reported. Running fetches are cut. */
 TEST(a_hang_up_ends_all_requests) {
     make();
     struct use running = {.link = &links[made++]};
@@ -227,7 +228,7 @@ TEST(a_hang_up_ends_all_requests) {
     monarch_peer_free(p);
 }
 
-/* Until a peer has worked, it may be starting, for a while. */
+/* A peer that has not worked yet may still be starting. This is assumed only for START_NS. */
 TEST(a_new_peer_may_be_starting) {
     make();
     SAME(monarch_peer_is_starting(p), 1);
@@ -241,7 +242,8 @@ TEST(a_new_peer_may_be_starting) {
 
 /* --- large answers ---------------------------------------------------------------------------- */
 
-/* Only ranges that nobody waits for count as large, and only large ones take a slot. */
+/* A request is large if its ranges that no reader waits for have LARGE_BYTES or more. Only large
+ * requests take a slot. */
 TEST(large_answers_take_a_slot) {
     const struct {
         uint64_t first, second;
@@ -262,14 +264,14 @@ TEST(large_answers_take_a_slot) {
     }
 }
 
-/* There are a few slots. A slot that is released goes to the thread that waits, if there is one,
- * and a newcomer does not get it. */
+/* There are LARGE_AT_ONCE slots. A released slot is passed to a thread that already waits, if there
+ * is one. A thread that comes later does not get it. */
 TEST(slots_go_to_those_that_wait) {
     make();
     for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
         SAME(acquire_slot(p), 1);
     SAME(p->slots, LARGE_AT_ONCE);
-    p->waiting = 1; /* a thread that has not come to its wait yet */
+    p->waiting = 1; /* a thread that is just about to wait */
     release_slot(p, 0);
     CHECK(p->passed == 1 && p->slots == LARGE_AT_ONCE && p->came_ns == 0);
     release_slot(p, 1);
@@ -287,7 +289,7 @@ static void *take_slot(void *arg) {
     return NULL;
 }
 
-/* A thread that waits takes the slot that is passed to it, and only one thread does. */
+/* A slot that is passed on is taken by one waiting thread, and only by one. */
 TEST(a_slot_that_is_passed_is_taken) {
     make();
     for (unsigned i = 0; i < LARGE_AT_ONCE; i++)
@@ -307,7 +309,7 @@ TEST(a_slot_that_is_passed_is_taken) {
     monarch_peer_free(p);
 }
 
-/* Without any answer, a thread waits for a slot only for a while, and goes on without it. */
+/* If no answer comes for SLOT_NS, a thread that waits for a slot goes on without one. */
 TEST(a_thread_goes_on_without_a_slot) {
     make();
     p->slots = LARGE_AT_ONCE;
@@ -320,8 +322,8 @@ TEST(a_thread_goes_on_without_a_slot) {
 
 /* --- threads in line for a link --------------------------------------------------------------- */
 
-/* A thread joins the first line that has room, behind its last one. A link whose user has not asked
- * yet, or that shares no link, has no line. */
+/* A link has a line if its user shares the link and has asked. A thread joins the end of the first
+ * line that has room. */
 TEST(a_thread_joins_a_line_with_room) {
     make();
     struct use busy = {.can_be_followed = 0, .has_asked = 1},
@@ -339,7 +341,8 @@ TEST(a_thread_joins_a_line_with_room) {
     monarch_peer_free(p);
 }
 
-/* The link goes to the follower if it works. If not, all followers learn of it. */
+/* A link that works is passed to the first follower. If it does not work, all followers learn of
+ * it. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();
@@ -359,8 +362,8 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* After an answer, the link is the follower's, and is not kept as idle. After a break, the follower
- * gets none, and the link is closed. */
+/* After an answer, the follower gets the link, and the link is not kept as idle. After a break, the
+ * link is closed, and the follower gets none. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {
         make();

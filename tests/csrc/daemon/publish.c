@@ -33,7 +33,7 @@ static void done(void) {
 
 static struct monarch_entry *entry(uint64_t id) { return monarch_table(c) + id; }
 
-/* What the index by path guesses of the entry's copy. */
+/* Returns the guess about the entry's copy that is in the index by path. */
 static uint64_t guess_of(uint64_t id) {
     for (uint64_t i = 0; i < c->slots; i++)
         if (monarch_path_slot(c, i)->place && monarch_slot_id(monarch_path_slot(c, i)->place) == id)
@@ -51,8 +51,8 @@ static int publish_it(const struct monarch_result *r) {
     return monarch_publish_result(w, e->control, e->clients, r);
 }
 
-/* A copy is published only if it is still the one that its entry waits for, its file has not
- * changed, and its tier is there. */
+/* A copy is published only if its entry still waits for this copy, its file has not changed, and
+ * its tier is not lost. */
 TEST(only_the_copy_that_is_waited_for_is_published) {
     for (int way = 0; way < 6; way++) {
         make();
@@ -80,8 +80,8 @@ TEST(only_the_copy_that_is_waited_for_is_published) {
     }
 }
 
-/* A stamped copy needs no place in the index. In a tier that stamps its new copies only, a copy
- * that was found there has no stamp. */
+/* A stamped copy needs no place in the index of copies. Some tiers stamp only their new copies. A
+ * copy that was found in such a tier has no stamp, so it needs a place. */
 TEST(stamped_copies_take_no_place_in_the_index) {
     for (int way = 0; way < 5; way++) {
         make();
@@ -98,8 +98,8 @@ TEST(stamped_copies_take_no_place_in_the_index) {
     }
 }
 
-/* Publishing stops before the index of copies is too full to be searched; all or none are
- * published. */
+/* Publishing stops before the index of copies is too full to be searched. A call publishes all of
+ * its copies or none. */
 TEST(the_index_of_copies_keeps_free_places) {
     make();
     uint64_t ids[2] = {3, 4}, inos[2] = {555, 556}, sums[2] = {1, 2};
@@ -117,19 +117,19 @@ TEST(the_index_of_copies_keeps_free_places) {
     SAME(monarch_publish(w, 2, ids, words, inos, sums, NULL), 0);
     CHECK(entry(3)->word == words[0] && entry(4)->word == words[1]);
     SAME(c->copies_used, MONARCH_FULL(c->slots));
-    c->stamped = TIER + 1; /* such a copy needs no place */
+    c->stamped = TIER + 1; /* stamped copies need no place */
     ids[0] = 5;
     SAME(monarch_publish(w, 1, ids, words, inos, sums, NULL), 0);
     done();
 }
 
-/* An inode number that the file system gives to a new copy no longer leads to the old one. */
+/* If a new copy gets the inode number of an old copy, the number leads only to the new copy. */
 TEST(a_reused_inode_number_leads_to_the_new_copy) {
     make();
     struct monarch_result r = result(3);
     entry(3)->word = entry(4)->word = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
     SAME(publish_it(&r), 1);
-    /* the old copy was removed, but its number is kept until the removal is processed */
+    /* the old copy was removed, but its entry has its number until the removal is processed */
     entry(3)->word = monarch_word(MONARCH_ABSENT, 0, TIER, COPY);
     r.id = 4;
     SAME(publish_it(&r), 1);
@@ -138,8 +138,8 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     done();
 }
 
-/* The word and its guess change together, and an entry whose copy is removed forgets the copy's
- * inode. */
+/* The word of an entry and the guess in the index change together. When the removal of a copy has
+ * been processed, the entry forgets the copy's inode number. */
 TEST(a_word_sets_what_depends_on_it) {
     make();
     const uint64_t present = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -158,7 +158,8 @@ TEST(a_word_sets_what_depends_on_it) {
         SAME(entry(id)->copy_ino, i == 5 ? 0 : 555);
         SAME(guess_of(6), 0);
     }
-    for (uint64_t all = 0; all < c->count; all++) { /* also entries that share their places */
+    for (uint64_t all = 0; all < c->count;
+         all++) { /* also among entries that share a place in the index */
         monarch_set_words(w, 1, &all, &present);
         for (uint64_t k = 0; k < c->count; k++)
             SAME(guess_of(k), k <= all ? monarch_guess_of(entry(k)->hash, present) : 0);
@@ -166,7 +167,8 @@ TEST(a_word_sets_what_depends_on_it) {
     done();
 }
 
-/* Copies that share their place in the index are all found, also beyond its end. */
+/* Copies that share a place in the index are all found, even if the search must go on from the
+ * index's end to its beginning. */
 TEST(an_index_is_searched_from_its_end_to_its_beginning) {
     make();
     uint64_t n = 0, inos[8];
@@ -184,8 +186,8 @@ TEST(an_index_is_searched_from_its_end_to_its_beginning) {
     done();
 }
 
-/* New attributes replace the old ones, and readers see that they did. The word, the place and the
- * home stay. */
+/* New attributes replace the old ones. Readers notice this by the version, which rises by 2. The
+ * word, the place and the home stay. */
 TEST(an_update_replaces_the_attributes) {
     make();
     entry(3)->flags = MONARCH_OWN;
@@ -218,12 +220,14 @@ TEST(an_update_replaces_the_attributes) {
     SAME(monarch_find_inode(c, 1, 999), 3);
     SAME(monarch_find_inode(c, 1, 103), -1);
     SAME(c->inodes_used, used + 1);
-    SAME(monarch_catalog_update(w, 3, &fresh), 0); /* the same inode takes no further place */
+    SAME(monarch_catalog_update(w, 3, &fresh),
+         0); /* the same inode number needs no further place */
     SAME(c->inodes_used, used + 1);
     done();
 }
 
-/* Entries that can still be added find a place in the index by inode, whatever updates need. */
+/* Updates leave so many places in the index by inode that all entries that can still be added find
+ * one. */
 TEST(updates_leave_places_to_new_entries) {
     make();
     uint64_t left = c->capacity - c->count, most = c->slots / 8 * 7 - left;
@@ -232,7 +236,7 @@ TEST(updates_leave_places_to_new_entries) {
     c->inodes_used = most;
     SAME(monarch_catalog_update(w, 3, &fresh), -1);
     SAME(entry(3)->ino, 103);
-    fresh.ino = 103; /* needs no place */
+    fresh.ino = 103; /* the number that the index has already needs no place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     fresh.ino = 999;
     c->inodes_used = most - 1;
@@ -240,8 +244,8 @@ TEST(updates_leave_places_to_new_entries) {
     done();
 }
 
-/* Entries, copies and names move to a larger catalog; one that is too small, or has entries, is
- * refused, and the old one stays. */
+/* Entries, copies and names move to a larger catalog. A catalog that is too small or has entries
+ * already is refused, and the old catalog stays. */
 TEST(a_catalog_moves_to_a_larger_one) {
     make();
     uint64_t generation = 1;
@@ -271,11 +275,12 @@ TEST(a_catalog_moves_to_a_larger_one) {
         SAME(monarch_find_inode(large, 1, 100 + id), id);
     }
     SAME(monarch_find_copy(large, TIER, 555), 3);
-    SAME(monarch_find_copy(large, TIER + 1, 556), -1); /* it is found by its stamp */
+    SAME(monarch_find_copy(large, TIER + 1, 556),
+         -1); /* copies of this tier are found by their stamps */
     SAME(large->copies_used, 1);
     large->count = 1;
     struct monarch_writer empty = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    SAME(monarch_catalog_move(&empty, used, &generation), 0); /* there was none */
+    SAME(monarch_catalog_move(&empty, used, &generation), 0); /* there was no catalog before */
     free(large);
     free(small);
     free(narrow);
@@ -284,7 +289,8 @@ TEST(a_catalog_moves_to_a_larger_one) {
     done();
 }
 
-/* Entries are added until the catalog or its texts are full; one that is known already is found. */
+/* Entries are added until the catalog has no room for entries or for texts. An entry that is known
+ * already is found, not added. */
 TEST(a_full_catalog_takes_no_more_entries) {
     make();
     struct monarch_entry like = {.kind = MONARCH_FILE, .source = 1, .path_len = 1};
@@ -292,7 +298,7 @@ TEST(a_full_catalog_takes_no_more_entries) {
     SAME(monarch_catalog_add(w, &like, 1, "a", &id, &added), 1);
     CHECK(id == 0 && added == 0);
     c->pool_bytes = c->pool_used + MONARCH_TEXT_UNIT;
-    like.path_len = MONARCH_TEXT_UNIT; /* with its NUL it needs two units */
+    like.path_len = MONARCH_TEXT_UNIT; /* with its NUL, the path needs two units */
     SAME(monarch_catalog_add(w, &like, 1, "0123456789abcdef", &id, &added), 0);
     like.path_len--;
     SAME(monarch_catalog_add(w, &like, 1, "0123456789abcde", &id, &added), 1);
@@ -306,8 +312,9 @@ TEST(a_full_catalog_takes_no_more_entries) {
     done();
 }
 
-/* An entry that is found again gets its place in the listing only if it is still the same file; a
- * directory's number of names counts only if it has not changed. */
+/* A file that is found again gets its new place in the listing only if it is unchanged. A directory
+ * always gets its new place. It gets its new number of names only if it is unchanged, apart from
+ * its size. */
 TEST(an_entry_that_is_found_again_is_merged) {
     for (int way = 0; way < 7; way++)
         for (int is_directory = 0; is_directory < 2; is_directory++) {
@@ -333,7 +340,8 @@ TEST(an_entry_that_is_found_again_is_merged) {
         }
 }
 
-/* Nodes that share files note where a file comes from. */
+/* A new home replaces the flags of the old one, which tell where a file comes from. All other flags
+ * stay. */
 TEST(a_home_replaces_the_home_before) {
     make();
     entry(3)->flags = MONARCH_ATTRIBUTES;
@@ -347,7 +355,7 @@ TEST(a_home_replaces_the_home_before) {
     done();
 }
 
-/* A thread that copies waits for the writer only for a while. */
+/* A thread that copies waits only a limited time for the lock of the writer. */
 TEST(a_busy_writer_is_waited_for_a_while) {
     make();
     struct timespec began, now;

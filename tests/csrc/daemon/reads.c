@@ -4,8 +4,8 @@
 #include "shared/clock.h"
 #include "short_io.h"
 
-/* The clock and the number of sleeps of a thread: each read takes `takes_ns`, and the thread sleeps
- * `naps` times meanwhile. */
+/* Replacements for the clock and for the count of a thread's sleeps. Each read advances the clock
+ * by `takes_ns` and the count by `naps`. */
 static uint64_t time_ns = 1, takes_ns;
 static long slept, naps;
 static uint64_t told_ns(void) { return __atomic_load_n(&time_ns, __ATOMIC_RELAXED); }
@@ -62,7 +62,7 @@ static uint64_t read_them(int in_flight, int *error) {
     return monarch_read_all(descriptors, offsets, lengths, out, READS, in_flight, error);
 }
 
-/* All ranges are read, by one thread or by many, and however few bytes each call brings. */
+/* All ranges are read, by one thread or by many, however few bytes each system call brings. */
 TEST(all_ranges_are_read) {
     const int width[] = {1, 2, 7, READS + 9, MONARCH_READS_IN_FLIGHT + 5};
     int error;
@@ -81,7 +81,7 @@ TEST(all_ranges_are_read) {
     close(file);
 }
 
-/* Waits until all threads sleep again. */
+/* Waits until all threads are idle again. */
 static void wait_until_idle(void) {
     for (int is_idle = 0; !is_idle;) {
         pthread_mutex_lock(&lock);
@@ -91,7 +91,8 @@ static void wait_until_idle(void) {
     }
 }
 
-/* As many threads run as a call may use besides its own, or as it has reads; none without need. */
+/* A call starts the threads that it lacks: as many as it may use besides its own, but not more than
+ * it has reads. The threads stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;
@@ -112,8 +113,8 @@ TEST(threads_are_started_as_they_are_needed) {
     close(file);
 }
 
-/* Of the reads that fail, the first one is told, with its error; a file that ends too early has no
- * errno. */
+/* If several reads fail, the call reports the first of them and its errno. The error is 0 if the
+ * file ended too early. */
 TEST(the_first_failure_is_told) {
     for (int width = 1; width < 9; width += 7)
         for (int way = 0; way < 3; way++) {
@@ -130,7 +131,7 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* A failure that is found later counts only if it comes before the others. */
+/* A failure replaces one that was found before it only if its read comes earlier in the list. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);
@@ -143,7 +144,8 @@ TEST(an_earlier_failure_replaces_a_later_one) {
     CHECK(c.failed == 2 && c.error == 0);
 }
 
-/* A read is slow if it takes long for its size, and its thread slept. */
+/* A read is slow if it takes more than SLOW_NS and 1 ns for each byte, and its thread slept
+ * meanwhile. */
 TEST(a_read_is_slow_if_it_waited) {
     make();
     for (int i = 0; i < 4; i++) {
@@ -158,7 +160,9 @@ TEST(a_read_is_slow_if_it_waited) {
         for (int k = 0; k < READS; k++)
             lengths[k] = BYTES - (k == READS - 1 ? 100 : 0);
         work(&c, 0);
-        SAME(c.slow, i == 3 ? READS : i == 1 ? 1 : 0); /* the last one is shorter */
+        SAME(c.slow, i == 3   ? READS
+                     : i == 1 ? 1
+                              : 0); /* the last read is shorter, so for it the same time is slow */
         CHECK(c.failed == READS && c.next > READS);
         c.next = c.slow = 0;
         work(&c, 1);
@@ -168,8 +172,8 @@ TEST(a_read_is_slow_if_it_waited) {
     close(file);
 }
 
-/* If less than a quarter of the reads were slow, the next call begins alone, and asks for threads
- * only when it has waited itself. */
+/* If less than a quarter of a call's reads were slow, the next call begins without other threads.
+ * It asks for threads only once a read of its own was slow. */
 TEST(a_fast_source_is_read_alone) {
     int error;
     make();
@@ -188,7 +192,8 @@ TEST(a_fast_source_is_read_alone) {
     close(file);
 }
 
-/* A call that is left is the only one to be taken out of the list. */
+/* Whichever call leaves the list, the others stay in it. A call that has left can be taken out
+ * again without effect. */
 TEST(calls_leave_the_list_in_any_order) {
     struct call a = {0}, b = {.after = &a}, c = {.after = &b};
     calls = &c;

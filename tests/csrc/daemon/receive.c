@@ -11,7 +11,8 @@ static void do_handed(struct worker *w, struct job *job) {
 #define monarch_end_rest end_rest
 #define monarch_do_handed do_handed
 #include "handover/kept.h"
-/* Whether the table of waiting descriptors has room, and whether it was told of an asked policy. */
+/* has_room: whether the table of waiting descriptors takes another one. was_asked: whether the
+ * table was told that policy has been asked for the file. */
 static int has_room, was_asked;
 static int keep(struct kept_table *t, struct handed *h, int is_asked) {
     kept += has_room;
@@ -81,8 +82,8 @@ TEST(a_path_is_plain_as_the_scan_spells_it) {
         SAME(is_plain(other[i]), 0);
 }
 
-/* A message has one of two lengths: that of an entry's number, or that of its path. Nothing in it
- * may lead beyond the daemon's tables. */
+/* A message ends after the number of its entry or, if there is no entry, after its path. It is
+ * invalid if it has another length, or if one of its numbers is beyond the daemon's tables. */
 TEST(a_message_is_as_long_as_it_says) {
     const ssize_t short_one = offsetof(struct monarch_handover, source);
     const ssize_t before = offsetof(struct monarch_handover, path);
@@ -96,10 +97,10 @@ TEST(a_message_is_as_long_as_it_says) {
         .id = monarch_unmet(9), .source = MONARCH_MAX_SOURCES - 1, .path_len = 4, .path = "a/bc"};
     for (ssize_t n = 0; n < before + 20; n++)
         SAME(is_valid(&what, n), n == before + 5);
-    what.path[2] = 0; /* the path is shorter than it says */
+    what.path[2] = 0; /* the path is shorter than path_len */
     SAME(is_valid(&what, before + 5), 0);
     what.path[2] = 'b';
-    what.path[4] = 'x'; /* and longer */
+    what.path[4] = 'x'; /* now the path is longer than path_len */
     SAME(is_valid(&what, before + 5), 0);
     what.path[4] = 0;
     what.source++;
@@ -126,7 +127,8 @@ static struct monarch_handover message(const char *path) {
     return what;
 }
 
-/* A descriptor of a file without an entry must be that of the path, on the source's device. */
+/* If a file has no entry, its descriptor must be open on the file at the message's path, on the
+ * source's device. */
 TEST(a_descriptor_is_that_of_its_path) {
     make();
     e->clients->renames = 4;
@@ -146,7 +148,7 @@ TEST(a_descriptor_is_that_of_its_path) {
     what = message("d/file");
     e->control->source[2].dev++;
     CHECK(!new_handed(p, fd, &what));
-    /* with an entry, the fill makes these checks */
+    /* if the file has an entry, the fill makes these checks */
     what = message(NULL);
     h = new_handed(p, fd, &what);
     CHECK(h && h->id == 0 && h->claim == 0 && !h->path[0] && h->entry.path_len == 0);
@@ -156,8 +158,8 @@ TEST(a_descriptor_is_that_of_its_path) {
     done();
 }
 
-/* A descriptor whose file can be filled now is passed on, with a slot. Otherwise it waits in the
- * table, or is closed, and policy is asked where it must act. */
+/* If the file of a descriptor can be filled now, the descriptor is passed on, with a slot.
+ * Otherwise it waits in the table, or is closed. Policy is asked if it has to act. */
 TEST(a_descriptor_is_filled_kept_or_closed) {
     const struct {
         int holds, slots, room, is_recalled;
@@ -211,7 +213,8 @@ TEST(a_descriptor_is_filled_kept_or_closed) {
     }
 }
 
-/* A descriptor that cannot be used asks policy for a fill of its file, and ends the claim. */
+/* If a descriptor cannot be used, its claim ends. If its file has an entry, policy is asked to fill
+ * the file. */
 TEST(a_useless_descriptor_still_asks_for_its_file) {
     for (int way = 0; way < 3; way++) {
         make();

@@ -5,7 +5,8 @@
 
 #include "shared/doorbell.h"
 
-/* Whether the loop's sleep is noted in place of being slept, and what was noted. */
+/* If is_noted is set, sleep_on does not sleep. It only records the last sleep (`nap`) and the
+ * number of sleeps (`naps`) of the daemon's loop. */
 static int is_noted, naps;
 static struct timespec nap;
 static long sleep_on(long number, uint32_t *word, int how, uint32_t seen,
@@ -17,7 +18,7 @@ static long sleep_on(long number, uint32_t *word, int how, uint32_t seen,
 #include "checks.h"
 #include "shared/clock.h"
 
-#define FILES 9000 /* three words of the summary */
+#define FILES 9000 /* so many that three words of the summary are used */
 
 static struct monarch_engine *e;
 static struct monarch_clients *m;
@@ -37,8 +38,8 @@ static void make(void) {
     m = e->clients;
 }
 
-/* All bits are taken once, in order, at the edges of words and of summaries too. A bit beyond the
- * catalog's end is dropped. */
+/* Each bit that is set is taken once, in ascending order, also at the edges of words and of words
+ * of the summary. A bit beyond the catalog's end is dropped. */
 TEST(bits_are_taken_once_and_in_order) {
     const uint64_t set[] = {0, 1, 63, 64, 4095, 4096, 8191, 8192, 8999};
     uint64_t ids[FILES];
@@ -50,22 +51,24 @@ TEST(bits_are_taken_once_and_in_order) {
     for (int i = 0; i < 9; i++)
         SAME(ids[i], set[i]);
     SAME(monarch_take_bits(&m->read, FILES, ids, FILES), 0);
-    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0); /* it was dropped */
+    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0); /* the bit FILES was dropped */
     monarch_set_bit(&m->read, 4096);
-    SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0); /* beyond a whole summary */
+    SAME(monarch_take_bits(&m->read, 4096, ids, FILES),
+         0); /* the bit is just beyond the first word of the summary */
     SAME(monarch_take_bits(&m->read, 4097, ids, FILES), 1);
     for (uint64_t i = 0; i < sizeof m->read.summary / sizeof *m->read.summary; i++)
-        SAME(m->read.summary[i], 0); /* no word is looked at again */
+        SAME(m->read.summary[i], 0); /* the summary is empty, so no word is searched in vain */
     free_engine(e);
 }
 
-/* At most as many are taken as there is room for, and none is lost. */
+/* A call takes at most as many bits as it has room for. The others stay for later calls. */
 TEST(bits_that_do_not_fit_are_taken_later) {
     uint64_t ids[200];
     make();
     for (uint64_t id = 0; id < 300; id++)
         monarch_set_bit(&m->wanted, id);
-    SAME(monarch_take_bits(&m->wanted, 300, ids, 63), 0); /* a word's bits might not fit */
+    SAME(monarch_take_bits(&m->wanted, 300, ids, 63),
+         0); /* less room than the 64 bits of one word */
     uint64_t all = 0;
     for (uint64_t n; (n = monarch_take_bits(&m->wanted, 300, ids, 150)); all += n) {
         CHECK(n <= 150);
@@ -80,7 +83,7 @@ static struct monarch_catalog *two_sources(void) {
     struct monarch_catalog *c = make_catalog(64);
     e->control->sources = 3;
     for (unsigned s = 0; s < 3; s++)
-        e->control->source[s].dev = 70 + (s > 0); /* the last two lie on one device */
+        e->control->source[s].dev = 70 + (s > 0); /* sources 1 and 2 are on one device */
     for (int i = 0; i < 6; i++) {
         char name[] = {(char)('a' + i), 0};
         add_entry(c, name,
@@ -90,7 +93,7 @@ static struct monarch_catalog *two_sources(void) {
     return c;
 }
 
-/* Which of the six files count as changed, as bits. */
+/* Returns which of the six files count as changed, one bit for each file. */
 static unsigned changed(const struct monarch_catalog *c) {
     const uint64_t ids[] = {0, 1, 2, 3, 4, 5};
     uint8_t flags[6];
@@ -101,8 +104,9 @@ static unsigned changed(const struct monarch_catalog *c) {
     return all;
 }
 
-/* A change marks its file. That of a tree marks all files of the sources on its device, and one
- * that nobody knows marks all files. Whoever told of a change is then free to go on. */
+/* The change of a file marks that file. The change of a tree marks all files of the sources on its
+ * device. An unknown change marks all files. Afterwards `told` is 0, so that the process that told
+ * of the change can go on. */
 TEST(changes_mark_the_files_that_they_concern) {
     const struct monarch_change changes[] = {
         {.dev = 70, .ino = 103}, {.dev = 71, .ino = 104}, {.dev = 71, .ino = 9, .is_tree = 1}};
@@ -112,7 +116,7 @@ TEST(changes_mark_the_files_that_they_concern) {
     struct monarch_catalog *c = two_sources();
     int fd = open("changes", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     uint64_t at = 0;
-    monarch_take_changes(m, e->control, c, fd, &at); /* nobody told of any */
+    monarch_take_changes(m, e->control, c, fd, &at); /* there is no change yet */
     for (int i = 0; i < 3; i++) {
         CHECK(write(fd, &changes[i], sizeof changes[i]) == sizeof changes[i]);
         SAME(changed(c), i ? after[i - 1] : 0);
@@ -123,7 +127,7 @@ TEST(changes_mark_the_files_that_they_concern) {
         SAME(changed(c), after[i]);
         SAME(m->renames, renames[i]);
     }
-    CHECK(write(fd, changes, 3) == 3); /* a part of a change */
+    CHECK(write(fd, changes, 3) == 3); /* an incomplete change is not taken */
     m->told = 5;
     monarch_take_changes(m, e->control, c, fd, &at);
     SAME(at, 3 * sizeof *changes);
@@ -138,7 +142,8 @@ TEST(changes_mark_the_files_that_they_concern) {
     free_engine(e);
 }
 
-/* The loop sleeps only if nobody has rung since it looked, and not longer than its limit. */
+/* The daemon's loop sleeps only if its doorbell has not been rung since the loop last read it, and
+ * at most for the given time. */
 TEST(a_ring_before_the_sleep_is_not_missed) {
     make();
     monarch_ring_doorbell(m);

@@ -30,7 +30,7 @@ static int count_ring(const pthread_cond_t *condition, int is_signal) {
 static struct monarch_scan *s;
 static uint32_t bell;
 
-/* Makes a scan of `threads` threads, none of which runs. */
+/* Makes a scan for `threads` threads, and starts none of them. */
 static void make(int threads) {
     s = calloc(1, sizeof *s);
     pthread_mutex_init(&s->lock, NULL);
@@ -62,7 +62,8 @@ static struct task *add(const char *path, uint32_t names) {
 
 /* --- what is wanted --------------------------------------------------------------------------- */
 
-/* A want covers its directory and those above it, and a deep want also those below. */
+/* A want for a directory covers it and all directories above it. A deep want also covers all
+ * directories below it. */
 TEST(a_want_covers_the_way_to_its_directory) {
     const struct {
         const char *directory;
@@ -79,7 +80,7 @@ TEST(a_want_covers_the_way_to_its_directory) {
     SAME(is_named(&root, "a"), 0);
 }
 
-/* The last wants are remembered for directories that are found later. */
+/* The last WANTS wants are remembered, because they may cover directories that are found later. */
 TEST(the_last_wants_are_remembered) {
     make(2);
     char name[16];
@@ -88,7 +89,7 @@ TEST(the_last_wants_are_remembered) {
         snprintf(name, sizeof name, "d%d", i);
         monarch_scan_want(s, name, i % 2);
     }
-    SAME(is_wanted(s, "d0"), 0); /* forgotten */
+    SAME(is_wanted(s, "d0"), 0); /* the oldest want is forgotten */
     for (int i = 1; i <= WANTS; i++) {
         snprintf(name, sizeof name, "d%d", i);
         SAME(is_wanted(s, name), 1);
@@ -103,7 +104,8 @@ TEST(the_last_wants_are_remembered) {
     done();
 }
 
-/* A want moves what it covers to the front: directories at once, portions too, each in order. */
+/* A want moves the tasks that it covers, directories and portions, to the queues of wanted tasks.
+ * Tasks found later go there directly. */
 TEST(a_want_moves_what_it_covers) {
     make(2);
     struct task *other = add("x", 0), *file = add("a/b", 0), *deep = add("a/b/c", 0);
@@ -126,10 +128,11 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* The two allowances, as monarch_scan_allow describes them. */
+/* monarch_scan_allow changes the two allowances as its comment says. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
-        int64_t wanted, others, then[2]; /* then: of wanted ones, of others */
+        int64_t wanted, others,
+            then[2]; /* then: the new allowances for wanted directories and for others */
     } steps[] = {{0, 0, {0, 0}},
                  {10, 5, {10, 5}},
                  {0, 5, {10, 10}},
@@ -149,8 +152,8 @@ TEST(allowances_are_replaced_and_added_to) {
     done();
 }
 
-/* Names are counted against the allowance of their directory, unless it has no limit. If all are
- * wanted, there is one allowance. */
+/* Names are subtracted from the allowance of their directory, unless it is unlimited. If all
+ * directories are wanted, the allowance for wanted ones counts for all names. */
 TEST(names_count_against_their_allowance) {
     make(4);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "y", 0);
@@ -175,15 +178,15 @@ TEST(names_count_against_their_allowance) {
     SAME(s->may_look[1], 2);
     s->is_all_wanted = 0;
     monarch_scan_want(s, "x", 0);
-    SAME(monarch_may_look(s, plain), 1); /* it is wanted by now */
+    SAME(monarch_may_look(s, plain), 1); /* its directory is wanted now */
     SAME(plain->is_wanted, 1);
     free(plain);
     free(wanted);
     done();
 }
 
-/* Which task comes first: wanted directories, wanted portions, other portions, other directories;
- * each only as far as names may be looked at. */
+/* Tasks are taken in this order: wanted directories, wanted portions, other portions, other
+ * directories. All but the first need an allowance for names. */
 TEST(tasks_are_taken_by_their_urgency) {
     for (int may = 0; may < 4; may++) {
         make(4);
@@ -217,8 +220,8 @@ static int rings_of(const pthread_cond_t *condition, int signals) {
     return 0;
 }
 
-/* As many threads are woken as there are portions for them, and all threads that keep names of
- * their own. */
+/* An allowance wakes one idle thread for each portion that it covers, and all threads that wait
+ * with names of their own. */
 TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     const struct {
         int64_t wanted, others;
@@ -238,7 +241,7 @@ TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
         done();
     }
     make(5);
-    s->may_look[0] = -40; /* more was looked at than allowed */
+    s->may_look[0] = -40; /* more names were examined than allowed */
     memset(rings, 0, sizeof rings);
     monarch_scan_allow(s, 1, 1);
     SAME(rings_of(&s->more_work, 1), 1);
@@ -248,8 +251,8 @@ TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     done();
 }
 
-/* A thread gets the next task, hands its batch over before it would wait, and ends with the scan:
- * when no task is left and no other thread can add one, or when the scan stops. */
+/* A thread gets the next task. Before it has to wait, it hands its batch over. It ends when no task
+ * is left and no other thread can add one, or when the scan stops. */
 TEST(a_thread_ends_with_the_scan) {
     make(1);
     struct monarch_batch *batch = NULL;
@@ -267,7 +270,7 @@ TEST(a_thread_ends_with_the_scan) {
     SAME(rings_of(&s->more_work, 1), 0);
     CHECK(!monarch_next_task(s, &batch) && s->busy == 0);
     CHECK(!batch && s->first);
-    SAME(rings_of(&s->more_work, 0), 1); /* the other threads end too */
+    SAME(rings_of(&s->more_work, 0), 1); /* the other threads are woken, to end too */
     free(first);
     free(second);
     add("c", 0);
@@ -279,7 +282,8 @@ TEST(a_thread_ends_with_the_scan) {
     done();
 }
 
-/* A thread distributes names until the others have enough. */
+/* A thread gives names to other threads until PORTIONS_AHEAD portions of the same kind, wanted or
+ * not, are queued for each of them. */
 TEST(others_have_enough_of_the_same_kind) {
     make(3);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "x", 0);
@@ -291,7 +295,7 @@ TEST(others_have_enough_of_the_same_kind) {
     SAME(monarch_others_have_enough(s, wanted), 0);
     s->wanted_portions.portions = 2 * PORTIONS_AHEAD;
     SAME(monarch_others_have_enough(s, wanted), 1);
-    s->threads = 1; /* nobody else looks */
+    s->threads = 1; /* there is no other thread */
     s->portions.portions = 0;
     SAME(monarch_others_have_enough(s, plain), 1);
     free(plain);
@@ -319,8 +323,7 @@ static void check_batch(const struct monarch_batch *b, unsigned *next) {
     }
 }
 
-/* Entries arrive in order with their paths and targets, also if batches of several threads are
- * merged. */
+/* All entries arrive in order, with their paths and link targets, also if batches were merged. */
 TEST(batches_bring_all_entries) {
     make(2);
     struct monarch_batch *batch = NULL;
@@ -348,7 +351,8 @@ TEST(batches_bring_all_entries) {
     done();
 }
 
-/* A batch with too little room for a path takes no more. */
+/* A batch takes no more entries if it might lack room for the longest path and the longest link
+ * target. */
 TEST(a_batch_leaves_room_for_the_longest_path) {
     make(2);
     struct monarch_batch *batch = NULL, *first;
@@ -368,7 +372,8 @@ TEST(a_batch_leaves_room_for_the_longest_path) {
     done();
 }
 
-/* What fits is merged to the last entry and the last byte; what does not stays apart. */
+/* A batch is merged into another one if its entries and its texts fit, even exactly. Otherwise both
+ * stay as they are. */
 TEST(batches_are_merged_if_they_fit) {
     make(2);
     for (int way = 0; way < 3; way++) {
@@ -390,14 +395,14 @@ TEST(batches_are_merged_if_they_fit) {
     done();
 }
 
-/* The bell rings at once for the first batch, then at most once in a while, unless batches pile
- * up. */
+/* The bell rings at once for the first batch. Later it rings at most once in BATCH_NS, except if a
+ * batch does not fit into the one that waits. */
 TEST(the_bell_rings_once_in_a_while) {
     make(2);
     struct monarch_batch *batch = NULL;
     report(&batch, 0, 0);
     time_ns += BATCH_NS;
-    monarch_hand_over_in_time(s, &batch); /* too young */
+    monarch_hand_over_in_time(s, &batch); /* the batch is too young */
     CHECK(batch->count == 1 && bell == 0);
     time_ns++;
     monarch_hand_over_in_time(s, &batch);
@@ -410,7 +415,7 @@ TEST(the_bell_rings_once_in_a_while) {
         SAME(bell, i);
     }
     batch->entries[0] = (struct monarch_entry){0};
-    batch->count = BATCH_ENTRIES; /* does not fit into the one that waits */
+    batch->count = BATCH_ENTRIES; /* it does not fit into the batch that waits */
     monarch_hand_over_batch(s, &batch);
     CHECK(!batch && bell == 3 && s->batches == 2);
     done();

@@ -7,9 +7,9 @@ static struct pool *p;
 static void make(void) { p = calloc(1, sizeof *p + 4 * sizeof *p->worker); }
 static void done(void) { free(p); }
 
-/* A peer gets threads until it has twice as many as are free. Work that a reader waits for may
- * exceed that as long as enough threads stay free for other peers. A thread may stay with its
- * peer, and the sources have no share. */
+/* A peer may get another thread while it has fewer than twice as many threads as are free. Work
+ * that a reader waits for may exceed this share while more than KEPT_FREE threads are free. A
+ * thread that already works for the peer may stay. Orders for the sources have no such limit. */
 TEST(a_peer_gets_its_share_of_the_threads) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -30,7 +30,8 @@ TEST(a_peer_gets_its_share_of_the_threads) {
     done();
 }
 
-/* Work that no reader waits for shares the width in the same way. */
+/* Each peer gets only a share of `width` too. This is the number of threads that may do work that
+ * no reader waits for. */
 TEST(a_peer_gets_its_share_of_the_width) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -41,17 +42,17 @@ TEST(a_peer_gets_its_share_of_the_width) {
                 p->width[MONARCH_FROM_PEER] = width;
                 p->unasked_at[3] = at;
                 p->unasked[MONARCH_FROM_PEER] = at + others;
-                /* with this order, the peer has at most twice what is then left */
+                /* if n places are left after this order, the peer has at most 2n + 1 places */
                 SAME(can_ask_unasked(p, &of_peer), at + 1 <= 2 * (width - at - others - 1) + 1);
                 SAME(can_ask_unasked(p, &of_source), 1);
             }
     p->unasked_at[3] = p->unasked[MONARCH_FROM_PEER] = 0;
-    p->at[3] = p->away = 67; /* the share of the threads counts too */
+    p->at[3] = p->away = 67; /* within its share of `width`, but above its share of all threads */
     SAME(can_ask_unasked(p, &of_peer), 0);
     done();
 }
 
-/* A thread counts for one peer at a time. */
+/* Each thread is counted for at most one peer: the one that it works for now. */
 TEST(a_thread_counts_for_its_peer) {
     make();
     struct worker w = {.peer = -1};
@@ -66,7 +67,8 @@ TEST(a_thread_counts_for_its_peer) {
     done();
 }
 
-/* Fills from peers leave slots to those from the sources. */
+/* A fill from a peer gets a slot only if more than MONARCH_SLOTS_OF_SOURCE slots are free. The
+ * others are reserved for fills from the sources. */
 TEST(slots_are_reserved_for_the_sources) {
     make();
     for (unsigned n = 0; n < MONARCH_SLOTS_OF_SOURCE + 3; n++) {
@@ -77,8 +79,8 @@ TEST(slots_are_reserved_for_the_sources) {
     done();
 }
 
-/* Orders are set aside by peer, in order, and the first one whose peer may be asked is taken. A
- * peer without orders is forgotten. */
+/* Orders that are set aside are queued by peer. The search returns the first order of a peer that
+ * may be asked. It forgets peers without orders. */
 TEST(orders_that_are_set_aside_come_first_again) {
     make();
     p->peer_threads = 10;
@@ -94,7 +96,7 @@ TEST(orders_that_are_set_aside_come_first_again) {
     SAME(p->normal[MONARCH_FROM_PEER].length, 0);
     SAME(p->late[0].peers, 3);
     SAME(p->late[0].of[7].length, 2);
-    p->unasked_at[7] = 100; /* this peer has its share */
+    p->unasked_at[7] = 100; /* peer 7 has its whole share already */
     CHECK(first_late(p, 0) == &jobs[1]);
     monarch_take_out(&jobs[1]);
     CHECK(first_late(p, 0) == &jobs[4]);
@@ -109,7 +111,7 @@ TEST(orders_that_are_set_aside_come_first_again) {
     done();
 }
 
-/* Of the threads for the sources, each second one also reads ahead. */
+/* Every second thread for the sources also reads ahead. Threads for peers never do. */
 TEST(half_of_the_threads_read_ahead) {
     for (uint32_t number = 0; number < 6; number++) {
         struct worker w = {.number = number, .origin = MONARCH_FROM_SOURCE};

@@ -4,7 +4,7 @@ static uint64_t time_ns = 1000000000000;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
 
-/* The protocol, in place of connection.c: what each step returns. */
+/* Steps in place of those of connection.c. Each returns what the test has set. */
 #include "peers/connection.h"
 static enum monarch_peer_io_state step_it(struct monarch_peer_connection *c,
                                           const struct monarch_peer_stage *stage);
@@ -25,7 +25,8 @@ static void let_it_go(struct monarch_peer_connection *c, const struct monarch_pe
 static server *s;
 static struct monarch_peer_stage stage;
 static int ends[64], steps;
-/* What the next steps return, and what each sets. */
+/* returns: what the next steps return. meanwhile: what each step calls. may_block: whether each
+ * step was allowed to block. */
 static enum monarch_peer_io_state returns[16];
 static void (*meanwhile)(connection *c);
 static int may_block[16];
@@ -82,7 +83,7 @@ static void done(void) {
             close(ends[i]);
 }
 
-/* Returns whether the server would be told of this connection now. */
+/* Returns whether epoll reports an event for this connection now. */
 static int is_ready(uint32_t i) {
     struct epoll_event event;
     int found = 0;
@@ -91,8 +92,8 @@ static int is_ready(uint32_t i) {
     return found;
 }
 
-/* A new connection takes a free place, else that of the one that has been idle for longest, and
- * never one that has a request or a thread. */
+/* A new connection takes a free place. If there is none, it replaces the connection that has been
+ * idle for longest. A connection with a request or a thread is never replaced. */
 TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     make(4, 2);
     int before = open_descriptors();
@@ -110,7 +111,7 @@ TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     SAME(adopt(), 2);
     SAME(s->at[2].generation, was + 1);
     s->at[1].got = 0;
-    SAME(adopt(), 1); /* it was idle for longer than the second one */
+    SAME(adopt(), 1); /* it has been idle for longer than connection 2 */
     s->at[1].is_busy = s->at[2].is_busy = 1;
     SAME(monarch_peer_server_has_room(s), 0);
     SAME(adopt(), -EBUSY);
@@ -122,7 +123,7 @@ TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     done();
 }
 
-/* An event counts only for the connection for which it was asked, and only for one thread. */
+/* Only one thread gets an event, and only if the connection that it was meant for still exists. */
 TEST(an_event_of_an_ended_connection_is_ignored) {
     make(2, 2);
     SAME(adopt(), 0);
@@ -140,7 +141,7 @@ TEST(an_event_of_an_ended_connection_is_ignored) {
     done();
 }
 
-/* A wake reaches the connections that wait for the file, and no others. */
+/* A wake ends the wait of all connections that wait for this file, and of no others. */
 TEST(a_wake_reaches_those_that_wait_for_the_file) {
     make(6, 2);
     for (int i = 0; i < 6; i++) {
@@ -162,7 +163,7 @@ TEST(a_wake_reaches_those_that_wait_for_the_file) {
     SAME(s->waiting, 4);
     CHECK(is_ready(1));
     monarch_peer_wake(s, 0, 8);
-    SAME(s->waiting, 2); /* 0 and 4 are gone */
+    SAME(s->waiting, 2); /* connections 0 and 4 no longer wait */
     CHECK(s->at[2].is_waiting && s->at[5].is_waiting);
     for (uint32_t i = 0; i < s->waiting; i++)
         SAME(s->at[s->waits[i]].wait_at, i);
@@ -174,7 +175,8 @@ static int is_seven(void *arg, const struct monarch_peer_request *wanted) {
     return wanted->path_hash == 7;
 }
 
-/* Requests whose files cannot be opened yet are asked about; those that are being sent are not. */
+/* A conditional wake asks only about requests whose files could not be opened yet, not about those
+ * whose bytes are being sent. */
 TEST(only_requests_that_are_being_opened_are_settled) {
     make(4, 2);
     for (int i = 0; i < 4; i++) {
@@ -195,7 +197,8 @@ static void wake_once(connection *c) {
         monarch_peer_wake(s, 3, 3);
 }
 
-/* Bytes may come between the last look for them and the wait: the thread then looks again. */
+/* If a wake comes while a thread runs a step, the thread runs another step before it lets the
+ * connection wait. */
 TEST(a_wake_during_a_step_is_not_missed) {
     for (int is_woken = 0; is_woken < 2; is_woken++) {
         make(2, 2);
@@ -213,7 +216,8 @@ TEST(a_wake_during_a_step_is_not_missed) {
 static void begin_request(connection *c) { c->state = MONARCH_PEER_SENDING; }
 static void end_request(connection *c) { c->state = MONARCH_PEER_READING; }
 
-/* After a step, the connection waits for what it needs, and is counted as active or not. */
+/* After a step, the connection waits for bytes or for room in its socket, as the step says. It
+ * counts as active while it has a request. */
 TEST(a_connection_waits_for_what_it_needs) {
     make(2, 2);
     SAME(adopt(), 0);
@@ -245,8 +249,8 @@ TEST(a_connection_waits_for_what_it_needs) {
     done();
 }
 
-/* A thread stays with a connection, and blocks on it, as long as there are threads for all others.
- */
+/* A thread stays with a connection, and may block on it, only while fewer connections are active
+ * than there are threads. */
 TEST(a_thread_stays_while_there_are_threads_for_others) {
     make(2, 2);
     SAME(adopt(), 0);
@@ -269,8 +273,9 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
     done();
 }
 
-/* A sweep finds those whose time is over: the answer of one that waits ends, any other connection
- * is closed. There is at most one sweep in a while. */
+/* A sweep finds the connections whose time is over. If such a connection waits for bytes, its
+ * answer ends. If a thread works on it, it stays. Any other is closed. Sweeps are at least TICK_MS
+ * / 2 apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);
     for (int i = 0; i < 5; i++) {
@@ -298,7 +303,8 @@ TEST(a_sweep_ends_what_is_late) {
     done();
 }
 
-/* The kernel reports twice the size that was set: less than that is too little room. */
+/* The socket of a new connection does not block, and its sends have a time limit. set_options sets
+ * the TCP options. */
 TEST(options_are_set_for_the_socket) {
     make(1, 1);
     SAME(adopt(), 0);

@@ -1,5 +1,6 @@
-/* System calls that are interrupted and move few bytes, as POSIX allows. Include this file before
- * the file of csrc: its calls are then made here. */
+/* Replacements for system calls. They are often interrupted and move only a few bytes at a time, as
+ * POSIX allows. Include this file before a file of csrc, so that its calls go to these
+ * replacements. */
 #pragma once
 
 #include <errno.h>
@@ -8,11 +9,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The most bytes that a call moves; 0: calls are made as they are, and never interrupted. */
+/* The most bytes that one call moves. If 0, the calls are made unchanged and are never interrupted.
+ */
 static size_t most_moved;
-static unsigned moves; /* number of calls so far */
+static unsigned moves; /* number of calls made while most_moved is not 0 */
 
-/* Returns whether the call is interrupted. Otherwise shortens it. */
+/* For one call in three, sets errno to EINTR and returns 1. For any other call, reduces *n to at
+ * most most_moved and returns 0. If most_moved is 0, only returns 0. */
 static inline int is_interrupted(size_t *n) {
     if (!most_moved)
         return 0;
@@ -39,7 +42,8 @@ static inline ssize_t short_send(int fd, const void *from, size_t n, int flags) 
 static inline ssize_t short_sendfile(int to, int from, off_t *at, size_t n) {
     return is_interrupted(&n) ? -1 : sendfile(to, from, at, n);
 }
-/* Sends the message's bytes as a call of send() would, so that any number of them can be sent. */
+/* Joins the parts of the message and sends them with short_send, so that a call can also end within
+ * a part. */
 static inline ssize_t short_sendmsg(int fd, const struct msghdr *m, int flags) {
     char all[65536];
     size_t n = 0;

@@ -6,14 +6,14 @@
 #include "shared/clock.h"
 #include "short_io.h"
 
-/* The kernel's version, as the file below learns it. */
+/* The kernel's version that uname reports to source_file.c. If NULL, uname fails. */
 static const char *release;
 static int told_uname(struct utsname *u) {
     if (release)
         strcpy(u->release, release);
     return release ? 0 : -1;
 }
-/* If this is not 0, it is the time that passes between two looks at the clock. */
+/* If not 0, the clock advances by this time [ns] at each look. Otherwise it is the real clock. */
 static uint64_t between_ns;
 static uint64_t told_ns(void) {
     static uint64_t now_ns = 1;
@@ -62,7 +62,8 @@ static void done(void) {
 
 #define MS 1000000ULL
 
-/* Spans follow each other without a gap, each as long as the rate demands. */
+/* Each reserved span of time begins where the one before it ends, and is as long as the rate
+ * demands. */
 TEST(a_rate_reserves_one_span_after_the_other) {
     const uint64_t rates[][2] = {{1, 1}, {1, 1000}, {3, 7}, {1ULL << 40, 3ULL << 30}};
     for (unsigned i = 0; i < sizeof rates / sizeof *rates; i++) {
@@ -75,17 +76,17 @@ TEST(a_rate_reserves_one_span_after_the_other) {
     }
 }
 
-/* Time that has passed unused is lost, except for the last 20 ms. */
+/* Time that nobody has reserved cannot be made up for later, except for the last 20 ms. */
 TEST(at_most_twenty_milliseconds_are_made_up_for) {
     uint64_t next = 5, before = monarch_now_ns();
     uint64_t begin = take_span(&next, 1, 1000), after = monarch_now_ns();
     CHECK(begin >= before - 20 * MS && begin <= after - 20 * MS);
     SAME(next, begin + MS);
     uint64_t recent = next = monarch_now_ns() + 5 * MS;
-    SAME(take_span(&next, 1, 1000), recent); /* time that has not passed is reserved in full */
+    SAME(take_span(&next, 1, 1000), recent); /* a span that begins in the future is not moved */
 }
 
-/* Without a limit nothing is reserved. An operation without bytes reserves no bytes. */
+/* Without a limit, no time is reserved. An operation without bytes reserves no time for bytes. */
 TEST(each_limit_reserves_its_own_span) {
     make(1);
     monarch_acquire_rate(e, 100);
@@ -102,7 +103,7 @@ TEST(each_limit_reserves_its_own_span) {
     done();
 }
 
-/* The caller waits until its span begins, but not once the engine stops. */
+/* The caller waits until its span begins. Once the engine stops, it does not wait. */
 TEST(a_limit_delays_the_caller_until_the_engine_stops) {
     make(1);
     uint64_t until = monarch_now_ns() + 3 * MS;
@@ -115,8 +116,8 @@ TEST(a_limit_delays_the_caller_until_the_engine_stops) {
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-/* A descriptor is that of the catalog's file only if the kind, the number, the size and both times
- * agree. */
+/* A descriptor belongs to the catalog's file only if the kind, the inode number, the size, the
+ * mtime and the ctime agree. */
 TEST(each_attribute_that_differs_shows_another_file) {
     make(5000);
     int fd = open("file", O_RDONLY | O_CLOEXEC), status;
@@ -147,8 +148,8 @@ TEST(each_attribute_that_differs_shows_another_file) {
     done();
 }
 
-/* A name that is gone or has become a link means that the file has changed; any other failure is
- * the source's. */
+/* If the name is gone or has become a link, the file has changed. Any other failure is an error of
+ * the source. */
 TEST(a_file_that_cannot_be_opened_is_gone_or_the_source_fails) {
     make(10);
     int status;
@@ -170,7 +171,7 @@ TEST(a_file_that_cannot_be_opened_is_gone_or_the_source_fails) {
     done();
 }
 
-/* A file whose access time must not be kept is opened all the same. */
+/* If O_NOATIME is refused, the file is opened without it. */
 TEST(a_file_of_another_user_is_opened_too) {
     make(10);
     int status;
@@ -200,7 +201,7 @@ TEST(only_a_regular_file_has_an_inode_to_hand_over) {
     done();
 }
 
-/* An open counts as one operation at the source, and as no byte. */
+/* Against the limits of the source, an open counts as one operation and no bytes. */
 TEST(an_open_is_an_operation_of_the_limit) {
     make(10);
     int status;
@@ -212,7 +213,8 @@ TEST(an_open_is_an_operation_of_the_limit) {
     done();
 }
 
-/* Kernels before 6.16 may drop a page that another process has just written. */
+/* Kernels before 6.16 may drop a page that another process has just written. So pages are dropped
+ * only with later kernels. */
 TEST(pages_are_dropped_only_by_kernels_that_do_it_safely) {
     const struct {
         const char *release;
@@ -227,13 +229,14 @@ TEST(pages_are_dropped_only_by_kernels_that_do_it_safely) {
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* A source's bit follows what more than half of its recent files were, and only its own bit. */
+/* A source's bit is set while more than half of its recent files had the property that is noted.
+ * The bits of other sources stay. */
 TEST(a_bit_follows_the_majority_of_recent_files) {
     uint32_t mean = 0, bits = 1U << 3 | 1U << 5;
     int n = 0;
     for (; !(bits & 1U << 4); n++)
         note(&mean, &bits, 4, 1);
-    CHECK(n > (int)SHARE_STEP / 2 && n < (int)SHARE_STEP); /* about ln 2 of the step */
+    CHECK(n > (int)SHARE_STEP / 2 && n < (int)SHARE_STEP); /* about ln 2 times SHARE_STEP */
     SAME(bits, 1U << 3 | 1U << 4 | 1U << 5);
     CHECK(mean > SHARE_ALL / 2);
     for (int i = 0; i < 1000; i++)
@@ -249,7 +252,7 @@ TEST(a_bit_follows_the_majority_of_recent_files) {
     CHECK(mean < SHARE_STEP);
 }
 
-/* The mean of alternate files is one half, which is no majority. */
+/* If the mean is exactly one half, this is no majority, and the bit is not set. */
 TEST(one_half_is_no_majority) {
     uint32_t mean = SHARE_ALL / 2 - SHARE_ALL / SHARE_STEP, bits = 0;
     mean += mean / SHARE_STEP + 1;
@@ -261,8 +264,8 @@ TEST(one_half_is_no_majority) {
     SAME(bits, 0);
 }
 
-/* Files that take less than FAST_NS make a source fast. Programs rely on that after JUDGED fills,
- * of this source alone. */
+/* A source is fast if most of its files take less than FAST_NS. Programs rely on that once JUDGED
+ * files of this source were filled. */
 TEST(a_source_is_judged_after_enough_fills) {
     make(1);
     for (unsigned i = 1; i < JUDGED; i++)
@@ -283,7 +286,8 @@ TEST(a_source_is_judged_after_enough_fills) {
 
 /* --- direct I/O ------------------------------------------------------------------------------- */
 
-/* Only a file of one unit, read as a whole, large enough, and in nobody's use is read directly. */
+/* A file is read directly only if it has one unit, is large enough, is read as a whole, and is not
+ * in use. */
 TEST(direct_reads_are_for_whole_files_of_one_unit) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1};
@@ -302,8 +306,9 @@ TEST(direct_reads_are_for_whole_files_of_one_unit) {
     done();
 }
 
-/* Of a source that programs wait for, one file in PROBED is read through the page cache. A source
- * that refused O_DIRECT, or a daemon that must not use it, never reads directly. */
+/* If reads of a source usually have to wait, its files are read directly, but one in PROBED is read
+ * through the page cache. Nothing is read directly from a source that refused O_DIRECT, or if the
+ * daemon must not use O_DIRECT. */
 TEST(every_probed_file_is_read_through_the_page_cache) {
     make(1);
     int direct = 0;
@@ -325,8 +330,8 @@ TEST(every_probed_file_is_read_through_the_page_cache) {
     done();
 }
 
-/* A direct read brings the whole file, also one that ends within a block, and leaves the
- * descriptor's flags alone. A file that is too short counts as not read. */
+/* A direct read brings the whole file, even if the file ends within a block, and leaves the flags
+ * of the descriptor unchanged. If the file is too short, the read fails. */
 TEST(a_direct_read_brings_all_bytes) {
     const uint64_t sizes[] = {DIRECT_ROUND, DIRECT_ROUND + 1, 5 * DIRECT_ROUND - 1};
     for (unsigned i = 0; i < 3; i++) {
@@ -344,15 +349,15 @@ TEST(a_direct_read_brings_all_bytes) {
     }
 }
 
-/* A read through the page cache that takes long tells of the source. One that fails though O_DIRECT
- * was tried shows that the source refuses O_DIRECT. */
+/* A read that fails both with O_DIRECT and without it does not show that the source refuses
+ * O_DIRECT. No bytes are counted. */
 TEST(a_source_that_refuses_direct_reads_is_not_asked_again) {
     make(DIRECT_BYTES + 1);
     int pipes[2];
     CHECK(pipe2(pipes, O_CLOEXEC) == 0);
     struct fill f = {.job = job, .units = 1, .from = -1};
     e->awaited_sources = 1;
-    /* the read fails with O_DIRECT and without it: that says nothing of O_DIRECT */
+    /* a pipe cannot be read at an offset, with or without O_DIRECT */
     SAME(read_from_source(e, &f, pipes[0], buffer, DIRECT_BYTES + 1, 0), -ESPIPE);
     SAME(e->buffered_sources, 0);
     SAME(e->counts[MONARCH_BYTES], 0);
@@ -385,8 +390,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* A read that may be made directly is noted only if it goes through the page cache: such a read
- * that takes CACHED_NS has waited for the source. */
+/* If a read may be made directly but goes through the page cache, it is noted whether it waited for
+ * the source: it did if it took CACHED_NS or longer. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -400,14 +405,14 @@ TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
         SAME(e->awaited_sources, waited);
         CHECK(waited ? e->awaited[0] > SHARE_ALL / 2 : e->awaited[0] < SHARE_ALL / 2);
         SAME(f.source_ns, between_ns);
-        /* the next one would be read directly, but it is a probe */
+        /* this read would be direct, but it is the one in PROBED */
         e->awaited_sources = 1;
         e->awaited_files[0] = PROBED - 1;
         e->awaited[0] = SHARE_ALL;
         read_from_source(e, &f, fd, buffer, DIRECT_BYTES, 0);
         SAME(e->awaited[0], waited ? SHARE_ALL : SHARE_ALL - SHARE_STEP);
         SAME(e->buffered_sources, 0);
-        /* part of the file says nothing */
+        /* a read of a part of the file is not noted */
         e->awaited[0] = 7 * SHARE_STEP;
         read_from_source(e, &f, fd, buffer, DIRECT_BYTES - 1, 0);
         SAME(e->awaited[0], 7 * SHARE_STEP);
@@ -417,8 +422,8 @@ TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     done();
 }
 
-/* A read that was made directly is not noted; one that was refused is made once more, and the
- * source is not asked again. */
+/* A direct read is not noted. If it is refused, it is repeated through the page cache, and the
+ * source is not asked for direct reads again. */
 TEST(a_refused_direct_read_is_made_again) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -437,7 +442,7 @@ TEST(a_refused_direct_read_is_made_again) {
     done();
 }
 
-/* Reads that are interrupted and short bring all bytes, and no others. */
+/* Reads that are interrupted or short still bring all bytes of the range, and no others. */
 TEST(interrupted_reads_bring_all_bytes) {
     make(50000);
     int fd = open("file", O_RDONLY | O_CLOEXEC);
@@ -457,8 +462,8 @@ TEST(interrupted_reads_bring_all_bytes) {
     done();
 }
 
-/* Where the kernel cannot drop pages after a read, the source is remembered, and the bytes come
- * all the same. A read that fails says nothing. */
+/* If the kernel cannot drop pages after a read, this is noted for the source, and the bytes come
+ * all the same. A read that fails does not tell whether it can. */
 TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
     make(100000);
     job->entry.source = 3;
@@ -485,7 +490,8 @@ TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
 
 /* --- the descriptor of a fill ----------------------------------------------------------------- */
 
-/* Makes a claim of the order's file, and gives the order a descriptor that was handed over. */
+/* Sets a claim for the order's file, and gives the order a descriptor as if a program had handed it
+ * over. Returns the descriptor. */
 static int hand(int flags) {
     job->claim = 11;
     CHECK(monarch_begin_claim(e->clients, 11));
@@ -496,8 +502,9 @@ static int hand(int flags) {
 
 static int is_claimed(void) { return e->clients->claim[11] != 0; }
 
-/* A descriptor that was handed over is used only if it can be read, as the daemon's own can, and is
- * of the catalog's file. Otherwise the daemon closes it, ends the claim and opens the file. */
+/* A handed-over descriptor is used only if it is open just for reading, without O_DIRECT, and
+ * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the
+ * file. */
 TEST(only_a_usable_descriptor_is_taken) {
     for (int way = 0; way < 7; way++) {
         const int flags[] = {O_RDONLY, O_RDWR, O_WRONLY, O_PATH, O_RDONLY, O_RDONLY, O_RDONLY};
@@ -522,13 +529,13 @@ TEST(only_a_usable_descriptor_is_taken) {
         SAME(open_descriptors(), before - 1);
         SAME(job->handed, -1);
         SAME(is_claimed(), 0);
-        monarch_close_handed(e, job); /* there is none any more */
+        monarch_close_handed(e, job); /* does nothing: the order has no descriptor any more */
         SAME(open_descriptors(), before - 1);
         done();
     }
 }
 
-/* Another descriptor of the order ends no claim. */
+/* The claim does not end if another descriptor of the order is closed. */
 TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
     make(10);
     hand(O_RDONLY);
@@ -540,15 +547,15 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
     done();
 }
 
-/* A program that wants its descriptor closed gets that at once, and the fill goes on with the
- * daemon's own descriptor under the same number. Without such a wish nothing changes. */
+/* If a program wants its descriptor closed, this happens at once. The fill goes on with a
+ * descriptor of the daemon's own, under the same number. Without such a wish, nothing changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     make(5000);
     int status, handed = hand(O_RDONLY), before = open_descriptors();
     struct fill f = {.job = job, .units = 1, .from = handed};
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == handed && is_claimed() && f.source_ns == 0);
-    CHECK(lseek(handed, 100, SEEK_SET) == 100); /* a mark on the program's open file */
+    CHECK(lseek(handed, 100, SEEK_SET) == 100); /* the offset marks the open file of the program */
     e->clients->claim[11] |= MONARCH_CLAIM_RECALLED;
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == -1 && !is_claimed() && f.source_ns > 0);
@@ -556,12 +563,12 @@ TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     SAME(fcntl(handed, F_GETFD), FD_CLOEXEC);
     SAME(open_descriptors(), before);
     SAME(monarch_read_part(e, &f, handed, buffer, 5000, 0), 5000);
-    SAME(e->counts[MONARCH_BYTES], 5000); /* the daemon's own descriptor */
+    SAME(e->counts[MONARCH_BYTES], 5000); /* read with the daemon's own descriptor */
     close(handed);
     done();
 }
 
-/* If the file cannot be opened any more, the caller learns why and keeps the descriptor. */
+/* If the file can no longer be opened, the caller learns why and keeps the descriptor. */
 TEST(a_recalled_descriptor_of_a_file_that_is_gone_fails_the_fill) {
     make(5000);
     int status = 0, handed = hand(O_RDONLY);
@@ -575,8 +582,8 @@ TEST(a_recalled_descriptor_of_a_file_that_is_gone_fails_the_fill) {
     done();
 }
 
-/* Bytes of a descriptor that was handed over come from the page cache, and count as read from the
- * source only if the thread had to wait. */
+/* Bytes that are read from a handed-over descriptor usually come from the page cache. They count as
+ * read from the source only if pages were missing. */
 TEST(bytes_that_a_program_has_just_read_are_not_counted) {
     make(60000);
     int handed = hand(O_RDONLY);
@@ -589,7 +596,7 @@ TEST(bytes_that_a_program_has_just_read_are_not_counted) {
     done();
 }
 
-/* A fill opens its file once, even if it asks again. */
+/* A fill opens its file only once, even if it asks for the descriptor again. */
 TEST(a_fill_opens_its_file_once) {
     make(10);
     struct fill f = {.job = job, .units = 1, .from = -1};

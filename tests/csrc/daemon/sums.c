@@ -5,8 +5,8 @@
 static uint64_t sums[3] = {7, 8, 9};
 static struct monarch_digest digests[3] = {{"seven"}, {"eight"}, {"nine"}};
 
-/* The sums of a copy are found by its number, as long as the number of blocks agrees, also among
- * copies that share their place in the table. */
+/* The sums of a copy are found by the copy's number, if the number of blocks agrees too. They are
+ * also found if several copies share a place in the hash table. */
 TEST(sums_are_those_of_their_copy) {
     struct monarch_sums *s = monarch_sums_new();
     for (uint64_t i = 0; i < 4; i++) {
@@ -29,7 +29,7 @@ TEST(sums_are_those_of_their_copy) {
     monarch_sums_free(s);
 }
 
-/* A copy of one block is compared with the catalog's sum, and needs no place here. */
+/* No sums are kept for a copy of one block, since it is compared with the sum in the catalog. */
 TEST(a_copy_of_one_block_has_no_sums) {
     struct monarch_sums *s = monarch_sums_new();
     monarch_sums_keep(s, 1, sums, NULL, 1);
@@ -43,7 +43,7 @@ TEST(a_copy_of_one_block_has_no_sums) {
     monarch_sums_free(NULL);
 }
 
-/* Sums that somebody holds outlive the drop of their copy. */
+/* Sums that somebody holds stay valid after their copy is dropped, until they are released. */
 TEST(sums_that_are_held_stay_valid) {
     struct monarch_sums *s = monarch_sums_new();
     monarch_sums_keep(s, 1, sums, digests, 3);

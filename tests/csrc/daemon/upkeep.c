@@ -1,6 +1,6 @@
 #include <sys/stat.h>
 
-/* Called after each fstat of the file below. */
+/* If not NULL, called after each fstat of copy/upkeep.c. */
 static void (*after_fstat)(void);
 static int noted_fstat(int fd, struct stat *st) {
     int r = fstat(fd, st);
@@ -21,7 +21,7 @@ static int noted_fstat(int fd, struct stat *st) {
 static char buffer[MONARCH_CHUNK];
 static int here;
 
-/* Makes a file `file` of the source, its copy, and an order of this kind. */
+/* Makes a source file with the name "file", a copy of it, and an order of this kind for both. */
 static struct job *order(struct monarch_engine *e, enum monarch_job_kind kind, uint64_t size) {
     char name[MONARCH_COPY_NAME + 4];
     uint64_t bytes;
@@ -47,7 +47,8 @@ static void done_with(struct monarch_engine *e, struct job *job) {
 static const uint64_t sizes[] = {0,         1,         BLOCK - 1,         BLOCK,
                                  BLOCK + 1, BLOCK * 3, MONARCH_CHUNK - 1, MONARCH_CHUNK + 1};
 
-/* A checksum is that of the block sums, whatever the sizes of the blocks and of single reads. */
+/* The checksum of a file is made of the sums of its blocks, whatever the sizes of the blocks and of
+ * single reads. */
 TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     const uint64_t blocks[] = {1000, BLOCK, 2 * MONARCH_CHUNK + 4096};
     const uint64_t size = 2 * MONARCH_CHUNK + 4097;
@@ -73,7 +74,8 @@ TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     SAME(open_descriptors(), before);
 }
 
-/* A copy whose bytes are right is found good, and the result has what it takes at the tier. */
+/* A check finds a copy with the right bytes good. The result tells how much room the copy takes in
+ * its tier. */
 TEST(a_check_finds_a_good_copy_good) {
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct monarch_engine *e = make_engine(BLOCK);
@@ -120,7 +122,8 @@ static void damage(enum damage how, const char *name, uint64_t size) {
         CHECK(mkfifo(name, 0600) == 0);
 }
 
-/* A copy counts as damaged if any byte, its length or its kind is wrong, or if it is gone. */
+/* A copy counts as damaged if a byte, its length or its kind is wrong, or if it is gone. If it has
+ * become a link, this is an error of the tier. */
 TEST(a_check_finds_each_damage_of_a_copy) {
     for (enum damage how = A_BYTE; how < NONE; how++) {
         struct monarch_engine *e = make_engine(BLOCK);
@@ -139,7 +142,7 @@ TEST(a_check_finds_each_damage_of_a_copy) {
 
 static void shorten(void) { CHECK(truncate(COPY_NAME, 2 * BLOCK) == 0); }
 
-/* A copy that cannot be read to its end is damaged, whatever the read says of it. */
+/* A copy that becomes shorter while it is checked is damaged, even if no read fails. */
 TEST(a_check_finds_a_copy_that_is_shortened_meanwhile_damaged) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_CHECK, 3 * BLOCK);
@@ -149,7 +152,7 @@ TEST(a_check_finds_a_copy_that_is_shortened_meanwhile_damaged) {
     done_with(e, job);
 }
 
-/* An engine that stops abandons a check: nothing is known of the copy then. */
+/* If the engine stops, a check is abandoned, and nothing is known of the copy. */
 TEST(a_check_that_is_abandoned_finds_no_damage) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_CHECK, 3 * BLOCK);
@@ -159,8 +162,8 @@ TEST(a_check_that_is_abandoned_finds_no_damage) {
     done_with(e, job);
 }
 
-/* A comparison reads the file at the source, counts its bytes, and finds out whether the file still
- * has the copy's bytes. A file with other attributes has changed. */
+/* A comparison reads the file at the source, counts its bytes, and finds out whether they are still
+ * those of the copy. A file with other attributes has changed and is not read. */
 TEST(a_comparison_asks_the_source) {
     const int status[] = {[A_BYTE] = MONARCH_SOURCE_CHANGED, [SHORTER] = MONARCH_SOURCE_CHANGED,
                           [LONGER] = MONARCH_SOURCE_CHANGED, [GONE] = MONARCH_SOURCE_CHANGED,
@@ -182,7 +185,7 @@ TEST(a_comparison_asks_the_source) {
     }
 }
 
-/* Bytes of copies need not be waited for; those of the source count against its limits. */
+/* Reads of a copy are not limited. Reads of the source count against the limits of the source. */
 TEST(only_a_comparison_obeys_the_limits_of_the_source) {
     const enum monarch_job_kind kinds[] = {MONARCH_CHECK, MONARCH_COMPARE};
     for (int i = 0; i < 2; i++) {
@@ -196,7 +199,8 @@ TEST(only_a_comparison_obeys_the_limits_of_the_source) {
     }
 }
 
-/* The file is as the catalog says, and its bytes are not those of the copy. */
+/* If the file has the attributes that the catalog has, but other bytes than the copy, the copy is
+ * damaged. */
 TEST(a_comparison_finds_other_bytes) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, BLOCK);
@@ -207,7 +211,8 @@ TEST(a_comparison_finds_other_bytes) {
     done_with(e, job);
 }
 
-/* A file that is shorter than its attributes said when it was opened has changed. */
+/* A file has changed if it is shorter than its attributes said when it was opened. If it cannot be
+ * read, this is an error of the source. */
 TEST(a_comparison_notices_that_the_file_ends_early) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, 2 * BLOCK);
@@ -225,8 +230,8 @@ TEST(a_comparison_notices_that_the_file_ends_early) {
     done_with(e, job);
 }
 
-/* A dropped copy is gone. A copy that is gone already, or whose name a directory has, leaves
- * nothing that would take room. */
+/* A drop removes the copy. If the copy is gone already, or a directory has its name, nothing that
+ * takes room is left. */
 TEST(a_drop_removes_the_copy) {
     const enum damage ways[] = {NONE, GONE, A_DIRECTORY};
     for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
@@ -242,7 +247,8 @@ TEST(a_drop_removes_the_copy) {
     }
 }
 
-/* What a removal leaves takes room still, so the daemon must learn of it. */
+/* A copy that cannot be removed still takes room. So the result tells the daemon why the copy is
+ * left. */
 TEST(a_drop_tells_why_a_copy_is_left) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_DROP, 100);
@@ -261,7 +267,8 @@ static int pages_of(const char *name, uint64_t size) {
     return n;
 }
 
-/* A copy is read into memory part by part, and the order is unfinished until the last part. */
+/* A PAGE_IN reads a copy into memory part by part. It counts as unfinished until the last part is
+ * read. */
 TEST(a_copy_is_read_in_parts) {
     const uint64_t size = 2 * PART_BYTES + MONARCH_CHUNK + 1;
     struct monarch_engine *e = make_engine(BLOCK);
@@ -280,7 +287,7 @@ TEST(a_copy_is_read_in_parts) {
     done_with(e, job);
 }
 
-/* Where the file system keeps pages on request only, the reads bring all of them. */
+/* After a PAGE_IN, all pages of the copy are in memory. */
 TEST(a_copy_that_was_read_is_in_memory) {
     const uint64_t size = MONARCH_CHUNK + 3 * MONARCH_PAGE_BYTES;
     struct monarch_engine *e = make_engine(BLOCK);
@@ -293,7 +300,7 @@ TEST(a_copy_that_was_read_is_in_memory) {
     done_with(e, job);
 }
 
-/* A chunk counts as in memory only if all its pages are. */
+/* A range of bytes counts as in memory only if all its pages are. */
 TEST(a_single_page_that_is_missing_is_noticed) {
     const uint64_t size = MONARCH_CHUNK;
     int fd = make_file("file", size, 1);
@@ -311,7 +318,7 @@ TEST(a_single_page_that_is_missing_is_noticed) {
     close(fd);
 }
 
-/* A copy that cannot be read to its end ends the order with the tier's error. */
+/* If a copy cannot be read to its end, a PAGE_IN ends with the tier's error. */
 TEST(a_copy_that_is_shorter_or_gone_fails) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_PAGE_IN, 2 * MONARCH_CHUNK);

@@ -16,7 +16,7 @@ static void make(void) {
     s->root = root;
     s->dev = st.st_dev;
     s->source = 2;
-    s->threads = 1; /* nobody else looks, so this thread looks at its own names */
+    s->threads = 1; /* there is no other thread, so this one examines all names itself */
     s->is_deep = s->is_whole = 1;
     s->may_look[0] = s->may_look[1] = ALL_NAMES;
     s->doorbell = &bell;
@@ -29,7 +29,7 @@ static void done(void) {
     close(root);
 }
 
-/* Walks all directories. Returns the batch, which has all entries. */
+/* Walks `from` and all directories below it. Returns the batch with all entries. */
 static struct monarch_batch *walk(const char *from) {
     struct monarch_batch *batch = NULL;
     struct task *t = monarch_new_task(s, from, 0);
@@ -69,14 +69,14 @@ TEST(only_dot_and_dot_dot_are_dots) {
         SAME(is_dot(others[i]), 0);
 }
 
-/* A walk reports each file once with its attributes and place, and each directory a second time
- * with the number of its names. */
+/* A walk reports each file once, with its attributes and its place in the listing. It reports each
+ * directory twice: the second report has the number of its names. */
 TEST(a_walk_reports_everything) {
     make();
     make_tree();
     s->may_look[0] = 1000;
     struct monarch_batch *b = walk("");
-    SAME(s->may_look[0], 1000 - 6); /* the names count against the allowance */
+    SAME(s->may_look[0], 1000 - 6); /* the six names were subtracted from the allowance */
     CHECK(b && s->errors == 0 && s->busy == 0);
     const char *paths[] = {"", "d", "d/e", "d/a", "d/e/b", "d/e/l", "d/p"};
     const unsigned kinds[] = {MONARCH_DIR,  MONARCH_DIR,  MONARCH_DIR,  MONARCH_FILE,
@@ -90,7 +90,7 @@ TEST(a_walk_reports_everything) {
         CHECK(fstatat(root, i ? paths[i] : ".", &st, AT_SYMLINK_NOFOLLOW) == 0);
         CHECK(e->ino == st.st_ino && e->size == (uint64_t)st.st_size);
         SAME(e->sum, i < 3 ? names[i] + 1 : 0);
-        if (i >= 3) /* a name's place is below the number of names */
+        if (i >= 3) /* the place is less than the number of names in the directory */
             CHECK(e->place < names[i == 4 || i == 5 ? 2 : 1]);
     }
     CHECK(strcmp(b->pool + entry_of(b, "d/e/l")->copy_ino, "../a") == 0);
@@ -101,7 +101,7 @@ TEST(a_walk_reports_everything) {
     done();
 }
 
-/* A directory of many names is shared out in portions, and every name has its own place. */
+/* A directory with many names is divided into portions. Every name still has a place of its own. */
 TEST(a_large_directory_is_shared_out) {
     for (int threads = 1; threads < 3; threads++) {
         char path[300];
@@ -127,7 +127,8 @@ TEST(a_large_directory_is_shared_out) {
     }
 }
 
-/* A scan of parts reports no numbers of names, and goes into subdirectories only if it is deep. */
+/* A scan of only parts of a source does not report how many names a directory has. It goes into
+ * subdirectories only if it is deep. */
 TEST(a_scan_of_parts_reports_the_named_directories) {
     for (int is_deep = 0; is_deep < 2; is_deep++) {
         make();
@@ -145,8 +146,8 @@ TEST(a_scan_of_parts_reports_the_named_directories) {
     }
 }
 
-/* A directory that somebody names is opened part by part: each part must be a directory of the
- * source itself. */
+/* The path of a directory that a caller names is opened component by component. Each component must
+ * be a directory of the source, so links and ".." are refused. */
 TEST(a_named_directory_is_no_way_out_of_the_source) {
     const struct {
         const char *path;
@@ -175,7 +176,7 @@ TEST(a_named_directory_is_no_way_out_of_the_source) {
     done();
 }
 
-/* What cannot be read is counted; what is gone meanwhile is not. */
+/* A name that cannot be read counts as an error. A name that no longer exists does not. */
 TEST(only_failures_are_counted) {
     make();
     close(make_file("file", 1, 1));
@@ -190,7 +191,8 @@ TEST(only_failures_are_counted) {
     done();
 }
 
-/* Each question to the source counts against the scan's rate; what is known costs none. */
+/* Each operation at the source counts against the scan's rate limit. If the source is not asked,
+ * nothing is counted. */
 TEST(each_question_to_the_source_is_paced) {
     make();
     make_tree();
@@ -202,7 +204,7 @@ TEST(each_question_to_the_source_is_paced) {
     close_listing(s, &b, "d", root, 3);
     CHECK(s->pace.next_ns);
     s->pace.next_ns = 0;
-    s->is_whole = 0; /* nothing is asked then */
+    s->is_whole = 0; /* then the source is not asked */
     close_listing(s, &b, "d", root, 3);
     CHECK(!s->pace.next_ns && b->count == 2);
     struct task *none = monarch_new_task(s, "none", 0);
@@ -213,8 +215,9 @@ TEST(each_question_to_the_source_is_paced) {
     done();
 }
 
-/* A file system that is mounted below the source is no part of it: its directory is not walked, and
- * has the inode number that the source shows. */
+/* A file system that is mounted below the source does not belong to the source. The directory on
+ * which it is mounted is not walked. It is reported with the inode number that the listing above it
+ * shows. */
 TEST(a_mounted_file_system_is_not_walked) {
     make();
     make_tree();
@@ -223,7 +226,7 @@ TEST(a_mounted_file_system_is_not_walked) {
     visit(s, &b, "d", 3, 77, 0);
     CHECK(b->count == 1 && b->entries[0].kind == MONARCH_OTHER && b->entries[0].ino == 77);
     CHECK(!monarch_has_tasks(s));
-    visit(s, &b, "d/a", 4, 78, 0); /* a file can be none */
+    visit(s, &b, "d/a", 4, 78, 0); /* a file is never taken for a mounted file system */
     CHECK(b->entries[1].kind == MONARCH_FILE && b->entries[1].ino != 78);
     s->dev--;
     visit(s, &b, "d", 3, 77, 0);
@@ -232,7 +235,7 @@ TEST(a_mounted_file_system_is_not_walked) {
     done();
 }
 
-/* A name whose path would be too long is left out, and the names after it are not. */
+/* A name whose path would be too long is left out. The names after it are still examined. */
 TEST(a_path_that_is_too_long_is_left_out) {
     make();
     struct monarch_batch *b = NULL;
@@ -250,14 +253,14 @@ TEST(a_path_that_is_too_long_is_left_out) {
     }
     uint64_t before = monarch_looks();
     monarch_look_at_names(s, &b, t);
-    SAME(monarch_looks() - before, 1); /* it asked for the second one */
+    SAME(monarch_looks() - before, 1); /* only the second name was looked up */
     CHECK(!b);
     free(t);
     done();
 }
 
-/* A directory is settled if neither of its times comes near the time at which the catalog was
- * empty. */
+/* A directory is settled if both its mtime and its ctime are more than YOUNG_NS older than
+ * `since_ns`, a time at which the catalog was still empty. */
 TEST(a_directory_is_settled_if_it_is_old) {
     struct stat st;
     struct monarch_writer *w = monarch_writer_new();
@@ -272,21 +275,22 @@ TEST(a_directory_is_settled_if_it_is_old) {
         SAME(is_settled(s, root), more == 1);
     }
     struct timespec times[] = {{0, UTIME_OMIT}, {1000, 0}};
-    CHECK(futimens(root, times) == 0 && fstat(root, &st) == 0); /* only the inode is young */
+    CHECK(futimens(root, times) == 0 && fstat(root, &st) == 0); /* only the ctime is recent now */
     changed = st.st_ctim.tv_sec * 1000000000LL + st.st_ctim.tv_nsec;
     for (int more = 0; more < 2; more++) {
         s->since_ns = changed + YOUNG_NS + more;
         SAME(is_settled(s, root), more);
     }
     times[1].tv_sec = st.st_ctim.tv_sec + 1000;
-    CHECK(futimens(root, times) == 0); /* its other time is young */
+    CHECK(futimens(root, times) == 0); /* now the mtime is recent */
     s->since_ns = changed + 900 * 1000000000LL;
     SAME(is_settled(s, root), 0);
     monarch_writer_free(w);
     done();
 }
 
-/* A file that the catalog has already, with the inode of its name, is not asked about again. */
+/* In a settled directory, a file is not looked up at the source if the catalog has it already, with
+ * the inode number that the directory shows for its name. */
 TEST(a_known_file_is_not_asked_about) {
     struct monarch_writer *w = monarch_writer_new();
     struct monarch_entry e;
@@ -307,7 +311,7 @@ TEST(a_known_file_is_not_asked_about) {
     visit(s, &b, "file", 4, 7, 1);
     CHECK(b->count == 1 && b->entries[0].size == 99 && b->entries[0].place == 4);
     SAME(monarch_looks(), before);
-    visit(s, &b, "file", 4, 7, 0); /* the directory may have changed */
+    visit(s, &b, "file", 4, 7, 0); /* not settled: the directory may have changed */
     CHECK(b->count == 2 && b->entries[1].size == 5);
     SAME(monarch_looks(), before + 1);
     mine->kind = MONARCH_LINK;
@@ -320,7 +324,7 @@ TEST(a_known_file_is_not_asked_about) {
 
 /* --- revalidate.c ----------------------------------------------------------------------------- */
 
-/* The catalog of what a walk has found. */
+/* Makes a catalog of what a walk has found, with listings if `is_listed`. */
 static struct monarch_catalog *catalog_of(const struct monarch_batch *b, int is_listed) {
     struct monarch_catalog *c = make_catalog(64);
     uint64_t ids[64], added = 0;
@@ -330,7 +334,8 @@ static struct monarch_catalog *catalog_of(const struct monarch_batch *b, int is_
     return c;
 }
 
-/* A listing holds as long as its directory has the same names in the same order. */
+/* A listing is valid while its directory has exactly these names in this order, and the times that
+ * the catalog has. */
 TEST(a_listing_holds_until_a_name_changes) {
     make();
     make_tree();
@@ -345,7 +350,7 @@ TEST(a_listing_holds_until_a_name_changes) {
     uint32_t *names = (uint32_t *)((char *)c + c->names_at) + monarch_listing_first(sum);
     uint32_t first = names[0];
     names[0] = names[1];
-    SAME(monarch_listing_holds(c, root, d), 0); /* another name */
+    SAME(monarch_listing_holds(c, root, d), 0); /* one name differs */
     names[0] = first;
     mine->sum = monarch_listing(monarch_listing_first(sum), 2);
     SAME(monarch_listing_holds(c, root, d), 0); /* one name too few */
@@ -366,7 +371,8 @@ TEST(a_listing_holds_until_a_name_changes) {
     done();
 }
 
-/* Changed directories are marked once, and with them those of their files that have changed. */
+/* A changed directory is marked, together with those of its files that have changed. A second call
+ * does not mark it again. */
 TEST(changed_directories_and_their_files_are_marked) {
     for (int is_listed = 0; is_listed < 2; is_listed++) {
         struct monarch_engine *e = make_engine(4096);
@@ -385,7 +391,7 @@ TEST(changed_directories_and_their_files_are_marked) {
         t[a].size++;
         t[deep].size++;
         t[d].mtime_ns++;
-        at = 0; /* another source's directories are not looked at */
+        at = 0; /* directories of another source are not compared */
         SAME(monarch_compare_directories(c, e->clients, &source, 1, root, is_listed, &at, 1000), 0);
         at = 0;
         SAME(monarch_compare_directories(c, e->clients, &source, 2, root, is_listed, &at, 1000), 1);
@@ -393,15 +399,15 @@ TEST(changed_directories_and_their_files_are_marked) {
         SAME(monarch_is_changed(e->clients, 77, t[a].ino), 1);
         SAME(monarch_is_changed(e->clients, 77, t[deep].ino), 0); /* its directory is unchanged */
         SAME(monarch_is_changed(e->clients, 77, t[l].ino), 0);
-        SAME(is_same(root, c, &t[d]), is_listed); /* its times are those of now */
+        SAME(is_same(root, c, &t[d]), is_listed); /* with listings, the new times were stored */
         at = 0;
         SAME(monarch_compare_directories(c, e->clients, &source, 2, root, is_listed, &at, 1000), 0);
-        /* a file without a place in a listing is compared by itself */
+        /* a file without a place in a listing is compared even if its directory is unchanged */
         t[deep].place = MONARCH_NO_PLACE;
         at = 0;
         SAME(monarch_compare_directories(c, e->clients, &source, 2, root, is_listed, &at, 1000), 0);
         SAME(monarch_is_changed(e->clients, 77, t[deep].ino), 1);
-        /* a limit ends a call, and the next one goes on */
+        /* each call ends at its limit, and the next call goes on from there */
         uint64_t calls = 0;
         for (at = 0; at < c->count; calls++) {
             uint64_t from = at;

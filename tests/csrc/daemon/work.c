@@ -11,15 +11,17 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* The clock, the threads that are started, and what is rung, in place of the real ones. */
+/* Replacements for the clock, for sleeps, for starting threads and for rings, and what they record.
+ */
 static uint64_t time_ns = 1000000000000, slept_ns;
 static int naps, rests_ended, bells_rung, starts, starts_fail, unlocked;
 static struct {
     int origin;
     uint32_t who;
 } rung;
-static uint32_t needed; /* the roles of the threads that the waiting work needs */
-static int found;       /* whether a search finds work */
+static uint32_t
+    needed;       /* what monarch_whom_it_needs returns: the roles that the waiting work needs */
+static int found; /* what each search returns */
 static uint64_t told_ns(void) { return time_ns; }
 static int nap(const struct timespec *t, struct timespec *left) {
     naps++;
@@ -41,7 +43,8 @@ static void unlock_and_ring(struct pool *p) {
     unlocked++;
     pthread_mutex_unlock(&p->lock);
 }
-/* The units that were moved, as a string of runs. */
+/* The runs of units that were moved, each as UNIT+COUNT. An "s" follows if the run's bytes went
+ * into a stream for the block's sum. */
 static char moved[200];
 static void move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                  char *buffer, struct block_sum_stream *stream);
@@ -56,7 +59,7 @@ static void move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64
 #define monarch_whom_it_needs whom
 #define monarch_find_work look_for_work
 #define monarch_unlock_and_ring unlock_and_ring
-/* What becomes of a fill and of other orders, and of results. */
+/* How often each step was taken with fills, with other orders and with results. */
 static int begun, ended, kept_up, published, answered, closed_handed, took_kept;
 static struct fill *fill_begin(struct monarch_engine *e, struct job *job);
 static void fill_end(struct monarch_engine *e, struct fill *f) { ended++; }
@@ -92,7 +95,7 @@ static void answer(struct monarch_clients *m, uint64_t entry, uint64_t first, ui
 
 static struct pool *p;
 static struct monarch_engine *e;
-static int leaves_line; /* the search ends the thread's use of its peer */
+static int leaves_line; /* if set, a search makes the thread leave its peer */
 
 static int look_for_work(struct pool *of, struct worker *w, uint32_t roles, struct work *out) {
     CHECK(of == p);
@@ -136,8 +139,9 @@ static void done(void) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* The daemon is rung at once for what it must look at itself. Results of published copies
- * accumulate; fewer do if it waits for them, and none if the threads run out of orders. */
+/* The daemon is rung at once for a result that it must handle itself. Results of published copies
+ * may accumulate. If the daemon waits for results, fewer accumulate, and none once the threads run
+ * out of orders. */
 TEST(the_daemon_is_rung_for_results_in_time) {
     const struct {
         int rung, kind, published, awaits;
@@ -145,7 +149,7 @@ TEST(the_daemon_is_rung_for_results_in_time) {
         int rings;
     } cases[] = {
         {0, MONARCH_FILL, 0, 0, 1, 1000, 0, 1},
-        {1, MONARCH_FILL, 0, 0, 1, 1000, 0, 0}, /* it was rung already */
+        {1, MONARCH_FILL, 0, 0, 1, 1000, 0, 0}, /* it was rung before and has not come yet */
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE - 1, 0, 0, 0},
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE, 1000, 0, 1},
         {0, MONARCH_FILL, 1, 1, RESULTS_AWAITED - 1, ORDERS_LEFT, 0, 0},
@@ -153,7 +157,7 @@ TEST(the_daemon_is_rung_for_results_in_time) {
         {0, MONARCH_FILL, 1, 1, 1, ORDERS_LEFT - 1, 0, 1},
         {0, MONARCH_FILL, 1, 0, 1, ORDERS_LEFT - 1, 0, 0},
         {0, MONARCH_DROP, 0, 0, 1, 1000, 0, 1},
-        {0, MONARCH_PAGE_IN, 0, 1, 1000, 0, 1, 0}, /* more are queued */
+        {0, MONARCH_PAGE_IN, 0, 1, 1000, 0, 1, 0}, /* another PAGE_IN is queued */
         {0, MONARCH_PAGE_IN, 0, 0, 1, 1000, 0, 1},
     };
     make();
@@ -170,8 +174,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
     done();
 }
 
-/* A result is queued, and frees the slot of a published copy; that may let an order begin that
- * waited for a slot. */
+/* A result is queued. If its copy is published, the slot of the fill becomes free. The threads are
+ * woken if a fill from a peer may have waited for this slot. */
 TEST(a_published_copy_frees_its_slot) {
     for (unsigned before = 0; before <= MONARCH_SLOTS_OF_SOURCE + 1; before++)
         for (int is_published = 0; is_published < 2; is_published++) {
@@ -193,8 +197,9 @@ TEST(a_published_copy_frees_its_slot) {
         }
 }
 
-/* A finished copy is published at once if the writer is free, and then its readers are answered.
- * Python publishes what this thread cannot. Results of other orders have no copy. */
+/* A finished copy is published at once if the writer is free. Then its readers are answered. If
+ * this thread cannot publish the copy, Python does. A DROP or a failed order has no copy to
+ * publish. */
 TEST(a_finished_copy_is_published_at_once) {
     const struct {
         int has_writer, kind, status, can_lock, publishes, published;
@@ -220,7 +225,7 @@ TEST(a_finished_copy_is_published_at_once) {
         if (answered)
             SAME(answered_entry, 12);
         SAME(p->done.length, 1);
-        SAME(pthread_mutex_trylock(&w->lock), 0); /* it was released */
+        SAME(pthread_mutex_trylock(&w->lock), 0); /* the writer's lock is free again */
         pthread_mutex_unlock(&w->lock);
         monarch_writer_free(w);
         done();
@@ -229,7 +234,7 @@ TEST(a_finished_copy_is_published_at_once) {
 
 static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job);
 
-/* The last thread that leaves a finished fill ends it; an unfinished fill stays. */
+/* The last thread that leaves a fill ends the fill if it is finished. An unfinished fill stays. */
 TEST(the_last_thread_ends_a_finished_fill) {
     for (unsigned users = 1; users < 3; users++)
         for (int is_over = 0; is_over < 2; is_over++) {
@@ -259,8 +264,8 @@ static struct fill *fill_begin(struct monarch_engine *of, struct job *job) {
 }
 static void takes_kept(struct pool *of, struct job *job) { took_kept++; }
 
-/* What a thread does with an order: it begins a fill, and moves a small file, and one that came
- * with a descriptor, at once; it leaves the blocks of others to all threads. */
+/* A thread begins the fill that is ordered. If the file is small or came with a descriptor, the
+ * thread moves all of its units at once. Otherwise it leaves the blocks to all threads. */
 TEST(an_order_is_begun) {
     const struct listener listener = {.begins = takes_kept};
     const struct {
@@ -289,8 +294,9 @@ TEST(an_order_is_begun) {
     }
 }
 
-/* A fill that does not begin answers its readers. Other orders are done by this thread; an
- * unfinished PAGE_IN is put back. An engine that stops begins nothing. */
+/* If a fill cannot begin, its readers are answered. Orders of other kinds are done at once by this
+ * thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
+ * begun. */
 TEST(an_order_ends_or_goes_back) {
     for (int way = 0; way < 4; way++) {
         make();
@@ -312,9 +318,9 @@ TEST(an_order_ends_or_goes_back) {
 
 /* --- searches --------------------------------------------------------------------------------- */
 
-/* A thread that finds work wakes another one for the work that is left, but not for work that it
- * could have done itself and did not find. One that leaves its peer rings for those who waited for
- * that. */
+/* A thread that finds work wakes another one for the work that is left. A thread that finds none
+ * wakes others only for work that it cannot do itself. If a thread leaves its peer, it wakes the
+ * threads that waited for that. */
 TEST(a_search_wakes_others_for_the_rest) {
     const struct {
         int found, all, sleeping, leaves;
@@ -348,8 +354,9 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
     return f;
 }
 
-/* Units are moved in runs: of a chunk from the source, of a block from a peer; one by one while
- * readers wait, and first of all the unit that a program will ask for. */
+/* Units are moved in runs: as many as a chunk has from the source, as many as a block has from a
+ * peer. While readers wait, each run is a single unit. So is the first run of a file in use,
+ * because a program will ask for its first unit. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {
@@ -382,8 +389,8 @@ TEST(units_are_moved_in_runs) {
     }
 }
 
-/* Units that others have claimed are skipped, and then the block's bytes do not all pass through
- * this thread. */
+/* Units that other threads have claimed are skipped. Then this thread does not see all bytes of the
+ * block, so it gives no stream for the block's sum. */
 TEST(units_of_others_are_skipped) {
     make();
     struct job job = {.peer = {-1}};
@@ -403,7 +410,8 @@ TEST(units_of_others_are_skipped) {
     done();
 }
 
-/* Of a unit, just that unit is moved; of a block, all of it. */
+/* If a thread has found a unit, it moves just that unit. If it has found a block, it moves the
+ * whole block. */
 TEST(a_thread_moves_what_it_has_found) {
     for (int is_unit = 0; is_unit < 2; is_unit++) {
         make();
@@ -425,7 +433,7 @@ TEST(a_thread_moves_what_it_has_found) {
 
 /* --- rests and threads ------------------------------------------------------------------------ */
 
-/* A rest lasts a multiple of the work, with a limit. */
+/* A rest lasts REST times as long as the work before it, but at most MOST_REST_NS. */
 TEST(a_rest_lasts_as_long_as_the_work_asks) {
     rest(time_ns - 1000);
     SAME(slept_ns, 9000);
@@ -435,7 +443,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A thread that sleeps wakes by itself for a reader's claim, or to return its buffer's memory. */
+/* A sleeping thread wakes without a ring when a reader's claim may have ended, or to return the
+ * memory of its buffer. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);
@@ -451,14 +460,15 @@ static void unmap_all(int n) {
             monarch_unmap_buffer(p->worker[i].buffer);
 }
 
-/* Threads are started until one of each kind has no work, or all run. */
+/* Threads are started until one of each kind has no work, or until all run. The kinds are threads
+ * that read ahead and threads that do not. */
 TEST(threads_are_started_until_one_of_each_kind_is_idle) {
     for (int most = 0; most < 6; most++) {
         make();
         p->most_threads = most;
         start_more(p);
         SAME(p->threads, most < 2 ? most : 2);
-        p->resting[1] = 0; /* the second one has work */
+        p->resting[1] = 0; /* the second thread has work now */
         start_more(p);
         SAME(p->threads, most < 4 ? most : 4);
         start_more(p);
@@ -467,7 +477,7 @@ TEST(threads_are_started_until_one_of_each_kind_is_idle) {
         for (int i = 0; i < p->threads; i++)
             CHECK(p->worker[i].number == (uint32_t)i && p->worker[i].peer == -1 &&
                   p->worker[i].origin == MONARCH_FROM_SOURCE && p->worker[i].pool == p);
-        p->is_starting = 1; /* another thread does so */
+        p->is_starting = 1; /* another thread is starting threads */
         p->resting[0] = 0;
         int before = starts;
         start_more(p);
@@ -477,7 +487,7 @@ TEST(threads_are_started_until_one_of_each_kind_is_idle) {
     }
 }
 
-/* If no thread can be started, the next attempt is made after a while. */
+/* If a thread cannot be started, the next attempt is made more than RETRY_NS later. */
 TEST(a_failed_start_is_tried_again_after_a_while) {
     make();
     p->most_threads = 3;
@@ -496,7 +506,8 @@ TEST(a_failed_start_is_tried_again_after_a_while) {
     done();
 }
 
-/* Threads for peers come behind those for the sources, and only if there are any of these. */
+/* In the array of workers, threads for peers come after those for the sources. They are started
+ * only if a thread for the sources could be started. */
 TEST(threads_for_peers_come_behind) {
     for (int fails = 0; fails < 2; fails++) {
         make();
@@ -512,7 +523,7 @@ TEST(threads_for_peers_come_behind) {
     }
 }
 
-/* An unfinished PAGE_IN comes first again, and a thread is rung for it. */
+/* An unfinished PAGE_IN becomes the first of its queue again, and a thread is woken for it. */
 TEST(an_unfinished_page_in_comes_first_again) {
     make();
     struct job first = {.slot = -1}, second = {.slot = -1};
