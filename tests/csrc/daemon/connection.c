@@ -219,7 +219,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Only bytes of the file are counted as sent, not the frames. */
+/* Of all that is sent, only bytes of the file are counted, not the frames. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;

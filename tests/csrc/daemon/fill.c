@@ -373,8 +373,7 @@ TEST(a_file_that_changes_gives_no_copy) {
                 CHECK(utimensat(root, "file", NULL, 0) == 0);
             monarch_fill_end(e, f);
         }
-        /* a replaced file counts as changed too: it is still open, but the loss of its last link
-         * has changed its ctime */
+        /* way 3: losing its last link changed the open file's ctime */
         SAME(job->result.status, MONARCH_SOURCE_CHANGED);
         SAME(e->fills->fill[9].failed, 1);
         CHECK(faccessat(copies, "0000000000077", F_OK, AT_SYMLINK_NOFOLLOW) != 0);

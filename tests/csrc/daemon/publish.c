@@ -226,8 +226,7 @@ TEST(an_update_replaces_the_attributes) {
     done();
 }
 
-/* Updates leave so many places in the index by inode that all entries that can still be added find
- * one. */
+/* Updates leave enough places in the index by inode for all entries that can still be added. */
 TEST(updates_leave_places_to_new_entries) {
     make();
     uint64_t left = c->capacity - c->count, most = c->slots / 8 * 7 - left;
@@ -236,7 +235,7 @@ TEST(updates_leave_places_to_new_entries) {
     c->inodes_used = most;
     SAME(monarch_catalog_update(w, 3, &fresh), -1);
     SAME(entry(3)->ino, 103);
-    fresh.ino = 103; /* the number that the index has already needs no place */
+    fresh.ino = 103; /* 103 is in the index already and needs no further place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     fresh.ino = 999;
     c->inodes_used = most - 1;

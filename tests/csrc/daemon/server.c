@@ -123,7 +123,8 @@ TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     done();
 }
 
-/* Only one thread gets an event, and only if the connection that it was meant for still exists. */
+/* An event is handled by only one thread, and only if the connection that it was meant for still
+ * exists. */
 TEST(an_event_of_an_ended_connection_is_ignored) {
     make(2, 2);
     SAME(adopt(), 0);

@@ -367,8 +367,8 @@ TEST(a_source_that_refuses_direct_reads_is_not_asked_again) {
     done();
 }
 
-/* Bytes that were read are counted, and the time of the source's last answer is known. What was
- * read is counted once, in the flow of the sources too. */
+/* The bytes of a complete read are counted once, and also in the flow of the source. The time of
+ * the source's last answer is noted. A read that ends early counts nothing. */
 TEST(bytes_of_a_source_are_counted_once) {
     make(100000);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -390,8 +390,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* If a read may be made directly but goes through the page cache, it is noted whether it waited for
- * the source: it did if it took CACHED_NS or longer. */
+/* Some reads that could be direct go through the page cache. For each of them it is noted whether
+ * it waited for the source. It did if it took CACHED_NS or longer. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -583,7 +583,7 @@ TEST(a_recalled_descriptor_of_a_file_that_is_gone_fails_the_fill) {
 }
 
 /* Bytes that are read from a handed-over descriptor usually come from the page cache. They count as
- * read from the source only if pages were missing. */
+ * read from the source only if the thread slept during the read. */
 TEST(bytes_that_a_program_has_just_read_are_not_counted) {
     make(60000);
     int handed = hand(O_RDONLY);
