@@ -321,9 +321,8 @@ TEST(a_wrong_answer_breaks_the_link) {
         if (way == 9)
             f = (said = 0, frame_of(MONARCH_PEER_END + 1, 0, 0, NULL)); /* no such kind */
         if (way == 8)
-            f = (said = 1,
-                 frame_of(MONARCH_PEER_DATA, 0, 100,
-                          NULL)); /* the seal is that of the frame after the expected one */
+            /* the seal is that of the frame after the expected one */
+            f = (said = 1, frame_of(MONARCH_PEER_DATA, 0, 100, NULL));
         if (way == 7)
             said = 0;
         else

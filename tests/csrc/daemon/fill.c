@@ -442,8 +442,8 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        SAME(e->counts[MONARCH_FILES],
-             way == 2); /* counts as a file of the source, which was asked */
+        /* counts as a file of the source, which was asked */
+        SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);
         done();

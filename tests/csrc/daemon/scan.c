@@ -133,8 +133,8 @@ TEST(a_want_moves_what_it_covers) {
  * unlimited allowance counts as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
-        int64_t wanted, others,
-            then[2]; /* then: the new allowances for wanted directories and for others */
+        /* then: the new allowances for wanted directories and for others */
+        int64_t wanted, others, then[2];
     } steps[] = {{0, 0, {0, 0}},
                  {10, 5, {10, 5}},
                  {0, 5, {10, 10}},

@@ -19,8 +19,8 @@ static struct {
     int origin;
     uint32_t who;
 } rung;
-static uint32_t
-    needed;       /* what monarch_whom_it_needs returns: the roles that the waiting work needs */
+/* what monarch_whom_it_needs returns: the roles that the waiting work needs */
+static uint32_t needed;
 static int found; /* what each search returns */
 static uint64_t told_ns(void) { return time_ns; }
 static int nap(const struct timespec *t, struct timespec *left) {
@@ -149,8 +149,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
         int rings;
     } cases[] = {
         {0, MONARCH_FILL, 0, 0, 1, 1000, 0, 1},
-        {1, MONARCH_FILL, 0, 0, 1, 1000, 0,
-         0}, /* the daemon was rung before and has not taken the results yet */
+        /* the daemon was rung before and has not taken the results yet */
+        {1, MONARCH_FILL, 0, 0, 1, 1000, 0, 0},
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE - 1, 0, 0, 0},
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE, 1000, 0, 1},
         {0, MONARCH_FILL, 1, 1, RESULTS_AWAITED - 1, ORDERS_LEFT, 0, 0},
