@@ -340,7 +340,7 @@ TEST(a_wait_for_bytes_has_an_end) {
     }
 }
 
-/* Each part of the bytes that comes begins a new wait, and gives the peer a new time limit. */
+/* Whenever more bytes come, a new wait begins, and the peer gets a new time limit. */
 TEST(bytes_that_come_begin_a_new_wait) {
     make(2 * BLOCK);
     uint64_t bytes;

@@ -14,8 +14,8 @@ static int reserve_space(int fd, int mode, off_t at, off_t n) {
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
 /* backs: the write-backs in their order, one letter each. The letter tells the block ("a" is block
- * 0). It is small if the write-back was begun, and a capital if it was awaited. given: the blocks
- * whose pages were given back. */
+ * 0). A small letter means that the write-back was begun, a capital that it was awaited. given: the
+ * blocks whose pages were given back. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);

@@ -150,7 +150,7 @@ TEST(a_reader_waits_for_the_units_of_its_demand) {
 }
 
 /* A silent peer is asked TRIES times, or ASKED_TRIES times if a reader waits for the bytes. Between
- * two tries the thread serves readers, unless a reader waits for these bytes. */
+ * two tries, the thread serves other readers, unless a reader waits for these bytes. */
 TEST(a_silent_peer_is_asked_a_few_times) {
     for (int is_asked = 0; is_asked < 2; is_asked++) {
         make(4, -1);

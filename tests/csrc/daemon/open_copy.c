@@ -78,8 +78,7 @@ static int demands(void) {
 
 /* --- which file is meant ---------------------------------------------------------------------- */
 
-/* A complete copy is opened for every request that means its file, whichever node keeps the file.
- */
+/* A complete copy is opened for every request for its file, whichever node keeps the file. */
 TEST(a_complete_copy_is_opened) {
     make(2 * BLOCK);
     entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -214,7 +213,7 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* A node notes each file that it begins to keep, once. It begins to keep only as many as it can
+/* A node notes once each file that it begins to keep. It begins to keep only as many as it can
  * report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);

@@ -180,9 +180,9 @@ static struct job *meeting(int peer) {
     return job;
 }
 
-/* An order finds its member in the pack. The member is then noted as ordered, so that it can be
- * read along with others, unless the order asks a peer first. A pack that has changed is never used
- * again. A pack that failed may be. */
+/* An order finds its member in the pack. If it does not ask a peer first, the member is noted as
+ * ordered, so that it can be read along with others. A pack that has changed is never used again. A
+ * pack that failed may be used again. */
 TEST(an_order_meets_its_member) {
     begin();
     add(0, 50);

@@ -374,8 +374,8 @@ TEST(a_batch_leaves_room_for_the_longest_path) {
     done();
 }
 
-/* A batch is merged into another one if its entries and its texts fit, even exactly. Otherwise both
- * stay as they are. */
+/* A batch is merged into another one if its entries and texts fit, even if they fill it exactly.
+ * Otherwise both stay as they are. */
 TEST(batches_are_merged_if_they_fit) {
     make(2);
     for (int way = 0; way < 3; way++) {

@@ -275,8 +275,8 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
 }
 
 /* A sweep finds the connections whose time is over. If such a connection waits for bytes, its
- * answer ends. If a thread works on it, it stays. Any other is closed. Sweeps are at least TICK_MS
- * / 2 apart. */
+ * answer ends. A connection that a thread works on stays. Any other is closed. Two sweeps are at
+ * least half of TICK_MS apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);
     for (int i = 0; i < 5; i++) {

@@ -463,7 +463,7 @@ TEST(interrupted_reads_bring_all_bytes) {
 }
 
 /* If the kernel cannot drop pages after a read, this is noted for the source, and the bytes come
- * all the same. A read that fails does not tell whether it can. */
+ * all the same. A read that fails does not tell whether the kernel can. */
 TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
     make(100000);
     job->entry.source = 3;
@@ -555,7 +555,8 @@ TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     struct fill f = {.job = job, .units = 1, .from = handed};
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == handed && is_claimed() && f.source_ns == 0);
-    CHECK(lseek(handed, 100, SEEK_SET) == 100); /* the offset marks the open file of the program */
+    CHECK(lseek(handed, 100, SEEK_SET) ==
+          100); /* the offset tells the program's open file from the daemon's own */
     e->clients->claim[11] |= MONARCH_CLAIM_RECALLED;
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == -1 && !is_claimed() && f.source_ns > 0);
