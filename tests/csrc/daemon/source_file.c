@@ -555,8 +555,8 @@ TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     struct fill f = {.job = job, .units = 1, .from = handed};
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == handed && is_claimed() && f.source_ns == 0);
-    CHECK(lseek(handed, 100, SEEK_SET) ==
-          100); /* the offset tells the program's open file from the daemon's own */
+    /* the offset tells the program's open file from the daemon's own */
+    CHECK(lseek(handed, 100, SEEK_SET) == 100);
     e->clients->claim[11] |= MONARCH_CLAIM_RECALLED;
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == -1 && !is_claimed() && f.source_ns > 0);
