@@ -183,8 +183,7 @@ TEST(a_range_arrives_however_it_is_received) {
                 if (way == 1 && n > 5000)
                     continue;
                 make();
-                pid_t child = fork(); /* the answer may not fit into the socket, so another process
-                                         sends it */
+                pid_t child = fork(); /* an answer may be larger than the socket */
                 if (child == 0) {
                     for (uint64_t at = 0; at < n; at += 200000)
                         put_piece(0, first + at, n - at < 200000 ? n - at : 200000,
@@ -322,9 +321,8 @@ TEST(a_wrong_answer_breaks_the_link) {
         if (way == 9)
             f = (said = 0, frame_of(MONARCH_PEER_END + 1, 0, 0, NULL)); /* no such kind */
         if (way == 8)
-            f = (said = 1,
-                 frame_of(MONARCH_PEER_DATA, 0, 100,
-                          NULL)); /* the seal is that of the frame after the expected one */
+            /* the seal is that of the frame after the expected one */
+            f = (said = 1, frame_of(MONARCH_PEER_DATA, 0, 100, NULL));
         if (way == 7)
             said = 0;
         else

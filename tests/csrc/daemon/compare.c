@@ -50,8 +50,8 @@ static unsigned compare_one(uint64_t id, struct monarch_entry *fresh) {
 }
 
 /* A file with another inode number, time or size is REPLACED. If its name is gone, or now names
- * something of another kind, the file is GONE. If the source fails, the file counts as the SAME,
- * since nothing is known. */
+ * something of another kind, the file is GONE. If the source fails, nothing is known of the file,
+ * and it counts as SAME. */
 TEST(each_difference_is_found) {
     struct monarch_entry fresh;
     make();
@@ -99,8 +99,8 @@ TEST(a_directory_that_became_a_file_has_no_files) {
     done();
 }
 
-/* One thread is started for every A_THREAD entries, within the limits. The caller compares entries
- * too, and counts as one of the threads that the limit allows. */
+/* One thread is started for every A_THREAD entries, but fewer than the caller allows, since the
+ * caller compares entries too. */
 TEST(many_entries_are_compared_by_many_threads) {
     const struct {
         uint64_t n;

@@ -159,8 +159,8 @@ static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
             monarch_mac_begin(content, 0);
             monarch_mac_add(content, of_piece, at - piece);
             monarch_mac_end(content, digest.bytes);
-            CHECK(at > piece &&
-                  (piece / BLOCK == (at - 1) / BLOCK)); /* a sum covers bytes of only one block */
+            /* a sum covers bytes of only one block */
+            CHECK(at > piece && (piece / BLOCK == (at - 1) / BLOCK));
             piece = at;
         }
         CHECK(monarch_is_sealed(hears, heard++, &f, MONARCH_SEALED_OF_FRAME,
@@ -219,7 +219,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Only bytes of the file are counted as sent, not the frames. */
+/* Of all that is sent, only bytes of the file are counted, not the frames. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;
@@ -328,8 +328,8 @@ TEST(a_wait_for_bytes_has_an_end) {
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.deadline_ns, due);
         file.status = MONARCH_PEER_OK;
-        SAME(run_it(),
-             MONARCH_PEER_TO_WAIT); /* the wait began when the file could not be opened yet */
+        /* the wait began when the file could not be opened yet */
+        SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.due_ns, due);
         time_ns = due;
         SAME(run_it(), MONARCH_PEER_TO_READ);
@@ -340,7 +340,7 @@ TEST(a_wait_for_bytes_has_an_end) {
     }
 }
 
-/* Each part of the bytes that comes begins a new wait, and gives the peer a new time limit. */
+/* Whenever more bytes come, a new wait begins, and the peer gets a new time limit. */
 TEST(bytes_that_come_begin_a_new_wait) {
     make(2 * BLOCK);
     uint64_t bytes;
@@ -430,8 +430,8 @@ TEST(a_file_that_became_shorter_ends_the_connection) {
         done();
     }
     make(BLOCK);
-    struct monarch_peer_request q =
-        request_of(1, 10); /* a part is sent only after a check, which needs the whole block */
+    /* a part is sent only after a check, which needs the whole block */
+    struct monarch_peer_request q = request_of(1, 10);
     CHECK(ftruncate(file.fd, BLOCK - 1) == 0);
     put(&q);
     uint64_t bytes;

@@ -117,8 +117,8 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
     CHECK(longest <= shortest + 1 || longest == 0);
     int best = most_held(samples, count, room, held);
     if (!is_capped || !deal.least)
-        SAME(count - all_loads,
-             best); /* as many samples as possible go to a node that holds them */
+        /* as many samples as possible go to a node that holds them */
+        SAME(count - all_loads, best);
     CHECK(count - all_loads <= best);
 }
 

@@ -14,8 +14,8 @@ static int reserve_space(int fd, int mode, off_t at, off_t n) {
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
 /* backs: the write-backs in their order, one letter each. The letter tells the block ("a" is block
- * 0). It is small if the write-back was begun, and a capital if it was awaited. given: the blocks
- * whose pages were given back. */
+ * 0). A small letter means that the write-back was begun, a capital that it was awaited. given: the
+ * blocks whose pages were given back. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);
@@ -373,8 +373,7 @@ TEST(a_file_that_changes_gives_no_copy) {
                 CHECK(utimensat(root, "file", NULL, 0) == 0);
             monarch_fill_end(e, f);
         }
-        /* a replaced file counts as changed too: it is still open, but the loss of its last link
-         * has changed its ctime */
+        /* way 3: losing its last link changed the open file's ctime */
         SAME(job->result.status, MONARCH_SOURCE_CHANGED);
         SAME(e->fills->fill[9].failed, 1);
         CHECK(faccessat(copies, "0000000000077", F_OK, AT_SYMLINK_NOFOLLOW) != 0);
@@ -443,8 +442,8 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        SAME(e->counts[MONARCH_FILES],
-             way == 2); /* counts as a file of the source, which was asked */
+        /* counts as a file of the source, which was asked */
+        SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);
         done();

@@ -113,8 +113,8 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* Only a peer that has the whole file shows its own speed, by an answer with bytes or by a timeout.
- * A peer that must wait for the source itself shows nothing. */
+/* Only a peer that has the whole file shows its speed, by an answer with bytes or by a timeout. A
+ * peer that must wait for the source itself shows nothing of its own speed. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)
@@ -150,7 +150,7 @@ TEST(a_reader_waits_for_the_units_of_its_demand) {
 }
 
 /* A silent peer is asked TRIES times, or ASKED_TRIES times if a reader waits for the bytes. Between
- * two tries the thread serves readers, unless a reader waits for these bytes. */
+ * two tries, the thread serves other readers, unless a reader waits for these bytes. */
 TEST(a_silent_peer_is_asked_a_few_times) {
     for (int is_asked = 0; is_asked < 2; is_asked++) {
         make(4, -1);
@@ -205,7 +205,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
     }
 }
 
-/* If there is no peer of a number, the next peer is asked, as after a silent one. */
+/* If a peer that the order names does not exist, the next one is asked. */
 TEST(a_peer_that_is_gone_is_followed_by_the_next) {
     make(4, 6);
     e->peers[4] = NULL;

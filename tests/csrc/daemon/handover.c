@@ -118,10 +118,8 @@ TEST(the_table_has_a_limit) {
         all[i] = hand((uint64_t)i, "");
         uint32_t bell = t->bell;
         SAME(monarch_keep(t, all[i], i), i < 2);
-        SAME(
-            t->bell - bell,
-            i ==
-                0); /* the first one wakes the thread, which sleeps only while the table is empty */
+        /* the first one wakes the thread, which sleeps only while the table is empty */
+        SAME(t->bell - bell, i == 0);
         SAME(all[i]->is_told, i == 1);
     }
     SAME(t->count, 2);
@@ -289,14 +287,13 @@ TEST(a_descriptor_waits_until_its_file_is_ordered) {
     const struct {
         uint64_t word;
         int holds, stays, ordered, asks;
-    } cases[] = {
-        {0, 1, 1, 1, 0},
-        {0, 0, 1, 0, 0},
-        {monarch_word(MONARCH_WANTED, 0, 0, 0), 1, 1, 1, 0},
-        {monarch_word(MONARCH_PRESENT, 0, 0, 7), 1, 0, 0, 0},
-        {monarch_word(MONARCH_BYPASS, 0, 0, 0), 1, 0, 0, 0},
-        {monarch_word(MONARCH_FILLING, 0, 0, 7), 1, 1, 0, 0},
-        {monarch_word(MONARCH_ABSENT, 0, 0, 7), 1, 1, 0, 1}}; /* an old copy is still there */
+    } cases[] = {{0, 1, 1, 1, 0},
+                 {0, 0, 1, 0, 0},
+                 {monarch_word(MONARCH_WANTED, 0, 0, 0), 1, 1, 1, 0},
+                 {monarch_word(MONARCH_PRESENT, 0, 0, 7), 1, 0, 0, 0},
+                 {monarch_word(MONARCH_BYPASS, 0, 0, 0), 1, 0, 0, 0},
+                 {monarch_word(MONARCH_FILLING, 0, 0, 7), 1, 1, 0, 0},
+                 {monarch_word(MONARCH_ABSENT, 0, 0, 7), 1, 1, 0, 1}}; /* an old copy is there */
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();
         if (cases[i].holds)
@@ -356,8 +353,8 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
         h->is_ordered = way == 1;
         e->clients->claim[h->claim] |= MONARCH_CLAIM_RECALLED;
         monarch_look_at_kept(p);
-        SAME(t->count,
-             way == 2); /* a file without an entry stays in the table until policy learns of it */
+        /* a file without an entry stays in the table until policy learns of it */
+        SAME(t->count, way == 2);
         SAME(dropped(), way == 2 ? 1 : 2);
         SAME(rests_ended, way == 0);
         SAME(monarch_bit_is_set(e->clients->wanted.word, 1), way == 0);

@@ -34,8 +34,7 @@ static int is_of(const struct test *t, const char *name) {
 static void run(const struct test *t) {
     CHECK(mkdir(t->name, 0700) == 0 && chdir(t->name) == 0);
     alarm(LIMIT_S);
-    close(
-        0); /* the test's first descriptor is then 0: finds code that takes 0 for "no descriptor" */
+    close(0); /* makes 0 the test's first descriptor, to find code that takes 0 for none */
     t->run();
     exit(0);
 }

@@ -78,8 +78,7 @@ static int demands(void) {
 
 /* --- which file is meant ---------------------------------------------------------------------- */
 
-/* A complete copy is opened for every request that means its file, whichever node keeps the file.
- */
+/* A complete copy is opened for every request for its file, whichever node keeps the file. */
 TEST(a_complete_copy_is_opened) {
     make(2 * BLOCK);
     entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -214,7 +213,7 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* A node notes each file that it begins to keep, once. It begins to keep only as many as it can
+/* A node notes once each file that it begins to keep. It begins to keep only as many as it can
  * report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);
@@ -397,8 +396,8 @@ TEST(a_copy_has_its_word_or_another) {
     done();
 }
 
-/* A peer is told to ask again while it is not known yet where files are kept, and while a source
- * has answered within the last STUCK_NS. */
+/* A peer is told to ask again while it is not known yet where files are kept, or if a source has
+ * answered within the last STUCK_NS. */
 TEST(a_peer_asks_again_while_a_source_answers) {
     make(SIZE);
     const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};

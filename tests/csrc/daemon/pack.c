@@ -73,8 +73,8 @@ TEST(the_last_member_of_a_name_counts) {
     for (int i = 0; i < 300; i++)
         add(0, 10);
     for (uint64_t i = 0; i < 300; i++) {
-        members[i].hash =
-            i < 290 ? i * 512 : (i - 290) * 512; /* all have the same place in the hash table */
+        /* all have the same place in the hash table */
+        members[i].hash = i < 290 ? i * 512 : (i - 290) * 512;
         members[i].size = i < 290 ? 10 : 11;
         members[i].mtime_ns = (int64_t)i;
     }
@@ -180,9 +180,9 @@ static struct job *meeting(int peer) {
     return job;
 }
 
-/* An order finds its member in the pack. The member is then noted as ordered, so that it can be
- * read along with others, unless the order asks a peer first. A pack that has changed is never used
- * again. A pack that failed may be. */
+/* An order finds its member in the pack. If it does not ask a peer first, the member is noted as
+ * ordered, so that it can be read along with others. A pack that has changed is never used again. A
+ * pack that failed may be used again. */
 TEST(an_order_meets_its_member) {
     begin();
     add(0, 50);

@@ -242,8 +242,8 @@ TEST(a_new_peer_may_be_starting) {
 
 /* --- large answers ---------------------------------------------------------------------------- */
 
-/* A request is large if its ranges that no reader waits for have LARGE_BYTES or more. Only large
- * requests take a slot. */
+/* A request is large if it asks for LARGE_BYTES or more, not counting ranges that a reader waits
+ * for. Only large requests take a slot. */
 TEST(large_answers_take_a_slot) {
     const struct {
         uint64_t first, second;

@@ -158,8 +158,8 @@ TEST(a_word_sets_what_depends_on_it) {
         SAME(entry(id)->copy_ino, i == 5 ? 0 : 555);
         SAME(guess_of(6), 0);
     }
-    for (uint64_t all = 0; all < c->count;
-         all++) { /* also among entries that share a place in the index */
+    /* also among entries that share a place in the index */
+    for (uint64_t all = 0; all < c->count; all++) {
         monarch_set_words(w, 1, &all, &present);
         for (uint64_t k = 0; k < c->count; k++)
             SAME(guess_of(k), k <= all ? monarch_guess_of(entry(k)->hash, present) : 0);
@@ -220,14 +220,13 @@ TEST(an_update_replaces_the_attributes) {
     SAME(monarch_find_inode(c, 1, 999), 3);
     SAME(monarch_find_inode(c, 1, 103), -1);
     SAME(c->inodes_used, used + 1);
-    SAME(monarch_catalog_update(w, 3, &fresh),
-         0); /* the same inode number needs no further place */
+    /* the same inode number needs no further place */
+    SAME(monarch_catalog_update(w, 3, &fresh), 0);
     SAME(c->inodes_used, used + 1);
     done();
 }
 
-/* Updates leave so many places in the index by inode that all entries that can still be added find
- * one. */
+/* Updates leave enough places in the index by inode for all entries that can still be added. */
 TEST(updates_leave_places_to_new_entries) {
     make();
     uint64_t left = c->capacity - c->count, most = c->slots / 8 * 7 - left;
@@ -236,7 +235,7 @@ TEST(updates_leave_places_to_new_entries) {
     c->inodes_used = most;
     SAME(monarch_catalog_update(w, 3, &fresh), -1);
     SAME(entry(3)->ino, 103);
-    fresh.ino = 103; /* the number that the index has already needs no place */
+    fresh.ino = 103; /* 103 is in the index already and needs no further place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     fresh.ino = 999;
     c->inodes_used = most - 1;
@@ -275,8 +274,8 @@ TEST(a_catalog_moves_to_a_larger_one) {
         SAME(monarch_find_inode(large, 1, 100 + id), id);
     }
     SAME(monarch_find_copy(large, TIER, 555), 3);
-    SAME(monarch_find_copy(large, TIER + 1, 556),
-         -1); /* copies of this tier are found by their stamps */
+    /* copies of this tier are found by their stamps */
+    SAME(monarch_find_copy(large, TIER + 1, 556), -1);
     SAME(large->copies_used, 1);
     large->count = 1;
     struct monarch_writer empty = {.lock = PTHREAD_MUTEX_INITIALIZER};

@@ -144,8 +144,8 @@ TEST(an_earlier_failure_replaces_a_later_one) {
     CHECK(c.failed == 2 && c.error == 0);
 }
 
-/* A read is slow if it takes more than SLOW_NS and 1 ns for each byte, and its thread slept
- * meanwhile. */
+/* A read is slow if it takes more than SLOW_NS plus 1 ns per byte, and its thread slept meanwhile.
+ */
 TEST(a_read_is_slow_if_it_waited) {
     make();
     for (int i = 0; i < 4; i++) {
@@ -160,9 +160,8 @@ TEST(a_read_is_slow_if_it_waited) {
         for (int k = 0; k < READS; k++)
             lengths[k] = BYTES - (k == READS - 1 ? 100 : 0);
         work(&c, 0);
-        SAME(c.slow, i == 3   ? READS
-                     : i == 1 ? 1
-                              : 0); /* the last read is shorter, so for it the same time is slow */
+        /* i == 1: the last read is shorter, so the same time makes it slow */
+        SAME(c.slow, i == 3 ? READS : i == 1 ? 1 : 0);
         CHECK(c.failed == READS && c.next > READS);
         c.next = c.slow = 0;
         work(&c, 1);

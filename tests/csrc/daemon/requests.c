@@ -53,8 +53,8 @@ TEST(bits_are_taken_once_and_in_order) {
     SAME(monarch_take_bits(&m->read, FILES, ids, FILES), 0);
     SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0); /* the bit FILES was dropped */
     monarch_set_bit(&m->read, 4096);
-    SAME(monarch_take_bits(&m->read, 4096, ids, FILES),
-         0); /* the bit is just beyond the first word of the summary */
+    /* the bit is just beyond the first word of the summary */
+    SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0);
     SAME(monarch_take_bits(&m->read, 4097, ids, FILES), 1);
     for (uint64_t i = 0; i < sizeof m->read.summary / sizeof *m->read.summary; i++)
         SAME(m->read.summary[i], 0); /* the summary is empty, so no word is searched in vain */
@@ -67,8 +67,8 @@ TEST(bits_that_do_not_fit_are_taken_later) {
     make();
     for (uint64_t id = 0; id < 300; id++)
         monarch_set_bit(&m->wanted, id);
-    SAME(monarch_take_bits(&m->wanted, 300, ids, 63),
-         0); /* less room than the 64 bits of one word */
+    /* less room than the 64 bits of one word */
+    SAME(monarch_take_bits(&m->wanted, 300, ids, 63), 0);
     uint64_t all = 0;
     for (uint64_t n; (n = monarch_take_bits(&m->wanted, 300, ids, 150)); all += n) {
         CHECK(n <= 150);

@@ -128,11 +128,13 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* monarch_scan_allow changes the two allowances as its comment says. */
+/* The allowance for wanted directories is replaced, but 0 leaves it as it is. The allowance for
+ * others is added to. A negative number makes an allowance unlimited. In the next call, an
+ * unlimited allowance counts as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
-        int64_t wanted, others,
-            then[2]; /* then: the new allowances for wanted directories and for others */
+        /* then: the new allowances for wanted directories and for others */
+        int64_t wanted, others, then[2];
     } steps[] = {{0, 0, {0, 0}},
                  {10, 5, {10, 5}},
                  {0, 5, {10, 10}},
@@ -270,7 +272,7 @@ TEST(a_thread_ends_with_the_scan) {
     SAME(rings_of(&s->more_work, 1), 0);
     CHECK(!monarch_next_task(s, &batch) && s->busy == 0);
     CHECK(!batch && s->first);
-    SAME(rings_of(&s->more_work, 0), 1); /* the other threads are woken, to end too */
+    SAME(rings_of(&s->more_work, 0), 1); /* wakes the other threads, so that they end too */
     free(first);
     free(second);
     add("c", 0);
@@ -372,8 +374,8 @@ TEST(a_batch_leaves_room_for_the_longest_path) {
     done();
 }
 
-/* A batch is merged into another one if its entries and its texts fit, even exactly. Otherwise both
- * stay as they are. */
+/* A batch is merged into another one if its entries and texts fit, even if they fill it exactly.
+ * Otherwise both stay as they are. */
 TEST(batches_are_merged_if_they_fit) {
     make(2);
     for (int way = 0; way < 3; way++) {

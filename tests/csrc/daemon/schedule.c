@@ -30,8 +30,8 @@ TEST(a_peer_gets_its_share_of_the_threads) {
     done();
 }
 
-/* Each peer gets only a share of `width` too. This is the number of threads that may do work that
- * no reader waits for. */
+/* No peer gets more than its share of `width`, the number of threads that may do work that no
+ * reader waits for. */
 TEST(a_peer_gets_its_share_of_the_width) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -42,7 +42,7 @@ TEST(a_peer_gets_its_share_of_the_width) {
                 p->width[MONARCH_FROM_PEER] = width;
                 p->unasked_at[3] = at;
                 p->unasked[MONARCH_FROM_PEER] = at + others;
-                /* if n places are left after this order, the peer has at most 2n + 1 places */
+                /* allowed if the peer then has at most 2n + 1 threads, while n remain free */
                 SAME(can_ask_unasked(p, &of_peer), at + 1 <= 2 * (width - at - others - 1) + 1);
                 SAME(can_ask_unasked(p, &of_source), 1);
             }

@@ -123,7 +123,8 @@ TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     done();
 }
 
-/* Only one thread gets an event, and only if the connection that it was meant for still exists. */
+/* An event is handled by only one thread, and only if the connection that it was meant for still
+ * exists. */
 TEST(an_event_of_an_ended_connection_is_ignored) {
     make(2, 2);
     SAME(adopt(), 0);
@@ -274,8 +275,8 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
 }
 
 /* A sweep finds the connections whose time is over. If such a connection waits for bytes, its
- * answer ends. If a thread works on it, it stays. Any other is closed. Sweeps are at least TICK_MS
- * / 2 apart. */
+ * answer ends. A connection that a thread works on stays. Any other is closed. Two sweeps are at
+ * least half of TICK_MS apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);
     for (int i = 0; i < 5; i++) {

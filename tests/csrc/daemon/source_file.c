@@ -367,8 +367,8 @@ TEST(a_source_that_refuses_direct_reads_is_not_asked_again) {
     done();
 }
 
-/* Bytes that were read are counted, and the time of the source's last answer is known. What was
- * read is counted once, in the flow of the sources too. */
+/* The bytes of a complete read are counted once, and also in the flow of the source. The time of
+ * the source's last answer is noted. A read that ends early counts nothing. */
 TEST(bytes_of_a_source_are_counted_once) {
     make(100000);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -390,8 +390,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* If a read may be made directly but goes through the page cache, it is noted whether it waited for
- * the source: it did if it took CACHED_NS or longer. */
+/* Some reads that could be direct go through the page cache. For each of them it is noted whether
+ * it waited for the source. It did if it took CACHED_NS or longer. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -463,7 +463,7 @@ TEST(interrupted_reads_bring_all_bytes) {
 }
 
 /* If the kernel cannot drop pages after a read, this is noted for the source, and the bytes come
- * all the same. A read that fails does not tell whether it can. */
+ * all the same. A read that fails does not tell whether the kernel can. */
 TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
     make(100000);
     job->entry.source = 3;
@@ -555,7 +555,8 @@ TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     struct fill f = {.job = job, .units = 1, .from = handed};
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == handed && is_claimed() && f.source_ns == 0);
-    CHECK(lseek(handed, 100, SEEK_SET) == 100); /* the offset marks the open file of the program */
+    /* the offset tells the program's open file from the daemon's own */
+    CHECK(lseek(handed, 100, SEEK_SET) == 100);
     e->clients->claim[11] |= MONARCH_CLAIM_RECALLED;
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == -1 && !is_claimed() && f.source_ns > 0);
@@ -583,7 +584,7 @@ TEST(a_recalled_descriptor_of_a_file_that_is_gone_fails_the_fill) {
 }
 
 /* Bytes that are read from a handed-over descriptor usually come from the page cache. They count as
- * read from the source only if pages were missing. */
+ * read from the source only if the thread slept during the read. */
 TEST(bytes_that_a_program_has_just_read_are_not_counted) {
     make(60000);
     int handed = hand(O_RDONLY);

@@ -1,6 +1,6 @@
 #include <sys/stat.h>
 
-/* If not NULL, called after each fstat of copy/upkeep.c. */
+/* If not NULL, called after each fstat that copy/upkeep.c makes. */
 static void (*after_fstat)(void);
 static int noted_fstat(int fd, struct stat *st) {
     int r = fstat(fd, st);

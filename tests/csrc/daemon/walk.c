@@ -204,7 +204,7 @@ TEST(each_question_to_the_source_is_paced) {
     close_listing(s, &b, "d", root, 3);
     CHECK(s->pace.next_ns);
     s->pace.next_ns = 0;
-    s->is_whole = 0; /* then the source is not asked */
+    s->is_whole = 0; /* for a scan of parts, the source is not asked */
     close_listing(s, &b, "d", root, 3);
     CHECK(!s->pace.next_ns && b->count == 2);
     struct task *none = monarch_new_task(s, "none", 0);
@@ -334,8 +334,8 @@ static struct monarch_catalog *catalog_of(const struct monarch_batch *b, int is_
     return c;
 }
 
-/* A listing is valid while its directory has exactly these names in this order, and the times that
- * the catalog has. */
+/* A listing is valid while its directory has exactly the names of the listing, in the same order,
+ * and the times that the catalog has. */
 TEST(a_listing_holds_until_a_name_changes) {
     make();
     make_tree();

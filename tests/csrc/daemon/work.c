@@ -19,8 +19,8 @@ static struct {
     int origin;
     uint32_t who;
 } rung;
-static uint32_t
-    needed;       /* what monarch_whom_it_needs returns: the roles that the waiting work needs */
+/* what monarch_whom_it_needs returns: the roles that the waiting work needs */
+static uint32_t needed;
 static int found; /* what each search returns */
 static uint64_t told_ns(void) { return time_ns; }
 static int nap(const struct timespec *t, struct timespec *left) {
@@ -149,7 +149,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
         int rings;
     } cases[] = {
         {0, MONARCH_FILL, 0, 0, 1, 1000, 0, 1},
-        {1, MONARCH_FILL, 0, 0, 1, 1000, 0, 0}, /* it was rung before and has not come yet */
+        /* the daemon was rung before and has not taken the results yet */
+        {1, MONARCH_FILL, 0, 0, 1, 1000, 0, 0},
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE - 1, 0, 0, 0},
         {0, MONARCH_FILL, 1, 0, RESULTS_AT_ONCE, 1000, 0, 1},
         {0, MONARCH_FILL, 1, 1, RESULTS_AWAITED - 1, ORDERS_LEFT, 0, 0},
@@ -354,9 +355,9 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
     return f;
 }
 
-/* Units are moved in runs: as many as a chunk has from the source, as many as a block has from a
- * peer. While readers wait, each run is a single unit. So is the first run of a file in use,
- * because a program will ask for its first unit. */
+/* Units are moved in runs. From the source, a run has as many units as a chunk; from a peer, as
+ * many as a block. While readers wait, a run has only one unit. So has the first run of a file in
+ * use, because a program will ask for its first unit. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {
