@@ -18,7 +18,7 @@ enum monarch_peer_state {
     MONARCH_PEER_ENDING,  /* the last frame is being sent */
 };
 
-/* What a connection must do, or wait for, before it can continue. */
+/* The state of a connection: what it must do, or wait for, before it can continue. */
 enum monarch_peer_io_state {
     MONARCH_PEER_GO,       /* the connection need not wait, and can continue at once */
     MONARCH_PEER_TO_YIELD, /* it need not wait, but other connections should be served first */

@@ -15,8 +15,8 @@ struct monarch_place {
     int64_t entry; /* the entry's number, MONARCH_OUTSIDE or MONARCH_UNKNOWN */
     int32_t source;
     uint32_t path_len;
-    char
-        *path; /* path relative to the source, in MONARCH_PATH_MAX bytes that the caller provides */
+    /* The path relative to the source. The caller provides MONARCH_PATH_MAX bytes for it. */
+    char *path;
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`

@@ -280,9 +280,9 @@ TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     done();
 }
 
-/* What becomes of a waiting descriptor: With a grant, the fill of its file is ordered. Without a
- * grant, the descriptor goes on waiting. If an old copy is in the way, policy is asked too. If the
- * file needs no fill any more, the descriptor is closed. */
+/* A descriptor waits for a fill of its file. With a grant, the fill is ordered. Without a grant,
+ * the descriptor goes on waiting. If an old copy is in the way, policy is asked too. If the file
+ * needs no fill any more, the descriptor is closed. */
 TEST(a_descriptor_waits_until_its_file_is_ordered) {
     const struct {
         uint64_t word;

@@ -44,6 +44,14 @@ def control(*devices: int) -> Any:
     return made
 
 
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
 def open_descriptors() -> set[str]:
     """Returns the numbers of this process's descriptors. Leaves out the descriptor by which they
     are listed."""

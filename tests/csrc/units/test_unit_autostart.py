@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from csrc.units.loading import Made, ffi
-from csrc.units.place import Place, control, open_descriptors
+from csrc.units.place import Place, control, is_open, open_descriptors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
@@ -550,14 +550,6 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert after == before
     assert lib.autostart_is_on() and program.opens() == 1
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:

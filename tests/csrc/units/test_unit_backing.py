@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from csrc.units.place import is_open
 
 FIRST = 500  # the lowest number of a backing descriptor
 
@@ -23,14 +24,6 @@ class Pair:
 
     fd: int
     behind: int
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def is_inherited(fd: int) -> bool:
