@@ -37,6 +37,7 @@ static int is_readable(int fd, const struct monarch_wanted *w) {
 int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
     struct session *s = session_for_reading();
     w->id = monarch_track_entry(tracked);
+    w->tracked = tracked;
     if (monarch_is_unmet(w->id))
         return 0;
     if (s && s == monarch_track_session(tracked)) {
@@ -169,17 +170,24 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
+/* Returns whether `fd` has referred to the caller's file since the beginning of the call. To
+ * compare the file alone would not be enough: the number `fd` may have belonged to another file in
+ * between. The track word shows that, because each open has a word of its own. */
+static int is_callers_still(int fd, const struct monarch_wanted *w) {
+    return !((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w);
+}
+
 /* Reads from the source the bytes that the copy did not provide. After the read, checks whether the
- * descriptor still refers to the caller's file. If not, the bytes may come from another file, and
- * are discarded. The range is then read a second time. If the copy is complete by now, as after a
- * promotion by another thread, the second read is from the copy. Otherwise it is from the source's
- * file, which is opened by its name. */
+ * descriptor has referred to the caller's file all the time. If not, the bytes may come from
+ * another file, and are discarded. The range is then read a second time. If the copy is complete by
+ * now, as after a promotion by another thread, the second read is from the copy. Otherwise it is
+ * from the source's file, which is opened by its name. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    if (monarch_is_callers(fd, w))
+    if (is_callers_still(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;

@@ -63,7 +63,9 @@ static struct {
     uint64_t *word, becomes;
     int is_armed, error;
     size_t most;
-} meanwhile;
+    int again; /* if not negative: after the call, `fd` becomes a duplicate of `again` */
+    uint64_t tracked;
+} meanwhile = {.again = -1};
 
 static void act(void) {
     if (!meanwhile.is_armed)
@@ -80,7 +82,13 @@ static ssize_t in_kernel(int fd, void *buf, size_t n, off_t at) {
         errno = meanwhile.error;
         return -1;
     }
-    return monarch_result(sys_pread(fd, buf, n < meanwhile.most ? n : meanwhile.most, at));
+    long r = sys_pread(fd, buf, n < meanwhile.most ? n : meanwhile.most, at);
+    if (meanwhile.again >= 0) {
+        dup2(meanwhile.again, meanwhile.fd);
+        monarch_track_table[meanwhile.fd] = meanwhile.tracked;
+        meanwhile.again = -1;
+    }
+    return monarch_result(r);
 }
 
 /* Has two effects during the next read at the source. `fd` becomes a duplicate of `other`, unless
@@ -92,6 +100,12 @@ EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes)
     meanwhile.becomes = becomes;
     meanwhile.is_armed = 1;
     monarch_real.pread = (void *)in_kernel;
+}
+/* Directly after the next read at the source, the descriptor of reads_meanwhile becomes a duplicate
+ * of `again`, with the track word `tracked`. */
+EXPORT void reads_open_again(int again, uint64_t tracked) {
+    meanwhile.again = again;
+    meanwhile.tracked = tracked;
 }
 /* From now on, the library's reads at the source fail with this errno. If it is 0, they return at
  * most `most` bytes. */
@@ -127,6 +141,7 @@ EXPORT int64_t reads_told(int i) {
 EXPORT int reads_are_guarded(void) { return are_guarded(); }
 EXPORT void reads_end(void) {
     meanwhile.is_armed = meanwhile.error = 0;
+    meanwhile.again = -1;
     meanwhile.most = MOST;
     monarch_real.pread = NULL;
 }

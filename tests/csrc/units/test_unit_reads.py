@@ -155,6 +155,20 @@ def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
+def test_a_read_never_mixes_two_files_if_the_first_is_opened_again(
+    reader: Reader, call: str
+) -> None:
+    """During the call, another thread makes the descriptor refer to another file. Before the call
+    compares the descriptor's file, the thread opens the first file with the same number again."""
+    for copied in (0, 10, 25, 30):
+        reader.has_copy(COPY[: AT + copied] if copied else None)
+        reader.begins()
+        reader.replaced()
+        reader.lib.reads_open_again(reader.source, reader.word() | 1 << 9)
+        assert reader.reads(call) == COPY[AT : AT + copied] + SOURCE[AT + copied : AT + N]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_a_file_that_has_the_name_by_now_is_not_read_by_it(reader: Reader, call: str) -> None:
     with reader.gone() as path:
         path.write_bytes(b"n" * 100)
