@@ -58,7 +58,7 @@ class LocalNode:
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` loads the configuration again, and raises the same error
+            return  # `prepare` loads the configuration again, and then raises this error
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():

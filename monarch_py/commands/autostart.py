@@ -90,14 +90,15 @@ def _close_inherited() -> None:
     library has already closed them; on an older Linux, it cannot."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
-            with suppress(OSError):  # the list includes the descriptor of os.listdir, closed by now
+            with suppress(OSError):  # os.listdir lists its own descriptor too, which is closed now
                 os.close(int(name))
 
 
 def _take_back() -> None:
     """Marks this start as not needed, so that it delays later starts less. The claim's file stores
-    the times of the last starts (csrc/preload/autostart/claim.c). The latest time is that of this
-    start. Making this number odd marks the start."""
+    the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd integer marks
+    a start that was not needed. So this function makes the latest time odd, which is the time of
+    this start."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

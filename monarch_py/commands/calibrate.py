@@ -45,8 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : how many bytes were read to measure the last rate of the source. If they are
-        few, the scenario says that the rate is not reliable
+    source_bytes : how many bytes the last measurement of the source has read. If they are few, the
+        scenario says that the rate is not reliable
     """
 
     source: Curve

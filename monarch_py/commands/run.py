@@ -184,7 +184,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # If the file `users` does not name this daemon, no run may end the daemon.
+                # The last run ends the daemon that the file `users` names. If the file names
+                # another daemon than the serving one, remove the name, so that no run ends the
+                # serving daemon.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -272,8 +272,7 @@ def no_configuration() -> ConfigError:
 
 
 def no_dataset(site: Path) -> ConfigError:
-    """The error to raise if the site's configuration leaves the datasets to its users, and the user
-    has named none."""
+    """The error to raise if neither the site's configuration nor the user names a dataset."""
     return ConfigError(
         f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"

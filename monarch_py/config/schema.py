@@ -81,7 +81,8 @@ def _address(text: str) -> str:
     return text
 
 
-# The value 0 stands for the word `max`. In the original Monarch, `max` means whole files.
+# The value 0 stands for the word `max`, which means the default block size. In the original
+# Monarch, `max` means that a block is a whole file.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
@@ -276,7 +277,8 @@ class Config(Tuning):
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
     staging : a small area for copies that are dropped after use, see
         [`staging`](#staging-copies-that-come-and-go)
-    block_size : the size of the parts of a copy that have a checksum each; `max` means the default
+    block_size : copies are divided into blocks of this size, and each block has a checksum; `max`
+        means the default
     shared_tpool_size : the largest number of files and blocks that are copied at the same time
     scan : list everything in the background, or only the directories that programs read, see
         [the scan](#the-scan)

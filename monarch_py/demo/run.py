@@ -245,8 +245,8 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Creates tiers and a configuration. Yields the words that, put before a command, run the
-    command under Monarch."""
+    """Creates tiers and a configuration. Yields a `monarch run` command line without the command to
+    run. The caller appends that command, which then runs under Monarch."""
     with ExitStack() as stack:
         tiers = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):

@@ -114,7 +114,7 @@ class Catalog(CatalogReader):
     copied into a larger segment, which is published as the next generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
-        number is written only once clients can open the segment of that generation
+        number is written only after clients can open the segment of that generation
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 

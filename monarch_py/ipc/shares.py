@@ -123,8 +123,8 @@ class Shares:
 
 @contextmanager
 def turn(session: SessionDir) -> Iterator[Shares]:
-    """Locks `turn` for the block, so that no `monarch run` or `monarch start` interferes. Raises
-    SessionError as `take_turn` does."""
+    """Locks `turn` during the `with` block, so that no `monarch run` or `monarch start` interferes.
+    Raises SessionError as `take_turn` does."""
     shares = Shares(session)
     try:
         shares.take_turn()

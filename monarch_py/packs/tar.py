@@ -61,7 +61,7 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an OSError in the block into a MonarchError which says that the file cannot be read."""
+    """Turns an OSError in the `with` block into a MonarchError: the file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -256,7 +256,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
-            written.members.clear()  # saves memory: tarfile keeps a list of all members
+            written.members.clear()  # frees memory: tarfile adds each member to this list
     os.fchmod(stream.fileno(), mode)
     return members, changed
 
@@ -305,7 +305,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # saves memory: tarfile keeps a list of all members
+                met.members.clear()  # frees memory: tarfile adds each member to this list
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)

@@ -119,8 +119,9 @@ class GroupReader:
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # The numbers of a large group would fill the pipe, and this process would block until the
-        # reading process has received them. So a range is sent as its bounds.
+        # If the samples' numbers are consecutive, only the bounds of the range are sent. A list of
+        # the numbers of a large group would fill the pipe, and this process would block until the
+        # reading process has received the list.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))

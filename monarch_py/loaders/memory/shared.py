@@ -104,7 +104,8 @@ class SharedMemory:
         self.memory.madvise(mmap.MADV_DONTDUMP)
 
     def close(self) -> None:
-        """Takes this process off the list. The memory stays as long as a process maps it."""
+        """Removes this process from the list of processes that have the memory. The memory itself
+        stays as long as a process maps it."""
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns the part of a row that each chunk of a band holds, as slices of the row.
+        """The chunks of a band divide each row among them. Returns the part of the row that each of
+        these chunks holds, as slices of the row.
 
         row : the shape of a row
         """

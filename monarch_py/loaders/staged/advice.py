@@ -201,9 +201,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. If the model of the earlier measurements
-        differs from a time of this epoch by more than CHANGED, the earlier measurements are dropped
-        first."""
+        """Adds the epoch's measurements to `measured`. Before that, drops the earlier measurements
+        if the model that fits them differs from a time of this epoch by more than CHANGED."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -188,7 +188,8 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # no longer: a worker whose read hangs survives even SIGKILL
+            # Do not wait longer than END_S: a worker whose read hangs survives even SIGKILL.
+            worker.process.join(END_S)
         if worker.process.exitcode is not None:
             worker.process.close()
 

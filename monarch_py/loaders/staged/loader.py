@@ -112,7 +112,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # number of the newest iteration; older iterators end
+        self._epoch = 0  # the number of the newest iteration; iterators of earlier ones end
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
