@@ -102,9 +102,9 @@ def _run(
     forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
     ignores SIGINT, and waits until the command ends.
 
-    starts : a function that the child process calls before it executes the command. The argument is
-        the identity of the child process. So the command is noted for the daemon even if this
-        process is killed at once
+    starts : a function that records the command for the daemon. Its argument is the identity of the
+        child process. The child itself calls the function before it executes the command, so that
+        the record exists even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []

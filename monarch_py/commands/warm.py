@@ -251,8 +251,9 @@ class Warm:
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # A copy of an earlier daemon existed before the command began, even if the catalog gets
-        # the copy only after `_step` has seen the file.
+        # A copy whose number is below `first_copy` was made by an earlier daemon, so it existed
+        # before the command began. `_was_there` lacks it if it was added to the catalog after
+        # `_step` had looked at the file.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

@@ -95,7 +95,7 @@ Interface = Annotated[str, words("name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
-# Older configurations of the original Monarch have `disk` in place of file_system.
+# Older configurations of the original Monarch have `disk` in place of `file_system`.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
 PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
 PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]

@@ -75,8 +75,8 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """Returns a new link. Raises Unreachable if no link can be connected, or if a pause has not
-        ended."""
+        """Returns a new link. Raises Unreachable if no link can be connected, or during the pause
+        after a failure."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:

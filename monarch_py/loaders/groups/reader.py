@@ -187,7 +187,8 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # no longer: a process whose read hangs survives even SIGKILL
+        # Do not wait longer than END_S: a process whose read hangs survives even SIGKILL.
+        process.join(END_S)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -205,7 +206,7 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has the training's handlers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the parent's handler
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
