@@ -20,7 +20,8 @@ APART_S, APART_RANKS = 1.0, 10
 
 @contextmanager
 def bounded_join(launch: Launch) -> Iterator[None]:
-    """Kills this process if the `with` block takes too long. The launcher then ends the other ranks.
+    """Kills this process if the `with` block takes too long. The launcher then ends all other
+    ranks.
 
     A child process watches the time: MPI_Init holds Python's global lock, so no thread or signal
     handler of Python could run during the call. The child ends when the `with` block or this

@@ -32,11 +32,11 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Characters which suggest that a word is a whole command line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# END_LIMIT_S: how long a daemon may take to end after it has accepted the command `stop` [s]. The
-# daemon may have to remove many copies, and to sync a tier's file system. SILENT_LIMIT_S: how long
-# a daemon that does not answer may take to end after SIGTERM [s].
+# END_LIMIT_S: how long [s] a daemon may take to end after it has accepted the command `stop`. The
+# daemon may have to remove many copies, and to sync a tier's file system.
+# SILENT_LIMIT_S: how long [s] a daemon that does not answer may take to end after SIGTERM.
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
-# How long a daemon may take to end after SIGKILL [s].
+# How long [s] a daemon may take to end after SIGKILL.
 KILL_LIMIT_S = 10.0
 
 

@@ -47,7 +47,7 @@ MAX_TIERS = 16
 # Longest path of a tier [bytes]. The preload library builds the path of a copy in a buffer of fixed
 # size, which must also hold the copy's name.
 MAX_TIER_PATH_BYTES = 180
-# The longest paths that fit into the structs of csrc/shared/catalog.h, without the NUL [bytes].
+# The longest paths [bytes], without the NUL, that fit into the structs of csrc/shared/catalog.h.
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
@@ -316,7 +316,7 @@ class Config(Tuning):
         "has_shareable_file_descriptors": "descriptors are always the program's own",
         "storage_sync_timeout": "programs never wait for a tier to be synchronised",
         "rate_limiter": "see source_limits",
-        "metadata_container": "epochs and shuffling need no description; instead of its regex,"
+        "metadata_container": "epochs and shuffling need no description; to select files,"
         " give a source an 'include'",
         "home_dir": "nothing is written outside the tiers and the runtime directory",
         "debug": "see 'monarch status' and the daemon's log",

@@ -46,7 +46,7 @@ RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long an interrupted training may take to end by itself [s]. Monarch's daemon removes the
+# How long [s] an interrupted training may take to end by itself. Monarch's daemon removes the
 # training's copies during this time.
 END_LIMIT_S = 10.0
 

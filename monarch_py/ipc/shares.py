@@ -14,9 +14,9 @@ from monarch_py.util.processes import Identity
 # At most this many bytes of the file `users` are read. The file has one line for each run in the
 # daemon's life.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: how long a process waits for the lock `turn` before it gives up [s]. A process that
+# TURN_LIMIT_S: how long [s] a process waits for the lock `turn` before it gives up. A process that
 # starts or ends a daemon holds the lock for seconds, or longer if many copies must be removed.
-# POLL_S: the time between two attempts to take the lock [s].
+# POLL_S: the time [s] between two attempts to take the lock.
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 

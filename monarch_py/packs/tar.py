@@ -126,11 +126,11 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns the time [s] after which every change of the file will alter the file's modification
-    time. An earlier change may leave it unchanged. Returns 0 if even a change now will alter it."""
+    """Returns how long to wait [s] until every change of the file alters its modification time. A
+    change before that may leave the modification time as it is. Returns 0 if no wait is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # If a modification time is slightly in the future, the clock of a file server is ahead. A time
-    # far in the future was set by a program, so every change of the file will alter it.
+    # A modification time slightly in the future comes from a file server whose clock is ahead. A
+    # time far in the future was set by a program, so every change of the file will alter it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 

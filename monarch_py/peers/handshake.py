@@ -227,8 +227,8 @@ def introduce(
 def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
-    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline; `at_end` if the
-    connection ends before all bytes have arrived.
+    """Receives `n_bytes` bytes. Raises Unreachable: with TIMEOUT at the deadline, and with `at_end`
+    if the connection ends before all bytes have arrived.
 
     deadline : on time.monotonic() [s]
     """

@@ -31,7 +31,7 @@ LOOK_S = 0.25
 # error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
 # During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long the reading process may take to end by itself [s]. It may have to end a read first.
+# How long [s] the reading process may take to end by itself. It may have to end a read first.
 END_S = 1.0
 
 

@@ -23,7 +23,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
-# How long a process waits for the lock of the list [s]. A process keeps the lock for under 1 ms.
+# How long [s] a process waits for the lock of the list. A process keeps the lock for under 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20

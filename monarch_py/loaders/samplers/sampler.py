@@ -236,8 +236,8 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        # The epoch is left out, because the ranks' epochs may differ: one rank may iterate once
-        # more than the others, to try out a batch.
+        # The number of the epoch is not one of the inputs, because the ranks may be in different
+        # epochs: one rank may iterate once more than the others, to try out a batch.
         at = replace(self._at, epoch=0)
         return [type(self).__name__, at, self.ranks.per_node]
 
