@@ -118,8 +118,8 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """Measures the source with each number of threads. Returns the rates, and how many bytes were
-    read to measure the last rate.
+    """Measures the source with each number of threads. Returns the rates, and how many bytes the
+    last measurement has read.
 
     A file that was read before may be in a cache. So if there are enough files, each measurement
     reads files that no earlier measurement has read. No measurement has more threads than there are
