@@ -270,7 +270,7 @@ def _job_lines(config: Config) -> list[str]:
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node counts as one client. By number of threads, the total rate of all threads:",
+        "# One node counts as one client. Total rate, by the number of threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]
