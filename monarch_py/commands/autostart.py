@@ -48,9 +48,10 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record (ipc/record.py). If autostart is wanted and a program has opened a file of
-    the sources, also provides a daemon: starts one, or adds the sources to a daemon that serves
-    already. Returns whether a daemon was started.
+    """Writes the record (ipc/record.py). If autostart is wanted and a program needs a daemon, also
+    provides one: starts a daemon, or adds the sources to a daemon that serves already. Returns
+    whether a daemon was started. A program needs a daemon if it has opened a file of the sources,
+    or if its daemon was killed.
 
     opened : the file that the program has opened; "" if the program's daemon was killed
     """

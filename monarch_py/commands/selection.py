@@ -305,7 +305,10 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
+        """Adds a problem for each of the files, and removes them from `unknown`.
+
+        places : files that the daemon could not add to its catalog
+        """
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"
