@@ -2,8 +2,9 @@
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
 has created or opened the memory. Children that inherit the memory have no line. A process that
-comes later opens the memory through /proc/PID/fd of a process on the list. If all processes are killed, only the list is left. The next process that makes a
-SharedMemory on the node removes that list.
+comes later opens the memory through /proc/PID/fd of a process on the list. If all processes are
+killed, only the list is left. The next process that makes a SharedMemory on the node removes that
+list.
 """
 
 import fcntl
@@ -119,7 +120,7 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process has no line on the list, because it got the memory from a process that has one.
+        # This process needs no line on the list, because the process that started it has one.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 
