@@ -159,7 +159,7 @@ def metrics(
     if textfile is not None:
         refuse_input("--textfile", textfile, [config_file])
     session = SessionDir.of(config_file)
-    DaemonConnection(session).ask("status")  # raises an error now if no daemon serves
+    DaemonConnection(session).ask("status")  # if no daemon serves, the command fails here
 
     def ask() -> dict[str, Any] | None:
         try:
