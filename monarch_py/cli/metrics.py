@@ -26,7 +26,7 @@ from monarch_py.report.metrics import DASHBOARD, registry_of
 from monarch_py.util.signals import handling
 
 LOOPBACK = "127.0.0.1"
-# Time limit for the connection that tests whether a process listens on a socket [s].
+# Time limit [s] for the connection that tests whether a process listens on a socket.
 PROBE_S = 1.0
 
 
@@ -159,7 +159,7 @@ def metrics(
     if textfile is not None:
         refuse_input("--textfile", textfile, [config_file])
     session = SessionDir.of(config_file)
-    DaemonConnection(session).ask("status")  # raises an error now if no daemon serves
+    DaemonConnection(session).ask("status")  # if no daemon serves, the command fails here
 
     def ask() -> dict[str, Any] | None:
         try:

@@ -18,8 +18,8 @@ from monarch_py.util.spelling import hint
 from monarch_py.yaml_files.keys import named_paths
 
 COLUMNS = ("policy", "total", "first", "later", "waited", "ready", "local", "remote", "PFS")
-# Times are shown in hours if a total is this long or longer, so that a time in seconds has at most
-# five digits.
+# If a policy's total time is at least HOURS_FROM_S [s], the times are shown in hours. So a time
+# that is shown in seconds has at most five digits before the point.
 HOURS_FROM_S = 100_000.0
 
 

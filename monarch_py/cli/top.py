@@ -25,10 +25,10 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.report.top import View
 from monarch_py.util.signals import handling
 
-# Time between two requests for the list of files that programs have open [s]. The list is requested
+# Time [s] between two requests for the list of files that programs have open. The list is requested
 # less often than the status, because the daemon needs more time for the list.
 OPEN_S = 5.0
-# Time from the first report to the second [s]. The first frame is shown after the second report,
+# Time [s] between the first two reports. The first frame is shown after the second report,
 # because rates are computed from two reports.
 FIRST_S = 0.3
 PIPE_WIDTH = 200

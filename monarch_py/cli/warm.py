@@ -28,10 +28,10 @@ from monarch_py.util.quoting import quoted
 from monarch_py.util.signals import handle, handling
 from monarch_py.util.units import counted, format_size
 
-# Time between two lines of progress if standard error is not a terminal [s].
+# Time [s] between two lines of progress if standard error is not a terminal.
 LINE_S = 5.0
-# Time over which the rate is averaged, so that single large files and short pauses hardly change
-# the rate [s].
+# Time [s] over which the rate is averaged, so that single large files and short pauses hardly
+# change the rate.
 RATE_S = 20.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -75,7 +75,7 @@ def _nothing_yet(progress: Progress) -> str:
 
 
 def _to_fill(progress: Progress) -> int:
-    """Returns the total size of the files that this command has filled or will fill [bytes]."""
+    """Returns the total size [bytes] of the files that this command has filled or will fill."""
     return max(0, progress.bytes - progress.there_bytes - progress.at_source_bytes)
 
 
@@ -124,10 +124,10 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 
 
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
-    """Tells the user which copies were not recorded. If the command copies all files, also tells
-    the user in which sources names could not be read. Returns the exit status. It is 1 if there are
-    such names, and 0 if there are none or if only the permission to read them is missing, as for
-    `lost+found`.
+    """Tells the user which tiers could not record their copies. If the command copies all files,
+    also tells the user in which sources the scan could not read some names. Returns the exit
+    status: 1 if the scan could not read names, and otherwise 0. Names that it could not read only
+    because the permission is missing, as for `lost+found`, do not count.
 
     is_everything : whether the command copies all files
     """

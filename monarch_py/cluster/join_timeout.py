@@ -20,10 +20,12 @@ APART_S, APART_RANKS = 1.0, 10
 
 @contextmanager
 def bounded_join(launch: Launch) -> Iterator[None]:
-    """Kills this process if the block takes too long; the launcher then ends all other ranks.
+    """Kills this process if the `with` block takes too long. The launcher then ends all other
+    ranks.
 
     A child process watches the time: MPI_Init holds Python's global lock, so no thread or signal
-    handler of Python could run during the call. The child ends when the block or this process ends.
+    handler of Python could run during the call. The child ends when the `with` block or this
+    process ends.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     child = os.fork()

@@ -23,9 +23,9 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long this command waits for the lock `turn` [s]. Another command holds the lock
+# TURN_LIMIT_S: how long [s] this command waits for the lock `turn`. Another command holds the lock
 # while it starts a daemon. During the start, that command may list the sources for minutes.
-# TURN_PAUSE_S: the pause between two attempts to take the lock [s].
+# TURN_PAUSE_S: the pause [s] between two attempts to take the lock.
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
 # answer the first attempt too late.
@@ -58,7 +58,7 @@ class LocalNode:
         try:
             config = load_config(self._config_file)
         except MonarchError:
-            return  # `prepare` loads the configuration again, and raises the same error
+            return  # `prepare` loads the configuration again, and then raises this error
         self._shares = Shares(SessionDir.of(config.file))
         limit = time.monotonic() + TURN_LIMIT_S
         while not self._shares.try_turn():

@@ -52,7 +52,7 @@ class Node:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
         if self.process is not None:
-            # With a return code, Popen does not warn that the daemon still runs.
+            # Without a return code, Popen would later warn that the daemon still runs.
             self.process.returncode = 0
 
 

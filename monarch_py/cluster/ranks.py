@@ -11,7 +11,7 @@ from monarch_py.util.launcher import Launch
 
 T = TypeVar("T")
 
-# The shortest and the longest pause between two polls in `meet` [s]. A rank that blocks in MPI
+# The shortest and the longest pause [s] between two polls in `meet`. A rank that blocks in MPI
 # keeps a core busy, and rank 0 may scan for minutes. So the ranks poll until all ranks have called
 # `meet`, and only then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02

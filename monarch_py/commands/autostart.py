@@ -48,9 +48,10 @@ def main() -> None:
 
 
 def start(config_file: Path, opened: str) -> bool:
-    """Writes the record (ipc/record.py). If autostart is wanted and a program has opened a file of
-    the sources, also provides a daemon: starts one, or adds the sources to a daemon that serves
-    already. Returns whether a daemon was started.
+    """Writes the record (ipc/record.py). If autostart is wanted and a program needs a daemon, also
+    provides one: starts a daemon, or adds the sources to a daemon that serves already. Returns
+    whether a daemon was started. A program needs a daemon if it has opened a file of the sources,
+    or if its daemon was killed.
 
     opened : the file that the program has opened; "" if the program's daemon was killed
     """
@@ -90,14 +91,15 @@ def _close_inherited() -> None:
     library has already closed them; on an older Linux, it cannot."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > CLAIM:
-            with suppress(OSError):  # the list includes the descriptor of os.listdir, closed by now
+            with suppress(OSError):  # os.listdir lists its own descriptor too, which is closed now
                 os.close(int(name))
 
 
 def _take_back() -> None:
     """Marks this start as not needed, so that it delays later starts less. The claim's file stores
-    the times of the last starts (csrc/preload/autostart/claim.c). The latest time is that of this
-    start. Making this number odd marks the start."""
+    the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd integer marks
+    a start that was not needed. The latest time is that of this start, so this function makes it
+    odd."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

@@ -45,8 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : how many bytes were read to measure the last rate of the source. If they are
-        few, the scenario says that the rate is not reliable
+    source_bytes : how many bytes the last measurement of the source has read. If they are few, the
+        scenario says that the rate is not reliable
     """
 
     source: Curve
@@ -118,8 +118,8 @@ def _source_files(config: Config) -> list[tuple[Path, int]]:
 
 
 def _measure_source(files: list[tuple[Path, int]]) -> tuple[Curve, int]:
-    """Measures the source with each number of threads. Returns the rates, and how many bytes were
-    read to measure the last rate.
+    """Measures the source with each number of threads. Returns the rates, and how many bytes the
+    last measurement has read.
 
     A file that was read before may be in a cache. So if there are enough files, each measurement
     reads files that no earlier measurement has read. No measurement has more threads than there are
@@ -270,7 +270,7 @@ def _job_lines(config: Config) -> list[str]:
 def _source_lines(measured: Calibration) -> list[str]:
     best = max(measured.source.values())
     lines = [
-        "# One node counts as one client. By number of threads, the total rate of all threads:",
+        "# One node counts as one client. Total rate, by the number of threads:",
         f"# {_curve_text(measured.source)}",
         f"pfs: {{1: {_rate_text(best)}}}",
     ]

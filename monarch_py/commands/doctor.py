@@ -42,7 +42,7 @@ NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
 # the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
 CATALOG_BYTES_PER_FILE = 288
-# Time limit for loading MPI, which searches for network fabrics and is slow on some machines [s].
+# Time limit [s] for loading MPI, which searches for network fabrics and is slow on some machines.
 MPI_S = 30
 # A Python program that loads MPI. It runs in its own process: if MPI is broken, only this process
 # ends, and doctor reports the problem. The program's argument is the directory that contains the

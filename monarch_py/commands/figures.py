@@ -58,7 +58,7 @@ class Figures:
 def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
     """Returns the node that owns each unit, (units,); PFS if no node owns it.
 
-    The result has the owners that the daemons would choose. They depend on how often each node
+    The owners are those that the daemons would choose. The choice depends on how often each node
     accesses a unit. If the table of these access counts would be too large, a hash of the unit
     decides instead. If the loader of a part lists the nodes that hold each unit (`holders`), the
     first of these nodes is the owner.

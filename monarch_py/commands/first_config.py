@@ -202,8 +202,8 @@ def _check(text: str) -> None:
 
 def _tiers(sources: Sequence[Path]) -> list[str]:
     taken = {os.stat(source).st_dev for source in sources}
-    # If every possible tier overlaps with a source, the second call returns such tiers. `_check`
-    # then raises an error that names one of them.
+    # The first call leaves out tiers that overlap with a source. If no tier is left, the second
+    # call returns those that overlap, and `_check` raises an error that names one of them.
     tiers = _tiers_apart(taken, sources) or _tiers_apart(taken, ())
     if not tiers:
         raise ConfigError(

@@ -32,11 +32,11 @@ NOT_FOUND, NOT_RUNNABLE = 127, 126
 # Characters which suggest that a word is a whole command line for a shell.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# END_LIMIT_S: how long a daemon may take to end after it has accepted the command `stop` [s]. The
-# daemon may have to remove many copies, and to sync a tier's file system. SILENT_LIMIT_S: how long
-# a daemon that does not answer may take to end after SIGTERM [s].
+# END_LIMIT_S: how long [s] a daemon may take to end after it has accepted the command `stop`. The
+# daemon may have to remove many copies, and to sync a tier's file system.
+# SILENT_LIMIT_S: how long [s] a daemon that does not answer may take to end after SIGTERM.
 END_LIMIT_S, SILENT_LIMIT_S = 600.0, 60.0
-# How long a daemon may take to end after SIGKILL [s].
+# How long [s] a daemon may take to end after SIGKILL.
 KILL_LIMIT_S = 10.0
 
 
@@ -102,9 +102,9 @@ def _run(
     forwarded, because after Ctrl-C the terminal sends SIGINT to the command too. This process
     ignores SIGINT, and waits until the command ends.
 
-    starts : a function that the child process calls before it executes the command. The argument is
-        the identity of the child process. So the command is noted for the daemon even if this
-        process is killed at once
+    starts : a function that records the command for the daemon. Its argument is the identity of the
+        child process. The child itself calls the function before it executes the command, so that
+        the record exists even if this process is killed at once
     """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
@@ -184,7 +184,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # If the file `users` does not name this daemon, no run may end the daemon.
+                # The last run ends the daemon that the file `users` names. If the file names
+                # another daemon than the serving one, remove the name, so that no run ends the
+                # serving daemon.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -51,8 +51,9 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # The texts that the user wrote. _texts: the text for each named file, by the file's entry.
-        # _directories: the text for each named directory, by the directory's place.
+        # The texts by which the user named files and directories. `_texts` has the text for each
+        # named file, by the file's catalog entry. `_directories` has the text for each named
+        # directory, by its Place.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each named directory: how many files were found below it, and how many of these files
@@ -304,7 +305,10 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of these files, which the daemon could not add to its catalog."""
+        """Adds a problem for each of the files, and removes them from `unknown`.
+
+        places : files that the daemon could not add to its catalog
+        """
         for place in places:
             why = (
                 "the daemon cannot take this file into its catalog; check that the file can be read"

@@ -37,12 +37,12 @@ from monarch_py.storage.tiers import Tier, tier_root
 from monarch_py.util.ownership import why_not_private
 from monarch_py.util.processes import Identity
 
-# How long a daemon may take to end after it was asked to stop [s]. Removing many copies takes
+# How long [s] a daemon may take to end after it was asked to stop. Removing many copies takes
 # seconds. After this time the daemon is killed, and the sweep removes the copies that are left.
 STOP_LIMIT_S = 30.0
-# How long a daemon may take to end after SIGKILL [s].
+# How long [s] a daemon may take to end after SIGKILL.
 KILL_LIMIT_S = 10.0
-# Pause between two attempts to take the lock of a daemon that ends [s].
+# Pause [s] between two attempts to take the lock of a daemon that ends.
 LOOK_S = 0.05
 # Matches the name of a session's directory. A tier in the same parent directory does not match.
 SESSION = re.compile("[0-9a-f]{16}")

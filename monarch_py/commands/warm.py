@@ -32,8 +32,8 @@ DIRECTORIES = 32
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
 # pause is nine times this processor time, so that the command keeps a processor busy for at most a
-# tenth of the time. Waiting for a slow answer of the daemon does not lengthen the pause, because
-# all copies may be complete when the answer arrives.
+# tenth of the time. The time for which a step waits for the daemon does not lengthen the pause:
+# after a slow answer all copies may be complete, and then the command should end soon.
 LOOK_S = 0.1
 
 
@@ -45,7 +45,7 @@ class Progress:
     there_files : files that had a copy before the command began
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
-    replaced_files : filled files that before had a copy of an earlier version of the file
+    replaced_files : filled files that had a copy before, but of an earlier version of the file
     at_source : how many files get no copy, by reason. The source serves these files. The
         reasons are those that docs/status.md lists for `bypass`
     complete : whether all chosen files are known
@@ -186,8 +186,8 @@ class Warm:
         self._look_at_unknown()
         is_asking = self.chosen.unknown or len(self._to_compare)
         absent = self._count(complete=is_scanned and not is_asking)
-        # Order the missing copies again: another command may have cancelled fills, and copies may
-        # have been dropped.
+        # Request the missing copies once more: another command may have cancelled fills, and copies
+        # may have been dropped.
         self._order(absent)
 
     def _order(self, ids: Ids) -> None:
@@ -251,8 +251,9 @@ class Warm:
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # A copy of an earlier daemon existed before the command began, even if the catalog gets
-        # the copy only after `_step` has seen the file.
+        # A copy whose number is below `first_copy` was made by an earlier daemon, so it existed
+        # before the command began. `_was_there` lacks it if it was added to the catalog after
+        # `_step` had looked at the file.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

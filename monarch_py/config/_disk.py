@@ -36,7 +36,7 @@ def capacity_bytes(directory: Path) -> int | None:
 
 
 def block_bytes(directory: Path) -> int:
-    """The least room that a non-empty file takes on the file system of `directory` [bytes]."""
+    """The least room [bytes] that a non-empty file takes on the file system of `directory`."""
     return max(os.statvfs(directory).f_frsize, 512)
 
 

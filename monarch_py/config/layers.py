@@ -248,11 +248,11 @@ def _as_described(
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
     """Returns the datasets that a layer names. If the layer gives only the path of a dataset, and a
-    lower layer describes the dataset at this path, the description of the lower layer is used. The
-    positions of its keys are then added to `ours`.
+    lower layer describes the dataset at this path, returns the description of the lower layer, and
+    adds the positions of the description's keys to `ours`.
 
-    named, ours : the layer's datasets, and the positions of its keys
-    below, spots : the datasets of the lower layers, and the positions of their keys
+    named, ours : the datasets of the layer, and the positions of the layer's keys
+    below, spots : the datasets of the lower layers, and the positions of these layers' keys
     """
     known = {source.path: (number, source) for number, source in enumerate(below)}
     found = []
@@ -272,8 +272,7 @@ def no_configuration() -> ConfigError:
 
 
 def no_dataset(site: Path) -> ConfigError:
-    """The error to raise if the site's configuration leaves the datasets to its users, and the user
-    has named none."""
+    """The error to raise if neither the site's configuration nor the user names a dataset."""
     return ConfigError(
         f"no dataset is named, and {site} names none either; set MONARCH_SOURCE=/the/dataset, or"
         " give --source /the/dataset"

@@ -205,7 +205,7 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area has
-    a tier number, the number after the last tier. So it counts for the limit MAX_TIERS."""
+    a tier number too: the one after that of the last tier. So it counts for the limit MAX_TIERS."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None

@@ -76,8 +76,9 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
     parts : the glob's steps, as `_parts` yields them
     """
-    # The glob is divided into blocks: the first begins with the glob, each other block with `**` or
-    # `**/`. A block is a list of pairs: a star, and the text between this star and the next star.
+    # The glob is divided into blocks. A new block begins at each `**` and at each `**/`. A block is
+    # a list of pairs: a star, and the text between this star and the next star. The first pair of
+    # the first block has an empty star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):

@@ -47,7 +47,7 @@ MAX_TIERS = 16
 # Longest path of a tier [bytes]. The preload library builds the path of a copy in a buffer of fixed
 # size, which must also hold the copy's name.
 MAX_TIER_PATH_BYTES = 180
-# The longest paths that fit into the structs of csrc/shared/catalog.h, without the NUL [bytes].
+# The longest paths [bytes], without the NUL, that fit into the structs of csrc/shared/catalog.h.
 MAX_SOURCE_PATH_BYTES = 1023
 MAX_SWITCH_FILE_BYTES = 239
 
@@ -81,7 +81,8 @@ def _address(text: str) -> str:
     return text
 
 
-# The value 0 stands for the word `max`. In the original Monarch, `max` means whole files.
+# The value 0 stands for the word `max`, which means the default block size. In the original
+# Monarch, `max` means that a block is a whole file.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]
@@ -94,7 +95,7 @@ Interface = Annotated[str, words("name", "write a name such as eth0", str)]
 Threads = Annotated[int, Meta(ge=1, le=256, title="threads")]
 Reads = Annotated[int, Meta(ge=1, le=256, title="reads")]
 Operations = Annotated[int, Meta(ge=1, title="operations per second")]
-# Older configurations of the original Monarch have `disk` in place of file_system.
+# Older configurations of the original Monarch have `disk` in place of `file_system`.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
 PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
 PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]
@@ -276,7 +277,8 @@ class Config(Tuning):
     hierarchy : the tiers, fastest first, see [`hierarchy`](#hierarchy-the-tiers)
     staging : a small area for copies that are dropped after use, see
         [`staging`](#staging-copies-that-come-and-go)
-    block_size : the size of the parts of a copy that have a checksum each; `max` means the default
+    block_size : copies are divided into blocks of this size, and each block has a checksum; `max`
+        means the default
     shared_tpool_size : the largest number of files and blocks that are copied at the same time
     scan : list everything in the background, or only the directories that programs read, see
         [the scan](#the-scan)
@@ -314,7 +316,7 @@ class Config(Tuning):
         "has_shareable_file_descriptors": "descriptors are always the program's own",
         "storage_sync_timeout": "programs never wait for a tier to be synchronised",
         "rate_limiter": "see source_limits",
-        "metadata_container": "epochs and shuffling need no description; instead of its regex,"
+        "metadata_container": "epochs and shuffling need no description; to select files,"
         " give a source an 'include'",
         "home_dir": "nothing is written outside the tiers and the runtime directory",
         "debug": "see 'monarch status' and the daemon's log",

@@ -46,7 +46,7 @@ RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long an interrupted training may take to end by itself [s]. Monarch's daemon removes the
+# How long [s] an interrupted training may take to end by itself. Monarch's daemon removes the
 # training's copies during this time.
 END_LIMIT_S = 10.0
 
@@ -245,8 +245,8 @@ def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list
 
 @contextmanager
 def _monarch(directory: Path, source: Path, dataset_bytes: int) -> Iterator[list[str]]:
-    """Creates tiers and a configuration. Yields the words that, put before a command, run the
-    command under Monarch."""
+    """Creates tiers and a configuration. Yields a `monarch run` command line without the command to
+    run. The caller appends that command, which then runs under Monarch."""
     with ExitStack() as stack:
         tiers = []
         if _has_room(SHARED_MEMORY, 2 * RAM_QUOTA_BYTES):

@@ -33,7 +33,7 @@ CONTROL_VERSION = 1
 # limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
-# Pause between two checks whether the mount is up [s].
+# Pause [s] between two checks whether the mount is up.
 POLL_S = 0.002
 
 
@@ -122,8 +122,8 @@ class SlowSource:
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Delays each operation of these kinds by this many seconds. The delays of other kinds stay
-        unchanged."""
+        """Sets the delays of kinds of operations: latency(open=0.002) delays each `open` by 2 ms.
+        The delays of other kinds stay unchanged."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:
@@ -283,7 +283,7 @@ class _Control:
 
 
 def _layout(binary: Path) -> dict[str, int]:
-    """Returns the offset of each word in the control file [bytes], by the word's name. The program
+    """Returns the offset [bytes] of each word in the control file, by the word's name. The program
     prints these offsets."""
     printed = subprocess.run([binary, "--layout"], capture_output=True, text=True, check=False)
     try:

@@ -113,8 +113,8 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
 
 def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
-    """Performs one pass over all files in this order, and returns the results of the epoch.
-    `weights` change in place."""
+    """Trains for one epoch: reads each file once, in the given order. Returns the results of the
+    epoch. `weights` change in place."""
     start = time.perf_counter()
     loss, right, n_samples, crc = 0.0, 0, 0, 0
     samples = itertools.chain.from_iterable(readers[i]() for i in order)

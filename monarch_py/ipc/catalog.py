@@ -69,8 +69,9 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def by_directory(self, ids: Ids) -> dict[tuple[int, str], list[bytes]]:
-        """Returns the names of (n,) entries, grouped by directory. A directory is the number of its
-        source, and its path relative to the source, decoded by os.fsdecode ("" for the root)."""
+        """Returns the names of (n,) entries, grouped by directory. A directory is a pair: the
+        number of its source, and its path relative to the source, decoded by os.fsdecode ("" for
+        the root)."""
         rows, memory = self._table[ids], self.segment.memory
         begins = (rows["path"] + np.uint64(self.c.pool_at)).tolist()
         names: defaultdict[tuple[int, bytes], list[bytes]] = defaultdict(list)
@@ -100,7 +101,7 @@ class CatalogReader:
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
         """Returns, for each possible source, a mapping (state, reason) -> (files, bytes): how many
-        files are in that state for that reason, and their total size."""
+        files have this state and this reason, and their total size."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [
@@ -114,7 +115,7 @@ class Catalog(CatalogReader):
     copied into a larger segment, which is published as the next generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
-        number is written only once clients can open the segment of that generation
+        number is written only after clients can open the segment of that generation
     writer : the C writer through which all threads of this process write (csrc/native.h)
     """
 

@@ -29,7 +29,7 @@ VARIABLES = {
 # This text is part of the command line of each daemon that `spawn` (daemon/starting.py) has
 # started.
 DAEMON = b"monarch_py.daemon.lifecycle"
-# A job counts as running for this long after its `monarch start` [s], even if it has no process
+# A job counts as running for this long [s] after its `monarch start`, even if it has no process
 # yet: a prolog may start the daemon before the job begins.
 NEW_S = 60.0
 # The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all

@@ -27,10 +27,10 @@ from monarch_py.util.units import MIB, format_size
 # At most this many bytes of a lock file are read. The file names a process and a configuration.
 SAID_BYTES = 8192
 
-# The longest path that the directory of shared memory may have [bytes]. The staging area is below
+# The longest path [bytes] that the directory of shared memory may have. The staging area is below
 # this directory, and the shared segments have limited room for the area's path.
 MAX_SHM_PATH_BYTES = 180
-# The size of the first catalog of a session [bytes]. The catalog occupies this room even while it
+# The size [bytes] of the first catalog of a session. The catalog occupies this room even while it
 # is empty.
 FIRST_CATALOG_BYTES = MIB
 # A file's device and inode number. No other file gets these numbers while the file is open or
@@ -39,8 +39,10 @@ FileId = tuple[int, int]
 
 
 def id_of(path: Path | int) -> FileId | None:
-    """Returns the identity of the file that a path (links are not followed) or a descriptor refers
-    to; None if there is no such file."""
+    """Returns the identity of a file; None if there is no such file.
+
+    path : a path, whose last link is not followed, or an open descriptor
+    """
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
     except OSError:
@@ -64,7 +66,7 @@ def shm_root() -> Path:
 
 
 def least_shm_bytes() -> int:
-    """Returns how much shared memory a daemon needs before it knows any file [bytes]. The size is
+    """Returns how much shared memory [bytes] a daemon needs before it knows any file. The size is
     rounded up to whole MiB."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES

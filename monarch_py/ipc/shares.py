@@ -11,12 +11,12 @@ from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
-# At most this many bytes of the file `users` are read. The file has one line for each run in the
-# daemon's life.
+# At most this many bytes of the file `users` are read. The file has at most two lines for each run
+# in the daemon's life: one for the run, and one for its command.
 MOST_BYTES = 1 << 20
-# TURN_LIMIT_S: how long a process waits for the lock `turn` before it gives up [s]. A process that
+# TURN_LIMIT_S: how long [s] a process waits for the lock `turn` before it gives up. A process that
 # starts or ends a daemon holds the lock for seconds, or longer if many copies must be removed.
-# POLL_S: the time between two attempts to take the lock [s].
+# POLL_S: the time [s] between two attempts to take the lock.
 TURN_LIMIT_S, POLL_S = 60.0, 0.02
 
 
@@ -123,8 +123,8 @@ class Shares:
 
 @contextmanager
 def turn(session: SessionDir) -> Iterator[Shares]:
-    """Locks `turn` for the block, so that no `monarch run` or `monarch start` interferes. Raises
-    SessionError as `take_turn` does."""
+    """Locks `turn` during the `with` block, so that no `monarch run` or `monarch start` interferes.
+    Raises SessionError as `take_turn` does."""
     shares = Shares(session)
     try:
         shares.take_turn()

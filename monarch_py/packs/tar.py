@@ -61,7 +61,7 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an OSError in the block into a MonarchError which says that the file cannot be read."""
+    """Turns an OSError in the `with` block into a MonarchError: the file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -126,11 +126,11 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns the time [s] after which every change of the file will alter the file's modification
-    time. An earlier change may leave it unchanged. Returns 0 if even a change now will alter it."""
+    """Returns how long [s] to wait until every further change of the file alters its modification
+    time. A change before that may leave the time as it is. Returns 0 if no wait is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
-    # If a modification time is slightly in the future, the clock of a file server is ahead. A time
-    # far in the future was set by a program, so every change of the file will alter it.
+    # A modification time slightly in the future comes from a file server whose clock is ahead. A
+    # time far in the future was set by a program, so every change of the file will alter it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 
@@ -256,7 +256,7 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
                 end = tar.offset - -(-info.size // RECORD_BYTES) * RECORD_BYTES
                 members.append((read.name, end, info.size, found.st_mtime_ns))
                 mode &= ~_closed(found, own.st_gid)
-            written.members.clear()  # saves memory: tarfile keeps a list of all members
+            written.members.clear()  # frees memory: tarfile adds each member to this list
     os.fchmod(stream.fileno(), mode)
     return members, changed
 
@@ -305,7 +305,7 @@ def _members(pack: Path) -> Iterator[tuple[tarfile.TarInfo, int | None]]:
         ):
             met: Any = tar
             while (info := tar.next()) is not None:
-                met.members.clear()  # saves memory: tarfile keeps a list of all members
+                met.members.clear()  # frees memory: tarfile adds each member to this list
                 exact = info.pax_headers.get("mtime")
                 if info.isreg() or info.islnk():
                     yield info, None if exact is None else _ns(exact)

@@ -130,10 +130,12 @@ class Party:
         return Keys(says, hears)
 
     def transcript(self, servers: bytes, clients: bytes, client: int, server: int) -> bytes:
-        """Returns the transcript t. Raises IndexError for a rank that does not exist.
+        """Returns the transcript t, which the docstring of this file describes. Raises IndexError
+        if `client` or `server` is not the rank of a node.
 
         servers, clients : all bytes that the server and the client have sent, except GREETING and
-        proofs
+            proofs
+        client, server : the ranks of the two nodes
         """
         said = [GREETING, servers, clients]
         for host, port in (self.addresses[client], self.addresses[server]):
@@ -225,8 +227,8 @@ def introduce(
 def receive(
     connection: socket.socket, n_bytes: int, deadline: float, at_end: PeerStatus
 ) -> bytearray:
-    """Receives `n_bytes` bytes. Raises Unreachable: TIMEOUT at the deadline; `at_end` if the
-    connection ends before all bytes have arrived.
+    """Receives `n_bytes` bytes. Raises Unreachable: with TIMEOUT at the deadline, and with `at_end`
+    if the connection ends before all bytes have arrived.
 
     deadline : on time.monotonic() [s]
     """

@@ -53,8 +53,8 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The failure that began the pause. The pause goes on even if another thread's exchange
-        # succeeds.
+        # The failure after which the present pause began. The pause does not end early if another
+        # thread's exchange succeeds.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.
@@ -75,8 +75,8 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def _connect(self) -> Any:
-        """Returns a new link. Raises Unreachable if no link can be connected, or if a pause has not
-        ended."""
+        """Returns a new link. Raises Unreachable if no link can be connected, or during the pause
+        after a failure."""
         with self._lock:
             self._was_tried.wait_for(lambda: not self._is_tried, HEARSAY_S)
             if self._is_tried or self._clock() < self._again_at:
@@ -101,9 +101,9 @@ class Peer:
     def _mark(self, status: PeerStatus, began_ns: int) -> None:
         """Records the outcome of an exchange with the peer.
 
-        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. If a failed exchange
-            had begun before the last recorded failure, both belong to the same incident, so the
-            exchange is not counted, even if it ended much later
+        began_ns : the time at which the exchange began, on CLOCK_MONOTONIC. A failed exchange that
+            began before the last recorded failure is not counted, even if it ended much later,
+            because both failures belong to the same incident
         """
         with self._lock:
             if status == PeerStatus.OK:

@@ -14,12 +14,12 @@ from monarch_py.peers.tcp import connected
 
 log = logging.getLogger("monarch.peers")
 
-# The time limit for sending an answer [s].
+# The time limit [s] for sending an answer.
 TELL_LIMIT_S = 5.0
 # At most this many answers are in progress at a time. While so many are in progress, a further
 # client that asks for an answer is disconnected.
 MOST_AT_A_TIME = 16
-# The longest answer that is accepted [bytes].
+# The longest answer [bytes] that is accepted.
 MOST_BYTES = 4 << 20
 
 # An answer consists of its length, its text, and the HMAC-SHA256 of both under the server's sending

@@ -25,17 +25,17 @@ THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.
 CONNECTIONS = 1024
-# How long an idle link is kept [s]. During an epoch, requests come in bursts. This limit is longer
+# How long [s] an idle link is kept. During an epoch, requests come in bursts. This limit is longer
 # than the pauses between the bursts.
 IDLE_LIMIT_S = 300.0
 # If a peer stops in the middle of sending a request, or of receiving its answer, it is disconnected
 # after this time [s].
 STALL_LIMIT_S = 5.0
-# How long a request may wait for bytes that this node does not have yet [s]. The server checks
+# How long [s] a request may wait for bytes that this node does not have yet. The server checks
 # deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. So the
 # clients' limits (tcp.py) are a few hundred milliseconds longer.
 WAIT_LIMIT_S = 0.6
-# A client must have sent its proof within this time after it has connected [s].
+# A client must have sent its proof within this time [s] after it has connected.
 GREETING_LIMIT_S = 1.0
 # The largest number of connections that are not authenticated yet. When this number is reached,
 # each new connection replaces the oldest of them, so that silent clients cannot keep other clients

@@ -61,12 +61,12 @@ Asked = tuple[Run, int, int]
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """The epoch that is expected next. The reading process may already read the epoch's first
-    groups.
+    """An epoch that an iteration will go through. The reading process may already read the epoch's
+    first groups.
 
     groups : all groups of the epoch
-    asked : the groups that were requested from the reading process
-    runs : the groups that were not requested yet
+    runs : the groups that were not requested from the reading process yet
+    asked : the groups that were requested
     """
 
     epoch: int

@@ -31,7 +31,7 @@ LOOK_S = 0.25
 # error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
 # During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long the reading process may take to end by itself [s]. It may have to end a read first.
+# How long [s] the reading process may take to end by itself. It may have to end a read first.
 END_S = 1.0
 
 
@@ -119,8 +119,9 @@ class GroupReader:
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
-        # The numbers of a large group would fill the pipe, and this process would block until the
-        # reading process has received them. So a range is sent as its bounds.
+        # If the samples' numbers are consecutive, only the bounds of the range are sent. A list of
+        # the numbers of a large group would fill the pipe, and this process would block until the
+        # reading process has received the list.
         some = None if high - low == len(samples) else samples
         try:
             self._link.send(Task(self._tasks, slot, low, high, some))
@@ -186,7 +187,8 @@ def _end(process: Any, link: Connection, owner: int) -> None:
         process.join(END_S)
     if process.exitcode is None:
         process.kill()
-        process.join(END_S)  # no longer: a process whose read hangs survives even SIGKILL
+        # Do not wait longer than END_S: a process whose read hangs survives even SIGKILL.
+        process.join(END_S)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -204,7 +206,7 @@ def _serve(
 ) -> None:
     """Runs the reading process: does tasks until the training sends None or the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has the training's handlers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the parent's handler
     for other in inherited:
         other.close()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

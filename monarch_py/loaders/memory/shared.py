@@ -1,9 +1,10 @@
 """Memory that processes of a node share by a key, and that ends with the last of these processes.
 
 The memory is a memfd, which has no name. A small file, the list, has a line for each process that
-maps the memory. A process that comes later opens the memory through /proc/PID/fd of a process on
-the list. If all processes are killed, only the list is left. The next process that makes a
-SharedMemory on the node removes that list.
+has created or opened the memory. Children that inherit the memory have no line. A process that
+comes later opens the memory through /proc/PID/fd of a process on the list. If all processes are
+killed, only the list is left. The next process that makes a SharedMemory on the node removes that
+list.
 """
 
 import fcntl
@@ -23,7 +24,7 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
-# How long a process waits for the lock of the list [s]. A process keeps the lock for under 1 ms.
+# How long [s] a process waits for the lock of the list. A process keeps the lock for under 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20
@@ -104,7 +105,8 @@ class SharedMemory:
         self.memory.madvise(mmap.MADV_DONTDUMP)
 
     def close(self) -> None:
-        """Takes this process off the list. The memory stays as long as a process maps it."""
+        """Removes this process from the list of processes that have the memory. The memory itself
+        stays as long as a process maps it."""
         self._leave()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line, because the process that started it is on the list.
+        # This process needs no line on the list, because the process that started it has one.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 

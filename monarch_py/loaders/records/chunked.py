@@ -48,8 +48,8 @@ class RowParts:
     chunks has one contiguous part of the row.
 
     file : the number of the file;  rows : where the file's rows lie
-    numbers : (rows,) int64, each wanted row's number in the file
-    places : (rows,) int64, each wanted row's index in the `out` of `finish`
+    numbers : (wanted,) int64, the number of each wanted row in the file
+    places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
     """
 
     def __init__(self, file: int, rows: Rows, numbers: Ints, places: Ints) -> None:
@@ -58,7 +58,7 @@ class RowParts:
         self._rows, self._chunks, self._places = rows, chunks, places
         band, within = np.divmod(numbers, chunks.shape[0])
         part = rows.dtype.itemsize * int(np.prod(chunks.shape[1:], dtype=np.int64))
-        chunk = chunks.offset[band]  # (rows, chunks of a band)
+        chunk = chunks.offset[band]  # (wanted, chunks of a band)
         self._there = chunk != NOWHERE
         offset = (chunk + within[:, None] * part)[self._there]
         self.extents, self.scratch = _extents(file, offset, np.full(len(offset), part))
@@ -79,8 +79,8 @@ class Bands:
     parts of the same rows.
 
     file : the number of the file;  rows : where the file's rows lie
-    numbers : (rows,) int64, each wanted row's number in the file
-    places : (rows,) int64, each wanted row's index in the `out` of `finish`
+    numbers : (wanted,) int64, the number of each wanted row in the file
+    places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
     decoder : the file's decoder; the band that it decoded last is kept and not read again
     """
 

@@ -177,7 +177,8 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates what processes do not share: open files, decoders and the measured gap."""
+        """Creates what each process has of its own: the open files, the decoders, and the gap up to
+        which reads are joined, which each process measures if `join` is 'auto'."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # threads share descriptors and decoders
         _OPEN.add(self)
@@ -299,10 +300,9 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Some wanted rows must be made from chunks. Returns a Part for each file that has such
-        rows.
+        """Returns a Part for each file with wanted rows that must be made from chunks.
 
-        places : the indices of such rows in `wanted`
+        places : the indices in `wanted` of the rows that must be made from chunks
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():

@@ -71,7 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns the part of a row that each chunk of a band holds, as slices of the row.
+        """The chunks of a band divide each row among them. Returns the part of the row that each of
+        these chunks holds, as slices of the row.
 
         row : the shape of a row
         """
@@ -255,9 +256,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 look up again which filters were skipped for the first chunk. HDF5 caches the
-        skipped filters of the chunk that it has looked up last, and a direct write does not update
-        this cache. A read from the second chunk replaces the cached chunk."""
+        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
+        skipped filters of the chunk that it has used last. `write_direct_chunk` does not update
+        what HDF5 remembers. A read from the second chunk makes HDF5 forget the first."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

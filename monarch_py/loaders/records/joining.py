@@ -75,7 +75,8 @@ def join(extents: Extents, gap: int) -> Joined:
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]
     length = np.maximum.reduceat(rising.offset + rising.length, first) - low
-    # A read can go straight into the caller's buffer if its extents are contiguous there too.
+    # A read can go straight into the caller's buffer if its extents follow each other without gaps,
+    # both in the file and in that buffer.
     run = np.repeat(np.arange(len(first)), end - first)
     shift = rising.start - rising.offset
     same = np.logical_and.reduceat(shift == shift[first][run], first)

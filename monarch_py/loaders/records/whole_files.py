@@ -37,7 +37,7 @@ class FileDataset:
         return len(self.sizes)
 
     def name(self, index: int) -> str:
-        """Returns the path of a file, relative to the root."""
+        """Returns the path of file `index`, relative to `root`."""
         number = range(len(self))[index]
         begin, end = int(self._starts[number]), int(self._starts[number + 1])
         return os.fsdecode(self._pool[begin:end].tobytes())

@@ -61,7 +61,7 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
     if store.compare_set(f"{key}/rank", "", own.decode()) != own:
         try:
             found = bytes(store.get(key))
-        except RuntimeError:  # the work takes longer than the store waits
+        except RuntimeError:  # the store has stopped waiting for the first rank's result
             found = b""
         return found or work()
     found = b""

@@ -145,8 +145,8 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
     sources.
 
-    nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
-        node must also be the number of its daemon
+    nodes : the number of nodes. All nodes must have the same quotas as this node. Each node must
+        have the same number as its daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep. If not all files fit, these files leave less room for
         the dataset

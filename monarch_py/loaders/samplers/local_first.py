@@ -6,8 +6,8 @@ from monarch_py.plan.schedule import Deal, EpochSchedule
 
 
 class LocalFirstSampler(HeldSampler):
-    """Deals the samples of each global batch to the nodes that hold them, as far as equal batches
-    allow (Yang and Cong 2019). HeldSampler describes the arguments."""
+    """Deals the samples of each global batch to the nodes that hold them, as far as batches of
+    equal size allow (Yang and Cong 2019). HeldSampler describes the arguments."""
 
     EXTRA = True
 

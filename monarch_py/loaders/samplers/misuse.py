@@ -1,6 +1,6 @@
 """Detects loaders that must not use a batch sampler of Monarch. There are three kinds: loaders that
 deal the samples to the ranks a second time, loaders that deliver batches out of order, and loaders
-whose dataset has another length.
+whose dataset has more or fewer samples than the batch sampler.
 
 A loader does not give its name to a batch sampler. But it calls the sampler's `__iter__` or
 `__len__`, and the local variables of the calling function show which loader it is.

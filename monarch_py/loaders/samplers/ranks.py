@@ -64,8 +64,9 @@ class Ranks:
         return cls(rank, world_size, per_node, is_found)
 
     def check(self) -> None:
-        """Checks that detected numbers are also the numbers of the process group. If they differ,
-        they were detected before the process group was made, and ConfigError is raised."""
+        """If `rank` and `world_size` were detected, checks that the process group has the same
+        values. Raises ConfigError if it has others, because then they were detected before the
+        process group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -67,8 +67,8 @@ class RankEpoch:
 
 
 def _is_dealing(ranks: Ranks) -> bool:
-    """Whether there is a process group, and it has the same number of ranks as `ranks` and the same
-    rank for this process."""
+    """Whether a process group exists that agrees with `ranks`: in both, this process has the same
+    rank, and the number of ranks is the same."""
     group = process_group()
     return group is not None and (group.get_rank(), group.get_world_size()) == (
         ranks.rank,
@@ -142,7 +142,7 @@ class ScheduledSampler(ABC):
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
         self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
-        self._goes_on = False  # whether the training sets epochs; then the next epoch is prepared
+        self._goes_on = False  # whether an epoch was set; if so, the next epoch is prepared
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch if {ranks.world_size} ranks share"
@@ -162,7 +162,8 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the epoch whose order of samples is used in the epoch `epoch`."""
+        """Returns which epoch's order of samples the epoch `epoch` uses. By default, each epoch
+        uses its own order. SolarSampler exchanges the orders of epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -235,8 +236,8 @@ class ScheduledSampler(ABC):
 
     def _dealt_by(self) -> list[Any]:
         """Returns all inputs that determine the batches of all ranks."""
-        # The epoch is left out, because the ranks' epochs may differ: one rank may iterate once
-        # more than the others, to try out a batch.
+        # The number of the epoch is not one of the inputs, because the ranks may be in different
+        # epochs: one rank may iterate once more than the others, to try out a batch.
         at = replace(self._at, epoch=0)
         return [type(self).__name__, at, self.ranks.per_node]
 

@@ -17,11 +17,12 @@ class State:
     of ranks can continue from it.
 
     epoch : the running epoch;  done : how many of its steps were delivered
-    per_step : samples of a step on all ranks
+    per_step : the number of samples in a step, on all ranks together
     ranks : the number of ranks of the training that wrote the first state. The length of an epoch
         is padded or cut to a multiple of this number, even if the training continues on another
         number of ranks
-    length, seed, shuffle, drop_last : what determines the orders, as in DistributedSampler
+    length, seed, shuffle, drop_last : determine the order of the samples in each epoch, as in
+        DistributedSampler
     epochs : how many epochs SolarSampler has put in order; 0 without `epoch_order`
     capacity : with `epoch_order`, how many samples all nodes together held when the training began
     """

@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# The chosen number of workers is the smallest one with which an epoch takes at most this share
-# longer than with the best number.
+# With the chosen number of workers, an epoch may take longer than with the best number, by at most
+# this share. The smallest such number is chosen.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.
@@ -94,8 +94,9 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # The lines meet somewhere between two measured numbers of workers, but it is not known
-        # where. So only the lines' values at the measured numbers are used, and interpolated.
+        # The two straight lines meet somewhere between two measured numbers of workers, but it is
+        # not known where. So the lines are used only at the measured numbers. The values between
+        # these numbers are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -201,9 +202,8 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. If the model of the earlier measurements
-        differs from a time of this epoch by more than CHANGED, the earlier measurements are dropped
-        first."""
+        """Adds the epoch's measurements to `measured`. Before that, drops the earlier measurements
+        if the model that fits them differs from a time of this epoch by more than CHANGED."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

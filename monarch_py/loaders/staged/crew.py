@@ -23,7 +23,7 @@ LOOK_S = 0.5
 # stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
 # continue at the same moment.
 STOPPED_S = 3.0
-# How long workers may take to end by themselves [s]. A worker may have to end a read first.
+# How long [s] workers may take to end by themselves. A worker may have to end a read first.
 END_S = 1.0
 
 # The task that ends a worker.
@@ -188,7 +188,8 @@ def _end_workers(workers: Sequence[Worker]) -> None:
             worker.process.join(max(0.0, limit - time.monotonic()))
         if worker.process.exitcode is None:
             worker.process.kill()
-            worker.process.join(END_S)  # no longer: a worker whose read hangs survives even SIGKILL
+            # Do not wait longer than END_S: a worker whose read hangs survives even SIGKILL.
+            worker.process.join(END_S)
         if worker.process.exitcode is not None:
             worker.process.close()
 

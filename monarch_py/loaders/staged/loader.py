@@ -112,7 +112,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # number of the newest iteration; older iterators end
+        self._epoch = 0  # the number of the newest iteration; iterators of earlier ones end
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
@@ -272,7 +272,7 @@ class StagedLoader:
         return [as_tensor(part) for part in parts] if self._tensors else parts
 
     def bounds(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Yields where each sample begins and ends in the slot, for a batch read in place."""
+        """Yields where each sample begins and ends in the slot. The batch was read in place."""
         assert self._sizes is not None
         ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
         return zip([0, *ends], ends, strict=False)

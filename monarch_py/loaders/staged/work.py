@@ -78,7 +78,8 @@ class Clock:
 
     def __init__(self) -> None:
         try:
-            # The second number in this file is how long the thread has waited for a processor [ns].
+            # The second number in this file is the time [ns] that the thread has waited for a
+            # processor.
             self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._schedstat = -1
