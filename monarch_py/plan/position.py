@@ -80,8 +80,8 @@ class _Progress:
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
-        # Workers are at most a window ahead of the front. The limit grows from unit to unit,
-        # because the front advances with each unit.
+        # A unit fits if it is less than a window ahead of the front. The front advances with each
+        # unit, so this limit grows from unit to unit.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -158,8 +158,8 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # Whether each of the last accesses belonged to the next run. Only accesses that fitted near
-        # the end of the run are included.
+        # One element for each of the last accesses that fitted while the present run was ending:
+        # whether the access belonged to the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()

@@ -110,7 +110,7 @@ def _either(words: Sequence[str]) -> str:
 
 
 def integer(annotation: Any) -> Kind:
-    """Returns the kind of integers with the bounds of an annotation. An example of an annotation is
+    """Returns the Kind that reads integers within the bounds of an annotation, for example
     ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
     marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
@@ -225,7 +225,7 @@ Duration = Annotated[
 
 
 def directory(example: str) -> Kind:
-    """Returns the kind of absolute paths of directories.
+    """Returns the Kind that reads absolute paths of directories.
 
     example : a path that hints show
     """

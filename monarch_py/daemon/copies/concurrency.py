@@ -106,9 +106,8 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, which is complete after LEAST_S. If means were taken
-        over a shorter time, there would be many, and the least of them would be a matter of
-        chance."""
+        """Adds opens to the mean in progress, which is complete after LEAST_S. Means over a shorter
+        time would vary more by chance, and the least of them would be too small."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -146,8 +145,7 @@ class ReadsInFlight:
         # `_hold`. The initial value is large, so that the first trial is due at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
-        # The width, and the mean time of an open [s], before the first of the decreases that
-        # `_backs` counts.
+        # The width and the mean time of an open [s] before the decreases that `_backs` counts.
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
         self._was_full = True  # whether `is_full` was True all the time since `_since`

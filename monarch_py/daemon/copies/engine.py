@@ -94,8 +94,8 @@ class Engine:
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room
         self.width = min(self._reads.width, self._affordable_width())
-        # Measures how idle the processors are. None if the sources are not fast, or if there is no
-        # order for a source.
+        # Measures how idle the processors are. None while the sources are not fast, or while no
+        # order reads a source.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]

@@ -15,7 +15,8 @@ from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 
-# One request compares for at most this time [ns]. The command then sends its next request.
+# `Outdated.look` compares for at most this time [ns]. The command requests the remaining
+# comparisons in further calls.
 LIMIT_NS = 1_000_000_000
 
 

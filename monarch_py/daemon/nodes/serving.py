@@ -88,9 +88,11 @@ class ReplicaServer(PeerServer):
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """Sets which requests of peers wait until this node has computed which files it keeps.
-        MONARCH_NOBODY_WAITS is set when the computation is complete, or when peers have waited long
-        enough.
+        """Sets which requests of peers wait while this node computes which files it keeps.
+
+        patience : MONARCH_EVERYBODY_WAITS; MONARCH_WHO_HAS_TIME_WAITS: only requests for which no
+            reader waits; MONARCH_NOBODY_WAITS: the computation is complete, or peers have waited
+            long enough
         """
         lib.monarch_holdings_patience(self._c, patience)
 

@@ -241,7 +241,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job opened each entry already a short time ago. If so,
+        """Returns (n,) whether the plan's job has already opened each entry shortly before. If so,
         the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:

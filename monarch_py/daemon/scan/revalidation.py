@@ -83,7 +83,8 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # A listing may be as old as the start of the scan.
+        # The scan may have read a listing as early as at its start. So the ages of directories are
+        # counted from there.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

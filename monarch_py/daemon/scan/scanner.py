@@ -249,9 +249,10 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine, as `Scan.allow` does. One source is scanned at
-        a time. The limit does not apply if no program reads the source that is being scanned, but
-        programs read a source that still waits for its scan."""
+        """Sets how many names the scan may examine, as `Scan.allow` does. Sources are scanned one
+        after the other. Suppose that programs read a source that still waits for its scan, but do
+        not read the source that is being scanned. Then no limit applies, so that the present scan
+        ends soon."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -312,7 +313,8 @@ class Scanner:
         else:
             self.has_more = True
         meets_all = self._current is not None and self._current.becomes_whole
-        # With `on_demand`, the daemon fills a file only after a client has reported it.
+        # With `on_demand`, clients must report the files that they open, because the daemon fills
+        # no other files.
         needs_messages = self.config.prefetch == "on_demand"
         self.shared.control.scan_meets_all = meets_all and not needs_messages
 
