@@ -85,7 +85,7 @@ def words(
 
 
 def choice(*shown: str, **others: str) -> Kind:
-    """Returns the kind of values that are one of a few words.
+    """Returns the Kind that reads one of a few words.
 
     shown : the words
     others : other words that are accepted but not documented, each with the word that it means
@@ -194,7 +194,8 @@ def path(node: yaml.Node, spot: Spot) -> Path:
 
 
 def file(hint: str) -> Kind:
-    """Returns the kind of file paths. A relative path is relative to the document's directory."""
+    """Returns the Kind that reads file paths. A relative path is relative to the document's
+    directory."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
         text = scalar(node, spot, hint)

@@ -16,10 +16,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 GAIN, LOSS = 1.10, 0.95
 # The width is the number of concurrent fills. A trial is a window with a changed width. After a
 # success, the next trial follows at once, in the same direction. After a failure, the earlier width
-# is restored. The hold is the number of windows from this failure to the next trial:
+# is restored, and the next trial follows after a number of windows, the hold:
 #   - After a smaller width has failed, the hold is HOLD.
-#   - After a larger width has failed, the hold is twice the previous hold, but at most HOLD.
-#   - After a larger width has succeeded, the hold starts again from FIRST_HOLD.
+#   - Each time that a larger width fails, the hold is doubled, up to HOLD.
+#   - A larger width that succeeds resets the hold to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
 # If the width is decreased because programs wait, it is then kept for this many windows. After
 # these windows, the cause of the wait may be gone.

@@ -213,7 +213,8 @@ class Nodes:
 
     def _decide_late(self, count: int) -> None:
         """Assigns the files that were found after `_decide_all`, by their hashes alone. Nodes may
-        find these files in different orders, so the result must not depend on how much room is left."""
+        find these files in different orders, so the result must not depend on how much room is
+        left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)

@@ -179,7 +179,7 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # perhaps an error in the thread that computes the next uses
+        except Exception:  # also errors of the thread that computes the next uses
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 

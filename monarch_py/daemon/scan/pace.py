@@ -83,7 +83,7 @@ class ScanPace:
         opened_bytes: float,
     ) -> tuple[int, int]:
         """Returns how many names the scan may examine until the next call, as arguments of
-        `Scan.allow`.
+        `Walk.allow`.
 
         opens : opens of programs at the source so far
         filled, waiting : how many files were filled ahead so far, and how many are still to be

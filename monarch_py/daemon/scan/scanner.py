@@ -249,7 +249,7 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine, as `Scan.allow` does. Sources are scanned one
+        """Sets how many names the scan may examine, as `Walk.allow` does. Sources are scanned one
         after the other. Suppose that programs read a source that still waits for its scan, but do
         not read the source that is being scanned. Then no limit applies, so that the present scan
         ends soon."""
