@@ -102,8 +102,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. Of all parts of a fixed length, a
-    little more than the run's window, it is the part that has most of the evidence.
+    """Finds the part of the run in which a node probably is: the part that has most of the
+    evidence. All parts that are compared have the same length, a little more than the run's window.
 
     evidence : (n,) the units that the node opened last
 

@@ -141,7 +141,7 @@ class PositionEstimator:
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node
-    weighed : number of last accesses that are kept as evidence
+    weighed : how many of the last accesses are kept as evidence
     """
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
@@ -265,9 +265,9 @@ class PositionEstimator:
         neighbouring run.
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. In a short run most units are near the end, so
-            otherwise most units would be known from the previous run, and hardly any evidence would
-            be left
+            only at the beginning of the current run. (In a short run, most units are near its end.
+            If the previous run always counted, they would all be recognised, and hardly any
+            evidence would be left.)
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4

@@ -89,7 +89,7 @@ class Engine:
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
         config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # The limit on concurrent background fetches from peers is adapted apart from `width`.
+        # The limit on concurrent background fetches from peers is adapted separately from `width`.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room

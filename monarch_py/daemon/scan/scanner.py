@@ -113,7 +113,7 @@ class Scanner:
     def __init__(
         self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
-        # All listings were made after `began`, on time.monotonic() [s].
+        # `began` is a time of time.monotonic() [s]. All listings were made after it.
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared

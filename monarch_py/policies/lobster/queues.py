@@ -101,10 +101,10 @@ def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. A window is a range of times. In the best window, every queue has a time, and the
-    largest and the smallest of these times differ least. Returns (steps, queues) the threads;
-    (steps,) this difference; and (steps,) the largest time. If in no window every queue has a time,
-    the difference and the largest time are inf.
+    `starts`. A window is a range of times. The threads are divided so that the time of every queue
+    lies in the window. In the best window, the largest and the smallest of these times differ
+    least. Returns (steps, queues) the threads; (steps,) this difference; and (steps,) the largest
+    time. If no window is possible, the difference and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order

@@ -85,10 +85,10 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
     costs : (epochs, epochs), the result of `edge_costs`
 
-    Two paths are constructed, by nearest neighbours and by joining the cycles of the cheapest
-    assignment (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the
-    better one is returned. The paper uses a particle swarm instead. benchmarks/policies measures
-    how far the results are above `lower_bound`.
+    Two paths are constructed: one by nearest neighbours, and one by joining the cycles of the
+    cheapest assignment (Karp 1979). Both are improved by moving segments while that helps (Or
+    1976), and the better one is returned. The paper uses a particle swarm instead.
+    benchmarks/policies measures how far the results are above `lower_bound`.
     """
     epochs = len(costs)
     if epochs < 3:
