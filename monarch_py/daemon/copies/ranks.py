@@ -81,7 +81,7 @@ class Ranks:
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
         # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and the
-        # total size of those of them that should have had a copy but had none. Row 0 counts
+        # total size of the opened files that should have had a copy but had none. Row 0 counts
         # processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)

@@ -86,7 +86,7 @@ class Nodes:
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the files in the catalog have been assigned to owners
-        # Whether a plan's files are being placed. `follow` is then called later.
+        # Whether a plan's files are being placed. `follow` is called once they are placed.
         self.awaits_plan = False
 
     @property

@@ -59,7 +59,7 @@ class ReplicaServer(PeerServer):
         super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
-        """Switches the server to the catalog's newest generation."""
+        """Makes the server use the catalog's present segment, if the catalog has a new one."""
         if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
             new = self._shared.catalog.reader()
             lib.monarch_holdings_catalog(self._c, new.c)

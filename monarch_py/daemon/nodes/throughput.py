@@ -62,7 +62,7 @@ class Throughput:
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
         # A place may have taken time but sent no bytes: an open has ended, but no read yet, or a
-        # read has failed. This time counts when it exceeds SILENT_NS.
+        # read has failed. Such time is used only once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]

@@ -472,7 +472,7 @@ class Scanner:
 
     @staticmethod
     def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
-        """Adds to the count of a directory. Returns whether this makes the count reach NAMES."""
+        """Adds `more` to the count of a directory. Returns whether the count thereby reaches NAMES."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
         counted[place] += more

@@ -109,8 +109,8 @@ def _best_from(
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # In the arrays below, each row stands for one step and one level at which a
-    # window of times begins.
+    # In the arrays below, each row stands for one step and one level at which a window of
+    # times begins.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # For each row, bisection finds the lowest end of the window for which two conditions hold: the

@@ -136,7 +136,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
             break
         now = table[np.arange(n), successor]
         # For each pair of epochs, `change` has the additional cost if the two exchange their
-        # successors. The exchange joins their cycles if these differ.
+        # successors. If the two are in different cycles, the exchange joins these cycles.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf
