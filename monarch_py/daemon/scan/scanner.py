@@ -472,7 +472,7 @@ class Scanner:
 
     @staticmethod
     def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
-        """Adds `more` to the count of a directory. Returns whether the count thereby reaches NAMES."""
+        """Adds `more` to a directory's count. Returns whether the count thereby reaches NAMES."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
         counted[place] += more
