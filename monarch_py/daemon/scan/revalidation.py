@@ -34,8 +34,7 @@ SLICE = 256
 
 class Metadata:
     """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source, because the source may hang. Only a separate thread accesses it; each task has a thread
-    of its own."""
+    source, because the source may hang. Instead, it starts a thread for each task that does."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner

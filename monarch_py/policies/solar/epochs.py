@@ -126,8 +126,10 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns a path that is made from the cheapest assignment of successors. The successors form
-    cycles. The two cycles that are cheapest to join are joined, until one cycle is left."""
+    """Returns a path that is made from the cheapest assignment of successors. In this assignment,
+    the successors form cycles. As long as there are several cycles, the two that are cheapest to
+    join are joined. The path follows the last cycle, from its beginning at the additional epoch
+    (see `_successors`)."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
