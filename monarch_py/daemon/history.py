@@ -80,9 +80,9 @@ class History:
             len(self._points) > 1
             and self._points[-2][1:-1] == self._points[-1][1:-1] == point[1:-1]
         ):
-            # Nothing but time and memory differs between the last two points and the new one. So
-            # the new point replaces the last one: two points describe any length of time without a
-            # change.
+            # The last two points and the new one are equal, except for time and memory. So the new
+            # point replaces the last one: the first and the last point of a period without changes
+            # describe the whole period.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:

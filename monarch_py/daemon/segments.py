@@ -137,7 +137,7 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes a source, whose description `put_source` has written, to running clients. The
+        """Publishes to running clients the source whose description `put_source` has written. The
         count of sources is increased last, so that clients see no source without a description. The
         ring of the doorbell before the increase acts as a memory barrier.
 

@@ -87,9 +87,9 @@ REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# During an iteration, the engine may not order fills by itself. An iteration that takes longer than
-# this time [s] allows it for a moment between two parts of the iteration. A shorter time would cost
-# too much, because the free room of all tiers must be computed each time.
+# During an iteration, the engine may not order fills by itself. If an iteration takes longer
+# than this time [s], the engine may order fills for a moment between two parts of the iteration. A
+# shorter time would cost too much, because the free room of all tiers must be computed each time.
 LET_S = 0.001
 
 

@@ -169,9 +169,9 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. A signal to this process ends the daemon. Raises SessionError,
-    with the last line that the daemon has written, if the daemon has failed. If threads of the
-    daemon still hang in a source at its end, the daemon counts as ended properly, because its exit
-    status is not known until the source answers."""
+    with the last line that the daemon has written, if the daemon has failed. The daemon
+    may end while some of its threads hang in a source. It then counts as ended properly, because
+    its exit status is not known until the source answers."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

@@ -11,7 +11,8 @@ from monarch_py.plan.timeline import Run, Units
 # A plan is wrong under two conditions: `Evidence.explained` is at most WRONG, and the number of
 # accesses that fit is at most DEVIATIONS standard deviations above the number expected by chance.
 WRONG, DEVIATIONS = 0.4, 4
-# If more than this share of random accesses would fit by chance, the accesses prove nothing.
+# Random accesses may fit a plan too. If more than this share of them would fit, a good fit of the
+# observed accesses proves nothing.
 MOST_BY_CHANCE = 0.7
 # The daemon does not see every access. It assumes that up to UNSEEN accesses have happened for each
 # access that it has seen.
@@ -101,8 +102,8 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. Of all parts of a fixed length, a
-    little more than the run's window, it is the part that has most of the evidence.
+    """Finds the part of the run in which a node probably is: the part that has most of the
+    evidence. All parts that are compared have the same length, a little more than the run's window.
 
     evidence : (n,) the units that the node opened last
 

@@ -80,8 +80,8 @@ class _Progress:
         new = (places >= max(0, self.front - 2 * self.run.window)) & ~self._came(places)
         order = np.argsort(places[new], kind="stable")
         ordered = places[new][order]
-        # Workers are at most a window ahead of the front. The limit grows from unit to unit,
-        # because the front advances with each unit.
+        # A unit fits if it is less than a window ahead of the front. The front advances with each
+        # unit, so this limit grows from unit to unit.
         reach = max(self.front, self.count) + self.run.window
         limit = reach + UNSEEN * np.arange(len(ordered))
         fits = np.zeros(len(units), dtype=bool)
@@ -141,7 +141,7 @@ class PositionEstimator:
     run, place : the node's initial position
     following : the next run; None if it is not known yet, or if there is none
     ranks : number of ranks on the node
-    weighed : number of last accesses that are kept as evidence
+    weighed : how many of the last accesses are kept as evidence
     """
 
     def __init__(self, run: Run, place: int = 0, *, ranks: int = 1) -> None:
@@ -158,8 +158,8 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # Whether each of the last accesses belonged to the next run. Only accesses that fitted near
-        # the end of the run are included.
+        # One element for each of the last accesses that fitted while the present run was ending:
+        # whether the access belonged to the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()
@@ -265,9 +265,9 @@ class PositionEstimator:
         neighbouring run.
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. In a short run most units are near the end, so
-            otherwise most units would be known from the previous run, and hardly any evidence would
-            be left
+            only at the beginning of the current run. (In a short run, most units are near its end.
+            If the previous run always counted, they would all be recognised, and hardly any
+            evidence would be left.)
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4

@@ -26,8 +26,8 @@ MAX_EPOCHS = 1_000_000
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # A GroupLoader reads this many groups ahead, one into each of its buffers.
 AHEAD_GROUPS = 2
-# plan/position.py remembers the places of this many of the last accesses that fitted. From these
-# places it estimates a node's position, the front: a quarter of the places lies before the front.
+# plan/position.py estimates a node's position (the front) from the places of the last RECENT
+# accesses that fitted the plan. A quarter of these places lies before the front.
 RECENT = 32
 
 Units = Int32s

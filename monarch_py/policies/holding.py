@@ -40,9 +40,10 @@ def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -
 
 
 def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32s]:
-    """Returns columns of further holders. The search for a file's holders begins at a node that the
-    file's key selects. So the listed holders differ from file to file, even if each file has more
-    holders than can be listed."""
+    """Returns the holders of each file besides its owner, as columns (files,) that are padded with
+    NOBODY. The search for a file's holders begins at a node that the file's key selects. So the
+    listed holders differ from file to file, even if each file has more holders than can be listed.
+    """
     nodes = len(quotas)
     # `second_copies` sorts the files by their keys once for each node. Those sorts are fast if the
     # files are sorted here first.

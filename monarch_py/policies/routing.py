@@ -19,8 +19,8 @@ SOURCES = 0
 # become faster.
 TRY_AGAIN_S = 2.0
 # NOTICED_S : waits shorter than this do not matter [s].
-# PART : the source is read instead of a node's copy only if reading the source takes less than this
-# fraction of the time for the copy. This spares the source, which all nodes share.
+# PART : if a node has a copy, the source is read instead only if that takes less than PART times as
+# long as fetching the copy. This spares the source, which all nodes share.
 NOTICED_S, PART = 0.1, 0.5
 
 

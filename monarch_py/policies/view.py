@@ -136,7 +136,7 @@ def need_equal_ranks(job: Job, name: str) -> None:
 class When(Enum):
     """When a policy's copies are made."""
 
-    # Before the first step, in a phase in which no node trains.
+    # Before training: no node trains until all copies are made.
     BEFORE = "before"
     # During training. The threads of each class make its copies in the order of the rows of Copies.
     BESIDE = "beside"

@@ -121,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # If the intervals in `is_free` have only a small part of the bytes, their rate is not the
-    # training's rate. For example, only the first and the last interval may be in `is_free`.
+    # These intervals may be only the first and the last one, for example. If they have only a
+    # small part of the bytes, their rate is not the training's rate.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])

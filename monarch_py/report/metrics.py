@@ -42,7 +42,7 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ("monarch_waits", "Reads that waited for a part of a copy", "", {"": "waits"}),
     ("monarch_wait_seconds", "Time that reads have waited", "", {"": "wait_seconds"}),
     ("monarch_fallbacks", "Waits that ended with a read of the source", "", {"": "fallbacks"}),
-    ("monarch_promotions", "Open files that were moved to their copy", "", {"": "promotions"}),
+    ("monarch_promotions", "Open files that were switched to a new copy", "", {"": "promotions"}),
     (
         "monarch_metadata_hits",
         "Metadata calls that the catalog answered",

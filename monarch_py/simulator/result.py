@@ -39,7 +39,7 @@ from typing import Any
 
 SCHEMA = 1
 PLACES = ("staging", "local", "remote", "pfs")
-# A batch is imbalanced if its slowest rank takes more than this many times the time of its fastest
+# A batch is imbalanced if its slowest rank takes more than IMBALANCE times as long as its fastest
 # rank.
 IMBALANCE = 1.1
 

@@ -147,10 +147,10 @@ class SizeLaw(Keys):
         sizes = random.standard_normal(files) * self.std + self.mean
         outside = np.flatnonzero((sizes < self.min) | (sizes > self.max))
         while len(outside):
-            # Draw one new size for each size outside the bounds. The new sizes that lie within the
-            # bounds replace the first of the sizes outside, in order. The next round replaces the
-            # others. The resulting sizes and the number of draws are the same as if each size were
-            # redrawn by itself until it lies within the bounds.
+            # Each round draws as many new sizes as there are sizes outside the bounds. The new
+            # sizes within the bounds replace the first sizes outside; further rounds replace the
+            # rest. The resulting sizes and the number of draws are the same as if each size
+            # were redrawn by itself until it lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh

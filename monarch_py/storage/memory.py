@@ -73,8 +73,8 @@ def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
         if version not in mounts:
             continue
         root, here = mounts[version], Path(path.lstrip("/"))
-        # In a container, the mount may not contain this path. The root of the mount is then the
-        # cgroup of this process.
+        # In a container, this path may be missing below the mount. The root of the mount is then
+        # the cgroup of this process.
         chain = [here, *here.parents] if (root / here).is_dir() else [Path(".")]
         found += [(str(root / part), version == "v2") for part in chain]
     return found

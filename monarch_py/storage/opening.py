@@ -59,7 +59,7 @@ class OpenTiers:
                 tier.remove_all(tier.listing()["number"])
         except (OSError, TierError) as error:
             told = error if isinstance(error, TierError) else tier.broken(error)
-            tier.give_up(str(told))  # from now on, the tier's keeper writes nothing
+            tier.give_up(str(told))  # so that the tier's keeper writes nothing more
             if (keeper := self.keepers.pop(number, None)) is not None:
                 keeper.end()
             tier.close()

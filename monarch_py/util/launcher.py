@@ -8,8 +8,8 @@ from pathlib import Path
 from monarch_py.errors import ConfigError
 
 # The variables of each launcher: number of processes, and rank of this process. The variables of a
-# Slurm step come last, because mpiexec may itself run in a Slurm step, and the processes that
-# mpiexec starts then have the variables of that step too.
+# Slurm step come last: if mpiexec runs in a Slurm step, the processes that it starts have the
+# variables of that step too.
 VARIABLES = (
     ("PMI_SIZE", "PMI_RANK"),  # MPICH, Intel MPI, Slurm's PMI
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),

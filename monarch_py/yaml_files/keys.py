@@ -323,7 +323,7 @@ def schema(keys: type[Keys]) -> dict[str, Any]:
 
 
 def _list_of(annotation: Any, *, is_alone: bool) -> Kind:
-    """Returns the kind of a list whose items have this annotation.
+    """Returns the Kind that reads lists whose items have this annotation.
 
     is_alone : whether the user may write a single item in place of a list of one item
     """

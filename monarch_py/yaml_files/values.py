@@ -85,7 +85,7 @@ def words(
 
 
 def choice(*shown: str, **others: str) -> Kind:
-    """Returns the kind of values that are one of a few words.
+    """Returns the Kind that reads one of a few words.
 
     shown : the words
     others : other words that are accepted but not documented, each with the word that it means
@@ -110,7 +110,7 @@ def _either(words: Sequence[str]) -> str:
 
 
 def integer(annotation: Any) -> Kind:
-    """Returns the kind of integers with the bounds of an annotation. An example of an annotation is
+    """Returns the Kind that reads integers within the bounds of an annotation, for example
     ``Annotated[int, Meta(ge=1, le=256, title="threads")]``."""
     marks = getattr(annotation, "__metadata__", ())
     meta = next((mark for mark in marks if isinstance(mark, Meta)), Meta())
@@ -194,7 +194,8 @@ def path(node: yaml.Node, spot: Spot) -> Path:
 
 
 def file(hint: str) -> Kind:
-    """Returns the kind of file paths. A relative path is relative to the document's directory."""
+    """Returns the Kind that reads file paths. A relative path is relative to the document's
+    directory."""
 
     def read(node: yaml.Node, spot: Spot) -> Path:
         text = scalar(node, spot, hint)
@@ -225,7 +226,7 @@ Duration = Annotated[
 
 
 def directory(example: str) -> Kind:
-    """Returns the kind of absolute paths of directories.
+    """Returns the Kind that reads absolute paths of directories.
 
     example : a path that hints show
     """

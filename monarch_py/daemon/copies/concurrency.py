@@ -16,10 +16,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 GAIN, LOSS = 1.10, 0.95
 # The width is the number of concurrent fills. A trial is a window with a changed width. After a
 # success, the next trial follows at once, in the same direction. After a failure, the earlier width
-# is restored. The hold is the number of windows from this failure to the next trial:
+# is restored, and the next trial follows after a number of windows, the hold:
 #   - After a smaller width has failed, the hold is HOLD.
-#   - After a larger width has failed, the hold is twice the previous hold, but at most HOLD.
-#   - After a larger width has succeeded, the hold starts again from FIRST_HOLD.
+#   - Each time that a larger width fails, the hold is doubled, up to HOLD.
+#   - A larger width that succeeds resets the hold to FIRST_HOLD.
 HOLD, FIRST_HOLD = 40, 4
 # If the width is decreased because programs wait, it is then kept for this many windows. After
 # these windows, the cause of the wait may be gone.
@@ -106,9 +106,8 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, which is complete after LEAST_S. If means were taken
-        over a shorter time, there would be many, and the least of them would be a matter of
-        chance."""
+        """Adds opens to the mean in progress, which is complete after LEAST_S. Means over a shorter
+        time would vary more by chance, and the least of them would be too small."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -146,8 +145,7 @@ class ReadsInFlight:
         # `_hold`. The initial value is large, so that the first trial is due at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
-        # The width, and the mean time of an open [s], before the first of the decreases that
-        # `_backs` counts.
+        # The width and the mean time of an open [s] before the decreases that `_backs` counts.
         self._before_backs = self.width, 0.0
         self._since: tuple[float, Counted] | None = None
         self._was_full = True  # whether `is_full` was True all the time since `_since`

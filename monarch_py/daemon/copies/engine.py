@@ -89,13 +89,13 @@ class Engine:
     def __init__(self, scanner: Scanner, peer_threads: int) -> None:
         config, shared = scanner.config, scanner.shared
         self._reads = ReadsInFlight(config.min_reads, config.copy_threads)
-        # The limit on concurrent background fetches from peers is adapted apart from `width`.
+        # The limit on concurrent background fetches from peers is adapted separately from `width`.
         self._fetches = ReadsInFlight(min(LEAST_FETCHES, peer_threads), peer_threads)
         self._fetch_width = self._fetches.least
         self._memory_room = scanner.memory_room
         self.width = min(self._reads.width, self._affordable_width())
-        # Measures how idle the processors are. None if the sources are not fast, or if there is no
-        # order for a source.
+        # Measures how idle the processors are. None while the sources are not fast, or while no
+        # order reads a source.
         self._idle: IdleCores | None = None
         self._spare = 1
         self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]

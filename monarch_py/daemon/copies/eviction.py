@@ -45,7 +45,8 @@ Uses = Ints
 
 
 class Evictions:
-    """Evicts copies for files that a plan uses sooner. Runs in the daemon's loop and never blocks.
+    """Evicts copies to make room for files that a plan uses sooner. Runs in the daemon's loop and
+    never blocks.
 
     foresee : starts to compute, in a thread, two arrays (entries,): the distance to each entry's
         next use, and to the use after it; NOT_SOON where no use is known. Returns a Future of both
@@ -76,7 +77,7 @@ class Evictions:
         self._next_look_s = math.inf
 
     def step(self) -> None:
-        """Runs one iteration: evicts copies for files that are used sooner."""
+        """Runs one iteration: evicts copies to make room for files that are used sooner."""
         begun = time.monotonic()
         if not self.evicted or begun < self._next_look_s:
             return

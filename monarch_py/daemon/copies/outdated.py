@@ -15,7 +15,8 @@ from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 
-# One request compares for at most this time [ns]. The command then sends its next request.
+# `Outdated.look` compares for at most this time [ns]. The command requests the remaining
+# comparisons in further calls.
 LIMIT_NS = 1_000_000_000
 
 
@@ -39,8 +40,8 @@ class Outdated:
 
     def __init__(self, scanner: Scanner, copies: Copies) -> None:
         self.scanner, self.copies, self.shared = scanner, copies, scanner.shared
-        # Entries that wait for new attributes until their old copy is removed, as (number of the
-        # old copy, new attributes).
+        # Files that have changed and whose old copy is still being removed. By entry: the number of
+        # the old copy, and the new attributes, which the entry gets after the removal.
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:

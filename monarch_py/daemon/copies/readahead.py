@@ -55,9 +55,9 @@ class ReadAhead:
 
     def order(self, ids: Ids) -> None:
         """Orders that the copies of (n,) files be paged in. Skips files that `wants` does not
-        select. `ids` is sorted by the files' next use. So the first files come first, and the rest
-        are left out once MOST_FILES or MOST_BYTES is reached. In the engine, orders that programs
-        wait for come before these orders."""
+        select. `ids` is sorted by the files' next use. So the files that are used soonest are taken
+        first, and the rest are left out once MOST_FILES or MOST_BYTES is reached. In the engine,
+        orders that programs wait for come before these orders."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):

@@ -36,7 +36,7 @@ class Checks:
         return sum(map(len, self._waiting)) + len(self._failed)
 
     def adopt_found(self) -> None:
-        """Adopts the copies of earlier sessions that match files that the scan has found. If the
+        """Adopts copies of earlier sessions that the scan has matched with their files. If the
         copies of a tier must be checked, each of them is published only once its check has
         succeeded. The copies of other tiers are published at once."""
         catalog = self._shared.catalog

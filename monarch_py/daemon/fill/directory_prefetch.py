@@ -318,8 +318,9 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the found files whose fill is not ordered yet, because a directory that was just
-        added is filled first. `_find` will find these files again later."""
+        """Forgets the files that `_find` has found and whose fill is not ordered yet. A directory
+        was just added, and its files are filled first. `_find` will find the forgotten files again
+        later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:

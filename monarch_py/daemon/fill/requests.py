@@ -225,8 +225,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """Returns (n,) the entries' words. An entry that is not a file has the word NOTHING
-        instead, so that it is left unchanged."""
+        """Returns (n,) the entries' words. For an entry that is not a file, the result is the
+        word NOTHING, so that callers leave the entry unchanged."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

@@ -17,7 +17,7 @@ from monarch_py.native import State
 BYTES_FOR_EACH_READ = 4
 BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
-# file.  REFUSED : the file had no room in an earlier use.
+# file.  REFUSED : in an earlier use of the file, there was no room for a copy.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
 # All opens of a file within this time [s] after an open count as one use of the file.
 ONE_USE_S = 1.0
@@ -86,8 +86,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Takes (n,) files that programs open now. Returns the files that had no room in an earlier
-        use."""
+        """Takes (n,) files that programs open now. Returns the files for which there was no room
+        in an earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

@@ -86,7 +86,7 @@ class Nodes:
         self.passed_on = self.taken_over = 0
         self._tell(NO_IDS)
         self.is_decided = False  # whether the files in the catalog have been assigned to owners
-        # Whether `follow` is to be called, because a plan's files are being placed.
+        # Whether a plan's files are being placed. `follow` is called once they are placed.
         self.awaits_plan = False
 
     @property
@@ -141,10 +141,10 @@ class Nodes:
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Passes on those of (n,) files that this node owns, because it has no room for them. The
-        hash of each file puts the nodes into an order (`rendezvous.next_nodes`). The next node in
-        this order, if there is one, becomes the file's owner. Peers that ask this node for the file
-        are redirected to the new owner."""
+        """Makes other nodes the owners of (n,) files for which this node has no room. Files that
+        this node does not own are ignored. The hash of each file puts the nodes into an order
+        (`rendezvous.next_nodes`). The next node in this order, if there is one, becomes the file's
+        owner. Peers that ask this node for the file are redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -212,8 +212,9 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Assigns files that were found later, by their hashes alone. Nodes may find these files in
-        different orders, so the result must not depend on how much room is left."""
+        """Assigns the files that were found after `_decide_all`, by their hashes alone. Nodes may
+        find these files in different orders, so the result must not depend on how much room is
+        left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))
         self._share(owner, owner == self.cluster.rank)

@@ -59,7 +59,7 @@ class ReplicaServer(PeerServer):
         super().__init__(party, membership.listener, status=membership.status)
 
     def follow_catalog(self) -> None:
-        """Switches the server to the catalog's newest generation."""
+        """Makes the server use the catalog's present segment, if the catalog has a new one."""
         if self._catalog is None or self._catalog.segment is not self._shared.catalog.segment:
             new = self._shared.catalog.reader()
             lib.monarch_holdings_catalog(self._c, new.c)
@@ -88,9 +88,11 @@ class ReplicaServer(PeerServer):
         return ids[:count]
 
     def be_patient(self, patience: int) -> None:
-        """Sets which requests of peers wait until this node has computed which files it keeps.
-        MONARCH_NOBODY_WAITS is set when the computation is complete, or when peers have waited long
-        enough.
+        """Sets which requests of peers wait while this node computes which files it keeps.
+
+        patience : MONARCH_EVERYBODY_WAITS for all requests, MONARCH_WHO_HAS_TIME_WAITS for those
+            for which no reader waits, or MONARCH_NOBODY_WAITS. The last value is set once the
+            computation is complete, or once peers have waited long enough
         """
         lib.monarch_holdings_patience(self._c, patience)
 

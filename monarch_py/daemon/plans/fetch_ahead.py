@@ -28,7 +28,7 @@ LOOK = 65536
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
 # time; LEAST_FILES files are allowed whatever their size. The limits are low, because a file that
-# is used sooner may become known later. It must not wait for many fetches.
+# becomes known later may be used sooner, and must not wait for many fetches.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02

@@ -179,7 +179,7 @@ class PlanManager:
     def _evict(self) -> None:
         try:
             self.evictions.step()
-        except Exception:  # perhaps an error in the thread that computes the next uses
+        except Exception:  # also errors of the thread that computes the next uses
             log.exception("eviction from the tiers has ended")
             self.evictions.end()
 
@@ -240,7 +240,7 @@ class PlanManager:
             if is_other or (
                 tracker.state == "dropped" and (is_new_job or self._has_other(tracker))
             ):
-                tracker.version = version  # If the load fails, it is not repeated.
+                tracker.version = version  # so that a load that fails is not repeated
                 try:
                     found[tracker] = self._tracker(tracker.file, *self._load(tracker.file))
                 except MonarchError as error:

@@ -237,5 +237,5 @@ def _first_by_anybody(timeline: Timeline) -> Ints:
             used = units != NONE
             np.minimum.at(first, units[used], steps[used] + rank % turns)
         if (first != NEVER).all():
-            break  # all first uses are found, because later sections only contain later uses
+            break  # later sections contain only later uses
     return first

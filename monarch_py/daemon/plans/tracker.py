@@ -140,9 +140,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. When all nodes have ended a run, each file that was used in the
-        run has copies on the nodes that keep the file. So the thread lists the files of the run
-        that this node has just ended, for `take_used`."""
+        """Goes on to the next run. The thread lists the files that the nodes have used in the
+        present run, for `take_used`. Once all nodes have ended this run, each of these files has
+        copies on the nodes that keep the file."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -241,7 +241,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job opened each entry already a short time ago. If so,
+        """Returns (n,) whether the plan's job has already opened each entry shortly before. If so,
         the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:

@@ -18,8 +18,8 @@ AHEAD_S, LEAST = 0.4, 8
 # number of files that were filled in the last AHEAD_S, and the number of files of mean size that
 # have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
-# The scan may examine only a limited number of names. It gets more names once it has found a file
-# or directory among the last ones, or after this time [s].
+# The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
+# the scan has found a file or directory among the names granted before, or after this time [s].
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
 # loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of
@@ -83,7 +83,7 @@ class ScanPace:
         opened_bytes: float,
     ) -> tuple[int, int]:
         """Returns how many names the scan may examine until the next call, as arguments of
-        `Scan.allow`.
+        `Walk.allow`.
 
         opens : opens of programs at the source so far
         filled, waiting : how many files were filled ahead so far, and how many are still to be

@@ -34,8 +34,7 @@ SLICE = 256
 
 class Metadata:
     """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source, because the source may hang. Only a separate thread accesses it; each task has a thread
-    of its own."""
+    source, because the source may hang. Instead, it starts a thread for each task that does."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner
@@ -83,7 +82,8 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # A listing may be as old as the start of the scan.
+        # The scan may have read a listing as early as at its start. So the ages of directories are
+        # counted from there.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

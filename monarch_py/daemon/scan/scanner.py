@@ -113,7 +113,7 @@ class Scanner:
     def __init__(
         self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
-        # All listings were made after `began`, on time.monotonic() [s].
+        # `began` is a time of time.monotonic() [s]. All listings were made after it.
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared
@@ -249,9 +249,10 @@ class Scanner:
         return sum(source.found for source in self.sources)
 
     def allow(self, wanted: int, more_others: int) -> None:
-        """Sets how many names the scan may examine, as `Scan.allow` does. One source is scanned at
-        a time. The limit does not apply if no program reads the source that is being scanned, but
-        programs read a source that still waits for its scan."""
+        """Sets how many names the scan may examine, as `Walk.allow` does. Sources are scanned one
+        after the other. Suppose that programs read a source that still waits for its scan, but do
+        not read the source that is being scanned. Then no limit applies, so that the present scan
+        ends soon."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -312,7 +313,8 @@ class Scanner:
         else:
             self.has_more = True
         meets_all = self._current is not None and self._current.becomes_whole
-        # With `on_demand`, the daemon fills a file only after a client has reported it.
+        # With `on_demand`, clients must report the files that they open, because the daemon fills
+        # no other files.
         needs_messages = self.config.prefetch == "on_demand"
         self.shared.control.scan_meets_all = meets_all and not needs_messages
 
@@ -470,7 +472,7 @@ class Scanner:
 
     @staticmethod
     def _reaches_names(counted: Counter[Path], place: Path, more: int = 1) -> bool:
-        """Adds to the count of a directory. Returns whether this makes the count reach NAMES."""
+        """Adds `more` to a directory's count. Returns whether the count thereby reaches NAMES."""
         if len(counted) == MOST_COUNTED:
             counted.clear()
         counted[place] += more

@@ -48,8 +48,9 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Removes the directories that one walk can list together. Returns these directories, in
-        the order in which they were added, and whether the walk includes their subdirectories."""
+        """Returns the directories that one walk can list next, in the order in which they were
+        added, and whether the walk includes their subdirectories. Removes these directories from
+        those that are to be listed."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:

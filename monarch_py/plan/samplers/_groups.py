@@ -62,9 +62,9 @@ class GroupShuffle(Sampler):
 
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
-    """Returns (length,) the groups in random order, each shuffled inside. If a group contains the
-    end of a rank's run of `run` samples, the parts before and after that end are shuffled
-    separately."""
+    """Returns (length,) the groups in random order, with the samples of each group shuffled. Each
+    rank takes `run` consecutive samples of this order. A group that is divided between ranks is
+    divided first, and each part is then shuffled separately."""
     count = -(-length // group)
     place = rng.permutation(count)
     rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)

@@ -101,14 +101,16 @@ def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. The best window has the least difference between the largest and the smallest time of
-    the queues. Returns (steps, queues) the threads; (steps,) this difference; and (steps,) the
-    largest time. If no window is wide enough, the difference and the largest time are inf.
+    `starts`. A window is a range of times. The threads are divided so that the time of every queue
+    lies in the window. In the best window, the largest and the smallest of these times differ
+    least. Returns (steps, queues) the threads; (steps,) this difference; and (steps,) the largest
+    time. If no window is possible, the difference and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # In the arrays below, each row stands for one step and one beginning of a window.
+    # In the arrays below, each row stands for one step and one level at which a window of
+    # times begins.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # For each row, bisection finds the lowest end of the window for which two conditions hold: the

@@ -143,9 +143,9 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # If its best node does not take a file, the file goes to the second-best node. If the
-        # quotas do not hold all files, the file may also go to no node, which is worth 0. The
-        # difference is the file's loss.
+        # The loss of a file is what it loses if its best node does not take it. It then goes to its
+        # second-best node. If the quotas do not hold all files, it may instead go to no node, which
+        # is worth 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)

@@ -137,8 +137,8 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # If a node would save nothing, because its link is at least as fast as its class, the nodes'
-    # savings are not compared.
+    # If remote reads of some node are at least as fast as its local reads, this node saves nothing.
+    # The nodes' savings are then not compared.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)

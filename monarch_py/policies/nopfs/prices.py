@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from monarch_py.policies.view import Array, Floats, Ints
 
-# Has an array (files,) for each node: either a table, or a sequence that computes the array of a
-# node when it is accessed.
+# One array (files,) for each node: either the rows of a table, or a sequence that computes a node's
+# array when this array is accessed.
 Rows = Sequence[Array]
 
 # Prices are optimised on samples of the files, in two stages. The first stage finds rough prices.
@@ -121,8 +121,8 @@ class _Sample:
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
         """Returns the upper bound that these prices give for the value of a placement. Also returns
-        (nodes,) the room that each node demands at these prices, relative to the size of the
-        sample."""
+        (nodes,) the room that each node demands at these prices, as a share of the total size
+        of the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
         # Each file is demanded by some nodes. If every file must be held, these are the file's best

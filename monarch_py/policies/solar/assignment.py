@@ -56,6 +56,6 @@ def _take(
         row_of[column] = before
         if before == row:
             return
-        # The row `before` has got this column, and gives up the column that it had. Continue with
-        # the column that it had, which lies before this column on the path.
+        # The row `before` gives up the column that it had. This is the previous column on the path,
+        # and gets its new row next.
         column = int(had[had != column][0])

@@ -85,10 +85,10 @@ def order_epochs(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
     costs : (epochs, epochs), the result of `edge_costs`
 
-    Two paths are constructed, by nearest neighbours and by joining the cycles of the cheapest
-    assignment (Karp 1979). Both are improved by moving segments while that helps (Or 1976), and the
-    better one is returned. The paper uses a particle swarm instead. benchmarks/policies measures
-    how far the results are above `lower_bound`.
+    Two paths are constructed: one by nearest neighbours, and one by joining the cycles of the
+    cheapest assignment (Karp 1979). Both are improved by moving segments while that helps (Or
+    1976), and the better one is returned. The paper uses a particle swarm instead.
+    benchmarks/policies measures how far the results are above `lower_bound`.
     """
     epochs = len(costs)
     if epochs < 3:
@@ -126,8 +126,10 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 
 
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns a path that is made from the cheapest assignment of successors. The successors form
-    cycles. The two cycles that are cheapest to join are joined, until one cycle is left."""
+    """Returns a path that is made from the cheapest assignment of successors. In this assignment,
+    the successors form cycles. As long as there are several cycles, the two that are cheapest to
+    join are joined. The path follows the last cycle, from its beginning at the additional epoch
+    (see `_successors`)."""
     successor, table = _successors(costs)
     n = len(table)
     while True:
@@ -136,7 +138,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
             break
         now = table[np.arange(n), successor]
         # For each pair of epochs, `change` has the additional cost if the two exchange their
-        # successors. The exchange joins their cycles if these differ.
+        # successors. If the two are in different cycles, the exchange joins these cycles.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]
         change[cycle[:, None] == cycle[None, :]] = np.inf

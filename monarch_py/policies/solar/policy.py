@@ -183,8 +183,9 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # A load earlier in this step may have evicted the sample from the cache. If the sample
-            # is not loaded again, it was used before the eviction. So it counts as held.
+            # The cache may have evicted this sample to admit another one, which was loaded earlier
+            # in this step. If the sample is not loaded again, it was used before it was evicted, so
+            # it counts as held.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
