@@ -283,8 +283,8 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # The daemon may open the first file itself, because it grants the engine no room for fills
-        # before a program uses files.
+        # The daemon grants the engine room only when a program uses files. So the engine may be
+        # unable to take the first file's descriptor, and the daemon may open that file itself.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 

@@ -51,9 +51,9 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
     """Each directory that is asked for is listed by a later walk.
 
-    `asked` is a sequence of events. A path asks for that directory. If the flag is True, it also
-    asks for all directories below. None stands for a walk, which lists the directories asked for so
-    far."""
+    `asked` is a sequence of pairs (directory, is_deep). A pair asks for the directory and, if
+    `is_deep`, for all directories below it. If the directory is None, the pair stands for a walk,
+    which lists the directories that were asked for so far."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:

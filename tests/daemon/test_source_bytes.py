@@ -93,8 +93,8 @@ def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Each reader has a descriptor of its own. All descriptors are open before the first read
-    begins the fill. At each later open, FUSE would throw away the pages that were just read for
-    another descriptor, and read them again."""
+    begins the fill. At each later open, FUSE would drop the file's pages from the page cache, and
+    the bytes would be read from the source again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:

@@ -192,8 +192,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Programs that map a file wait for its copy. The total time of such waits that end without the
-    data is limited. In this test, the limit allows two waits of 0.2 s each."""
+    """Programs that map a file wait for its copy. If waits end without a copy, their total time is
+    limited. In this test, the limit allows two waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}

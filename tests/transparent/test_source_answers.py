@@ -125,9 +125,9 @@ print([os.access(sys.argv[1], mode) for mode in modes])
 def test_only_the_source_knows_whether_a_directory_may_be_written(
     session_factory: Callable[..., Session], mounts: Mounts
 ) -> None:
-    """When a source becomes read-only, access(2) reports that a directory may not be written to.
-    The catalog still answers whether the directory may be read. The test tries until the catalog
-    answers."""
+    """Once a source is read-only, access(2) reports that its directories may not be written to.
+    Whether a directory may be read is still answered from the catalog. The test repeats the calls
+    until the catalog answers."""
     source = mounts.tmpfs("source", MIB)
     (source / "d").mkdir()
     session = session_factory(source).start()
