@@ -174,8 +174,8 @@ def test_descriptors_are_closed_without_close_range(
     assert set(faults.made()) == {0, 1}
 
 
-# Errors in each system call that a start needs. "beside" means two processes: the program makes the
-# first of them, and this one makes the second, which becomes the starter by its exec.
+# Errors in each system call that a start needs. "beside" stands for two processes: a child of the
+# program, and a child of this child. The second one becomes the starter when it calls exec.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),

@@ -52,7 +52,7 @@ class Terminal:
         raise AssertionError(f"{texts} are not all among:\n{shown}")
 
     def read(self) -> None:
-        """Updates the screen with what the command writes within 0.1 s."""
+        """Waits up to 0.1 s for output of the command, and updates the screen with it."""
         if select.select([self.ours], [], [], 0.1)[0]:
             self._stream.feed(os.read(self.ours, 65536))
 

@@ -126,8 +126,8 @@ def test_another_tree_under_the_same_name_is_refused(
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # The nodes compare one file of the source. All files outside the directory `name` are removed,
-    # so that this file is different on the two nodes.
+    # The nodes compare a single file of the source. The test removes all files outside the
+    # directory `name`, so the compared file lies in `name`, and differs between the two nodes.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()

@@ -474,7 +474,7 @@ def test_a_plan_has_an_order_of_its_own(
         wait_until(lambda: present(session) == MANY, what="all copies")
 
 
-# Alone, because fills from a fast source wait for an idle core.
+# Runs while no other test runs, because fills from a fast source wait for an idle core.
 @pytest.mark.usefixtures("alone")
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
     """From the source, each node fills only the files that it keeps. From the other node, it

@@ -426,7 +426,8 @@ def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
     names = [str(seed) for seed in range(101, sized(103, 109))]
     for name in names:
         add_large(own_source, name)
-    # The scan takes half a second per file, and the test waits for the scan, so leave few files.
+    # The scan takes half a second per file, and the test waits for the scan. So the test removes
+    # all but a few files.
     for seed in range(2, MANY + 1):
         (own_source.backing / str(seed)).unlink()
     script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"

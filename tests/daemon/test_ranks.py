@@ -61,7 +61,7 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
     # The shares are coarse, because a rank has only eight slices on average. So the slowest rank
-    # may take up to 1.4 times the mean.
+    # may take up to 1.4 times the mean time.
     assert seconds.max() / seconds.mean() <= 1.4
 
 

@@ -1,5 +1,5 @@
-"""The ranks of a node share what the source gives. Each rank's share is proportional to the bytes
-that it has found no copies of."""
+"""The ranks of a node share what the source gives. Each rank's share is proportional to the number
+of bytes for which the rank has found no copies."""
 
 from __future__ import annotations
 

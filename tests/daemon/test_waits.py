@@ -100,8 +100,9 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# At each step, reads from the next file, or from the next unit after the last file. At a step whose
-# word is "fork", the program forks, and only the child goes on.
+# Reads from the files in turn, at each step 10 bytes from the next file. First reads from unit 0 of
+# all files, then from unit 1, and so on. At a step whose word is "fork", the program forks, and
+# only the child goes on.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
