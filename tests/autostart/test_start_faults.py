@@ -26,8 +26,8 @@ UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]),
 # The system calls at which a process is killed after the start is recorded. The starter is killed
 # before or after its exec. The daemon is killed when it has its lock, or when it is nearly ready.
 COUNTED = ["beside:execve", "starter:openat", *sized([], ["daemon:fallocate"]), "daemon:listen"]
-# At most AT_ONCE starts are allowed within ten minutes. A start no longer counts when its age is
-# WITHIN_S [s].
+# At most AT_ONCE starts are allowed within ten minutes. A start that is WITHIN_S seconds old, just
+# over ten minutes, no longer counts.
 AT_ONCE = 3
 WITHIN_S = 601
 

@@ -203,8 +203,8 @@ open_place = pytest.fixture(users.open_place)
 def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     session_factory: Factory, open_place: Path
 ) -> None:
-    """A file that the daemon's user may not read is not copied from the pack either, although the
-    pack, made by a user with more rights, contains it."""
+    """A user with more rights than the daemon's user has made the pack, so the pack contains files
+    that the daemon's user may not read. The daemon does not copy such a file from the pack."""
     site, group, place = Site(open_place), 65532, open_place / "session"
     rights = {
         "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),

@@ -281,7 +281,7 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.ask(0)
     await_copy(engine, 0)
     # The engine leaves these files to the daemon's loop. File 2 is to be staged, but the grant has
-    # no room in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
+    # no room in a staging area. The engine does not know which nodes keep files 1 and 3.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)

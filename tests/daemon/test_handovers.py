@@ -535,9 +535,9 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A mount keeps no pages of files in memory, so the daemon would read from the source again
-    what a program has read. The daemon notices this, and then reads the files before the programs
-    do."""
+    """A mount keeps no pages of files in memory. After a program has read a file, the daemon would
+    have to read the file from the source again. The daemon notices this, and then reads the files
+    before the programs do."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

@@ -150,7 +150,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # too few in each directory for the scan to list it
+    read(session, *first)  # one file of each directory, so the scan lists none of them
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}

@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets. This depends on the bytes that the rank has missed, or
-on what the plan predicts."""
+"""How many turns each rank of a node gets. This depends on the number of bytes for which the rank
+has found no copies, or on what the plan predicts."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# If `strays` is set, each step whose number is a multiple of this one also reads a random file.
+# If `strays` is set, every STRAYS_EVERY-th step also reads a random file.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
