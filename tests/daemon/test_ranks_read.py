@@ -112,8 +112,8 @@ def test_who_misses_more_is_served_more_often(
         lambda: demands.shares() and session.status()["sources"][0]["present"] == 2 * DEMANDED,
         what="all copies",
     )
-    # Leave out the first copy, whose fill was held back. Of the next copies, count as many as each
-    # rank has demanded.
+    # The fill of the first copy was held back, so the first copy does not count. The next DEMANDED
+    # copies show which rank's files were filled first.
     first = copied(session.tiers[0])[1 : DEMANDED + 1]
     of_many = sum(number in ranks[1] for number in first)
     if is_on:  # the second rank gets eight of nine turns
@@ -330,7 +330,8 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# The worker processes of a rank count as the rank, whether forked or running another program.
+# Reads by a rank's worker processes count as reads by the rank. One worker is forked, and another
+# one runs a different program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]
