@@ -119,7 +119,7 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
 def test_another_tree_under_the_same_name_is_refused(
     tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
 ) -> None:
-    """A start is refused if the source, or a part of it, is another directory on one node."""
+    """A start is refused if the source, or a part of it, is a different directory on one node."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount")
     other = tmp_path / "other"

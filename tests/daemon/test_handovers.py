@@ -30,7 +30,7 @@ Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
 # Latencies so long that no copy exists before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
-# The rate of a scan that finds only few files before a test ends [files/s].
+# A scan rate so low that the scan finds only a few files before a test ends [files/s].
 UNMET = 4
 # Each way reads the whole file into `data`.
 WAYS = {
@@ -126,7 +126,7 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share. Of the test's directory, only file 1 has a copy."""
+    """The session that all tests share. In the test's directory, only file 1 has a copy."""
     # The engine takes no descriptor before it is granted room, and the daemon grants room only
     # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)

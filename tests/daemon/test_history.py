@@ -101,8 +101,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """If points are merged, or are left out because nothing happens, the least amount of available
-    memory is kept."""
+    """The least amount of available memory is kept. This holds if points are merged, and also if
+    points are left out because nothing happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

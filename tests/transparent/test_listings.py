@@ -24,8 +24,8 @@ from monarch_py.demo.slowsource import SlowSource
 WAYS = ["plain", "rewound", "positions", "reentrant", "descriptor", "scanned"]
 WAYS += ["many", "forked", "threads", "walked", "globbed"]
 PLACES = ["root", "kinds", "hollow", "odd", "deep"]
-# Of WAYS, those that list a directory only a few times. They are used for the directory of 10,000
-# names.
+# The members of WAYS that list a directory only a few times. They are used for the directory of
+# 10,000 names.
 CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
 
 
