@@ -228,8 +228,8 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """There are two sources, and a file of the first source changes. Either the daemon has listed
-    the whole first source before, or it has listed only the directories that programs read."""
+    """There are two sources, and a file of the first source changes. Before the change, the daemon
+    has listed either the whole first source or only the directories that programs read."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":

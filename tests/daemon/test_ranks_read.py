@@ -106,7 +106,8 @@ def test_who_misses_more_is_served_more_often(
             what="the shares",
         )
     finally:
-        # Each read takes longer than the resolution of timestamps in the copies' file system.
+        # Each read takes longer than the resolution of timestamps in the copies' file system. So
+        # the timestamps of the copies show their order.
         source.latency(read=0.01)
     wait_until(
         lambda: demands.shares() and session.status()["sources"][0]["present"] == 2 * DEMANDED,
