@@ -300,7 +300,7 @@ def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
         engine.grant(PLENTY, area, staged_bytes=SIZE)
         engine.ask(0)
         await_copy(engine, 0)
-        engine.ask(2)  # larger than the files that the engine may stage by itself
+        engine.ask(2)  # this file is larger than `staged_bytes`
         await_left(engine)
         assert state(engine, 2) == State.ABSENT
         engine.ask(3)

@@ -219,7 +219,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     assert len(ids) == tracker.estimator.run.window
     assert [own[entry] for entry in ids.tolist()] == rank.tolist()
     assert set(rank.tolist()) == {0, 1, 2}
-    # Files that were used are no longer due.
+    # Once files are used, `due` no longer returns them.
     tracker.observe(ids[:5])
     later, _ = tracker.due()
     assert not np.isin(ids[:5], later).any()

@@ -79,7 +79,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
             files = make_files(source)
         tier = mounts.tmpfs("tier", 64 * MIB)
         tiers = [{"mount_point": tier, "max_storage_quota": 60 * MIB}]
-        os.sync()  # the file system may allocate the blocks of files only at this call
+        os.sync()  # from now on, the files have all their blocks
         session = stack.enter_context(Session(top, source, tiers=tiers))
         session.start()
         wait_told(session, [os.fsencode(source)])
