@@ -4,8 +4,7 @@
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made in the given order, each fault once. Only a fault whose NUMBER is 0 is made
- * at every call that it names. WHO is
+ * The faults are made in the given order, each fault once. WHO is
  *
  *   program  COMMAND; only the calls that the library makes for a start
  *   beside   a process that shares the program's memory because it has not called exec yet
@@ -14,8 +13,9 @@
  *   any      any process
  *
  * CALL is a name from the table below. The fault is made at the NUMBERth such call of one process,
- * counted from 1. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For each fault that is
- * made, LOG gets a line with the index of the fault, counted from 0, and the process. */
+ * counted from 1. A fault whose NUMBER is 0 is not part of the order: it is made at every such
+ * call. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For each fault that is made, LOG
+ * gets a line with the index of the fault, counted from 0, and the process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>

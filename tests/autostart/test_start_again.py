@@ -117,8 +117,8 @@ def test_a_daemon_of_monarch_start_is_started_again(site: Started, files: Files)
 
 def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files: Files) -> None:
     """With `autostart: false`, no program starts a killed daemon again. A program that began before
-    the configuration was recorded starts one starter. This starter records that the configuration
-    does not allow autostart, so no second starter runs."""
+    this setting was recorded still starts one starter. The starter records the setting, so no
+    second starter runs."""
     record = unwished.session.paths.autostart
     with Steps(unwished.session, IDLE_READER, files.path("f00001")) as reader:
         reader.wait()

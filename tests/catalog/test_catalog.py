@@ -254,7 +254,7 @@ def test_files_replaced_again_and_again_outgrow_no_index(catalog: Catalog) -> No
     generation = catalog.c.generation
     for round_number in range(1, 6):
         replace_all(catalog, rows, 10**6 * round_number)
-        # New files are found too, whether they are added to this catalog or to a larger one.
+        # New files are found too, even if the catalog had to grow for them.
         new = many(50, 10**5 + 50 * round_number)
         ids, _ = catalog.add(*batch(new))
         assert [catalog.find_inode(0, ino) for _, _, ino in new] == ids.tolist()

@@ -369,7 +369,7 @@ def test_a_daemon_starts_in_the_least_shared_memory(session: Session, tmp_path: 
     _, findings = examined(session, MONARCH_SHM="/proc")
     (least,) = re.findall(r"at least (\d+) MiB", findings["shared memory"]["hint"])
     with Mounts(tmp_path) as mounts:
-        # The root directory of the file system needs one more page.
+        # The root directory of a tmpfs takes one page, so the file system gets one page more.
         session.shm = mounts.tmpfs("small", int(least) * MIB + mmap.PAGESIZE)
         _, findings = examined(session)
         assert findings["shared memory"]["level"] == "ok"

@@ -151,8 +151,8 @@ def command_of(line: str) -> str:
 
 
 def needs_daemon(line: str) -> int:
-    """The sort key of a line. Lines in this order rarely require that the daemon is started or
-    ended between them."""
+    """The sort key of a line. Lines that need no daemon come first, and lines of ENDS_DAEMON come
+    last. So the daemon rarely has to be started or ended between two lines."""
     command = command_of(line)
     return (command not in WITHOUT_DAEMON) + command.startswith(ENDS_DAEMON)
 

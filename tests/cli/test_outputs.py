@@ -25,8 +25,8 @@ GONE = "monarch: the current directory no longer exists; change to another one\n
 PACKAGE = Path(monarch_py.__file__).parent
 SCENARIO = PACKAGE / "simulator/scenarios/four_nodes.yaml"
 # Commands whose output file is one of their input files. `@` stands for the directory that the
-# fixture `inputs` makes. `=` precedes the output file. It stands for this directory or for a link
-# to it.
+# fixture `inputs` makes. `=`, which is used only for the output file, stands for the same directory
+# or for a link to it.
 OVERWRITING = [
     "plan index files @/data -o =/data/00",
     "plan make -c @/recipe -o =/recipe",

@@ -371,8 +371,8 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
-    """The advised quota fits into the tier's file system. The advised RAM tier fits into half of
-    the memory that was free when the training needed most memory."""
+    """The advised quota fits into the tier's file system. The advised RAM tier takes at most half
+    of the memory that was free at the time when memory was scarcest."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB

@@ -58,8 +58,7 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    # If the note of a job is old, and the job has no process left, the job does not keep the
-    # daemon.
+    # A job does not keep the daemon if the job's note is old and the job has no process left.
     os.utime(note, (0, 0))
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")

@@ -52,7 +52,7 @@ class Terminal:
         raise AssertionError(f"{texts} are not all among:\n{shown}")
 
     def read(self) -> None:
-        """Updates the screen with what the command writes within 0.1 s."""
+        """Waits up to 0.1 s for output of the command, and updates the screen with it."""
         if select.select([self.ours], [], [], 0.1)[0]:
             self._stream.feed(os.read(self.ours, 65536))
 
@@ -93,8 +93,8 @@ def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> Non
 
 
 def test_rates_are_right_within_a_look(session: Session) -> None:
-    """The highest rate of opens that is shown differs from the rate that the program itself has
-    counted by less than a factor of two."""
+    """The program counts its own rate of opens. The highest rate on the screen differs from it by
+    less than a factor of two."""
     code = (
         "import sys, time\n"
         "end, n = time.monotonic() + float(sys.argv[2]), 0\n"

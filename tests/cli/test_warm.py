@@ -267,7 +267,8 @@ def test_what_was_removed_after_the_scan_is_gone(
 # --- files that are newer than the scan ---------------------------------------------------------
 
 
-# Alone, because a new file may get the inode number of a file that another test has removed.
+# Runs while no other test runs, because a new file may get the inode number of a file that another
+# test has removed.
 @pytest.mark.usefixtures("alone")
 def test_files_and_directories_that_come_later(session: Session, source: Path) -> None:
     session.wait_scanned()
@@ -294,7 +295,8 @@ def test_files_that_the_scan_has_not_met_yet(
     assert session.status()["scanned"]
 
 
-# Alone, because a new file may get the inode number of a file that another test has removed.
+# Runs while no other test runs, because a new file may get the inode number of a file that another
+# test has removed.
 @pytest.mark.usefixtures("alone")
 def test_a_directory_that_came_later_is_seen_at_once(session: Session, source: Path) -> None:
     """A directory is made after the scan, and `monarch warm` is called for the directories above

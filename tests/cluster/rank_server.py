@@ -112,8 +112,9 @@ def _become(request: Mapping[str, Any], *fds: int) -> NoReturn:
     os.environ.update(environment)
     os.chdir(request["directory"])
     _renumber(own, request["numbers"])
-    # The server made its stream objects for its own descriptors, which may have been files. The
-    # descriptors of the rank are pipes, and each line is to be written at once.
+    # The inherited stream objects were made for the server's descriptors. If those were files, the
+    # objects buffer whole blocks. The rank's descriptors are pipes, and each line must be written
+    # at once, so the rank gets new stream objects.
     sys.stdout, sys.stderr = (
         open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115
         for fd in (1, 2)

@@ -19,8 +19,8 @@ from support.draws import sized
 from support.session import wait_until
 
 VICTIM = 1
-# The number of daemons in tests that need only one daemon that still serves. It is small, because
-# each rank of a start takes a second of CPU time.
+# The number of daemons in tests that kill one daemon and need only one other daemon. It is small,
+# because each rank of a start takes a second of CPU time.
 FEW = sized(2, 3)
 
 

@@ -119,15 +119,15 @@ def test_a_job_on_a_further_node_sees_the_tree_as_it_is(
 def test_another_tree_under_the_same_name_is_refused(
     tree: Path, tmp_path: Path, local_factory: Callable[..., Local], name: str
 ) -> None:
-    """A start is refused if the source, or a part of it, is another directory on one node."""
+    """A start is refused if the source, or a part of it, is a different directory on one node."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount")
     other = tmp_path / "other"
     shutil.copytree(tree / name, other, symlinks=True)
     for directory in ("a", "c") if not name else ():
         assert (other / directory).is_dir()
-    # The nodes compare one file of the source. All files outside the directory `name` are removed,
-    # so that this file is different on the two nodes.
+    # The nodes compare a single file of the source. The test removes all files outside the
+    # directory `name`, so the compared file lies in `name`, and differs between the two nodes.
     shutil.rmtree(tree / "c")
     for file in ("empty", "large", "to_file"):
         (tree / file).unlink()

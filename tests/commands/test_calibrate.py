@@ -64,14 +64,14 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
     assert told == [f"source {place / 'source'}", f"tier {place / 'tier'}"]
     for curve in (measured.source, *measured.read, *measured.write):
         assert tuple(curve) == THREADS
-        # From the rate of a floppy disk to more than that of any memory [bytes/s].
+        # Rates from that of a floppy disk to more than that of any memory [bytes/s].
         assert all(1e4 < rate < 1e12 for rate in curve.values())
     assert left(place) == []
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate that `monarch calibrate` gives for 4 threads is the sum of their rates. Here, each
-    read of a file takes 50 ms, however many threads read at the same time."""
+    """The rate that `monarch calibrate` gives for 4 threads is the sum of the four threads' rates.
+    Here, each read of a file takes 50 ms, however many threads read at the same time."""
 
     def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)

@@ -29,7 +29,8 @@ def glob_to_regex(glob: str) -> str:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # In `a**/b`, the stars follow a part of a name, so the slash must be matched too.
+        # In `a**/b`, the stars continue the name that begins with `a`. So `**/` cannot match
+        # nothing here: there must be a slash.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             parts.append(".*/")
         else:

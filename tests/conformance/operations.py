@@ -132,7 +132,8 @@ class Operations(Tree):
     def do_seek_data(self) -> Any:
         fd, whence = self.fd(), self.choose(os.SEEK_DATA, os.SEEK_HOLE)
         at, is_unwritten = self.at(fd), identity(os.fstat(fd)) in self.unwritten
-        # In blocks that were never written, the result of lseek depends on the page cache.
+        # Whether lseek reports data or a hole in blocks that were never written depends on the page
+        # cache.
         return "left out" if is_unwritten else os.lseek(fd, at, whence)
 
     def do_read_whole(self) -> Any:

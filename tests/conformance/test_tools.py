@@ -1,7 +1,7 @@
 """git, sqlite, rsync, tar, h5py and other programs give the same output and leave the same files
 with and without the library. In the first test, the daemon fills files in the programs' directory
-meanwhile. In the second test, a new daemon makes copies of all files after each step, so that the
-next step reads copies and changes their files."""
+while the programs run. In the second test, a new daemon makes copies of all files after each step,
+so that the next step reads copies and changes their files."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_nobody_waits_for_a_daemon_that_has_ended(
         control.end()
         for client in clients:
             client.settimeout(ENDS_S)
-            with suppress(ConnectionResetError):  # the daemon had not accepted the connection
+            with suppress(ConnectionResetError):  # raised if the daemon did not accept the client
                 assert client.recv(1) == b""
         began_s = time.monotonic()
         with pytest.raises(NoDaemonError):

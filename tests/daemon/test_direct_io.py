@@ -139,6 +139,7 @@ def test_a_source_without_it(
     session.start(prefix=("env", f"LD_PRELOAD={no_direct_io}", f"NO_DIRECT_IO={fault}"))
     fill(session)
     wait_until(lambda: cached_files(source) == COUNT, what="pages of all files")
-    # Only files that were being read when the first read with O_DIRECT failed were read twice.
+    # After the first failed read, O_DIRECT is no longer used. Only the files that were being read
+    # at that moment were read twice.
     assert source.counts()["bytes_read"] < 1.5 * COUNT * SIZE
     read_all(session, source, epoch_reader)

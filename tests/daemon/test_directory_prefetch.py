@@ -313,8 +313,8 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     small: list[dict[str, object]],
 ) -> None:
     """The daemon has filled a tier with copies that no program uses. A program reads other files of
-    the same directory, for which the tier would have room without these copies. When it reads
-    these files again, all of them get copies."""
+    the same directory. The tier would have room for them if the unused copies were dropped. When
+    the program reads its files again, all of them get copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:
@@ -474,7 +474,7 @@ def test_a_plan_has_an_order_of_its_own(
         wait_until(lambda: present(session) == MANY, what="all copies")
 
 
-# Alone, because fills from a fast source wait for an idle core.
+# Runs while no other test runs, because fills from a fast source wait for an idle core.
 @pytest.mark.usefixtures("alone")
 def test_each_node_fills_ahead_what_it_keeps(tmp_path: Path, flat: Files) -> None:
     """From the source, each node fills only the files that it keeps. From the other node, it

@@ -165,9 +165,9 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert training.plan["others"] == 0
         assert_quiet(training.session)
         training.session.stop()
-    # Each file is read once, and up to 3 * WINDOW files of the second half are read again. Of
-    # these, 2 * WINDOW files were fetched into the staging area before the daemon knew that they
-    # are used again, and WINDOW files lie around the plan's position.
+    # Each file is read once. Up to 3 * WINDOW files of the second half are read a second time:
+    # 2 * WINDOW files that were fetched into the staging area before the daemon knew that they are
+    # used again, and WINDOW files around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
     # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
     # uses them, each epoch reads more than half of these files from the source again.
@@ -254,7 +254,7 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     assert training.tier["used_bytes"] <= training.tier["quota_bytes"]
     now = copies_in(session)
     assert len(set(map(int, now)) & set(training.orders[-1])) >= HALF - 3 * WINDOW
-    # The second daemon gave none of its copies a number that the first daemon had given.
+    # The numbers of the second daemon's copies are all higher than those of the first daemon's.
     new = {int(path.name, 16) for path in set(now.values()) - set(before.values())}
     assert min(new) > max(int(path.name, 16) for path in before.values())
     assert_quiet(session)
@@ -283,8 +283,8 @@ def test_without_a_plan_nothing_goes(
 
 
 class SlowTiers:
-    """Stands for the daemon's copies. It has one tier, which may evict copies but is lost. A search
-    for copies to evict takes `look_s`."""
+    """Stands for the daemon's copies. The configuration allows evictions from the only tier, but
+    this tier has failed. A search for copies to evict takes `look_s`."""
 
     def __init__(self, look_s: float) -> None:
         self.look_s, self.now_s, self.asked = look_s, 1000.0, 0

@@ -203,8 +203,8 @@ open_place = pytest.fixture(users.open_place)
 def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     session_factory: Factory, open_place: Path
 ) -> None:
-    """A file that the daemon's user may not read is not copied from the pack either, although the
-    pack, made by a user with more rights, contains it."""
+    """A user with more rights than the daemon's user has made the pack, so the pack contains files
+    that the daemon's user may not read. The daemon does not copy such a file from the pack."""
     site, group, place = Site(open_place), 65532, open_place / "session"
     rights = {
         "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),
@@ -370,7 +370,8 @@ def test_little_is_read_in_vain_for_a_few_files(
     warm(session, "--from-file", listed(session, chosen))
     counts = asked(slow)
     assert counts["open"] == 0
-    # The ten files lie far from each other in the pack, so each costs at most three pages.
+    # The ten files lie far from each other in the pack. For each of them, at most three pages are
+    # read.
     assert counts["read"] <= 20
     assert counts["bytes_read"] <= 10 * 3 * 4096
 
@@ -379,7 +380,7 @@ def test_no_window_is_read_twice_when_there_are_too_many(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """The daemon reads a pack in parts (windows). No window is read twice, even if files are opened
-    in random order, so that the daemon begins more windows than it can keep."""
+    in random order and the daemon has begun more windows than it can keep."""
     slow, size = slow_factory(), 64 << 10
     site = Site(slow.backing)
     site.files.add_many(sized(700, 1000), size)

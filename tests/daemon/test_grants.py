@@ -122,7 +122,7 @@ def test_a_grant_is_kept_to_the_byte_and_to_the_inode(
 
 
 def test_a_refused_reader_does_not_wake_the_loop_at_every_grant(engine: Engine) -> None:
-    """If the daemon's loop had no room for a file that a reader demands, the next grant does not
+    """A reader demands a file, and the daemon's loop finds no room for it. The next grant does not
     wake the loop for the same demand again."""
     nothing = TierRoom(0, 0, BLOCK_BYTES, ENTRY_BYTES)
     engine.grant(nothing)
@@ -204,8 +204,8 @@ def test_a_file_whose_copy_is_still_to_be_removed_is_left(engine: Engine, word: 
     ],
 )
 def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) -> None:
-    """If the daemon's loop has already decided on a file, the engine answers a demand for it at
-    once. The state ABSENT is a decision too if the file is not marked as wanted: the file gets no
+    """If the daemon's loop has already decided on a file, the engine answers a demand for the file
+    at once. A file that is ABSENT and is not marked as wanted counts as decided: it gets no
     copy."""
     engine.catalog.set_words(one(1), word)
     engine.grant(PLENTY)
@@ -281,7 +281,7 @@ def test_where_nodes_share_the_engine_orders_what_this_one_keeps(engine: Engine)
     engine.ask(0)
     await_copy(engine, 0)
     # The engine leaves these files to the daemon's loop. File 2 is to be staged, but the grant has
-    # no room in a staging area. Of files 1 and 3, the engine does not know which nodes keep them.
+    # no room in a staging area. The engine does not know which nodes keep files 1 and 3.
     for entry in (2, 1, 3):
         engine.ask(entry)
         await_left(engine)
@@ -300,7 +300,7 @@ def test_the_engine_stages_what_this_node_does_not_keep(tmp_path: Path) -> None:
         engine.grant(PLENTY, area, staged_bytes=SIZE)
         engine.ask(0)
         await_copy(engine, 0)
-        engine.ask(2)  # larger than the files that the engine may stage by itself
+        engine.ask(2)  # this file is larger than `staged_bytes`
         await_left(engine)
         assert state(engine, 2) == State.ABSENT
         engine.ask(3)

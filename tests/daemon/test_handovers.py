@@ -30,7 +30,7 @@ Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
 # Latencies so long that no copy exists before a program has read the file [s].
 SLOW = {"open": 0.002, "read": 0.002}
-# The rate of a scan that finds only few files before a test ends [files/s].
+# A scan rate so low that the scan finds only a few files before a test ends [files/s].
 UNMET = 4
 # Each way reads the whole file into `data`.
 WAYS = {
@@ -126,7 +126,7 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share. Of the test's directory, only file 1 has a copy."""
+    """The session that all tests share. In the test's directory, only file 1 has a copy."""
     # The engine takes no descriptor before it is granted room, and the daemon grants room only
     # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
@@ -283,8 +283,8 @@ def test_larger_files_are_opened_once_too(
             said = session.python(reading("parts"), *paths).split()
             assert said == [digest(content(int(name), LARGE)) for name in names]
             wait_until(lambda: present(session) >= len(names), what="copies of all files")
-        # The daemon may open the first file itself, because it grants the engine no room for fills
-        # before a program uses files.
+        # The daemon grants the engine room only when a program uses files. So the engine may be
+        # unable to take the first file's descriptor, and the daemon may open that file itself.
         assert own_source.counts()["open"] <= len(names) + 1
         assert own_source.counts()["bytes_read"] <= (len(names) + 1) * LARGE
 
@@ -426,7 +426,8 @@ def test_headers_of_files_that_no_scan_has_met_cost_what_they_are(
     names = [str(seed) for seed in range(101, sized(103, 109))]
     for name in names:
         add_large(own_source, name)
-    # The scan takes half a second per file, and the test waits for the scan, so leave few files.
+    # The scan takes half a second per file, and the test waits for the scan. So the test removes
+    # all but a few files.
     for seed in range(2, MANY + 1):
         (own_source.backing / str(seed)).unlink()
     script = "import os, sys\nfor p in sys.argv[1:]:\n fd = os.open(p, 0); os.read(fd, 4096)"
@@ -534,9 +535,9 @@ for path in sys.argv[1:]:
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """A mount keeps no pages of files in memory, so the daemon would read from the source again
-    what a program has read. The daemon notices this, and then reads the files before the programs
-    do."""
+    """A mount keeps no pages of files in memory. After a program has read a file, the daemon would
+    have to read the file from the source again. The daemon notices this, and then reads the files
+    before the programs do."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

@@ -31,7 +31,7 @@ def test_a_run_of_any_length_has_few_points() -> None:
     found = told(history)
     assert {len(column) for column in found.values()} == {len(found["seconds"])}
     assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
-    # The points are about equally far apart in time. Each has the counts of its moment.
+    # The points are about equally far apart in time. Each point has the counts of its own time.
     assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
     assert found["seconds"][-1] > seconds - 40
     turns = np.round(np.array(found["seconds"]) / 0.05) - 1
@@ -101,8 +101,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """If points are merged, or are left out because nothing happens, the least amount of available
-    memory is kept."""
+    """The least amount of available memory is kept. This holds if points are merged, and also if
+    points are left out because nothing happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

@@ -44,7 +44,7 @@ def shut(engine: Engine, tmp_path: Path) -> Path:
 
 
 def number_of(engine: Engine, name: str) -> int:
-    """Returns the number by which programs claim a file that the catalog does not know."""
+    """Returns the number under which programs claim the file if the catalog does not know it."""
     ino = (engine.source / name).stat().st_ino
     return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
 
@@ -94,8 +94,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Takes the marks of the files that are wanted, like the daemon's loop before it decides on
-    fills. Returns the files' entries in the catalog."""
+    """Finds the files that are marked as wanted, and clears their marks. The daemon's loop does the
+    same before it decides on fills. Returns the files' entries in the catalog."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(

@@ -51,9 +51,9 @@ ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETT
 def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None, bool]]) -> None:
     """Each directory that is asked for is listed by a later walk.
 
-    `asked` is a sequence of events. A path asks for that directory. If the flag is True, it also
-    asks for all directories below. None stands for a walk, which lists the directories asked for so
-    far."""
+    `asked` is a sequence of pairs (directory, is_deep). A pair asks for the directory and, if
+    `is_deep`, for all directories below it. If the directory is None, the pair stands for a walk,
+    which lists the directories that were asked for so far."""
     parts, listed, expected = Parts(), Counter[str](), set()
     for directory, is_deep in [*asked, (None, False), (None, False)]:
         if directory is not None:
@@ -150,7 +150,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # too few in each directory for the scan to list it
+    read(session, *first)  # one file of each directory, so the scan lists none of them
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}
@@ -228,8 +228,8 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """There are two sources, and a file of the first source changes. Either the daemon has listed
-    the whole first source before, or it has listed only the directories that programs read."""
+    """There are two sources, and a file of the first source changes. Before the change, the daemon
+    has listed either the whole first source or only the directories that programs read."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":

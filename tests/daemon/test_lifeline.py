@@ -82,7 +82,7 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
-            time.sleep(0.0005)  # the daemon needs CPU time to stop
+            time.sleep(0.0005)  # leaves the daemon CPU time, which it needs to stop
         assert session.daemon.poll() == 0
 
 

@@ -17,7 +17,7 @@ from monarch_py.daemon.server import rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
-# A time [s]. The daemon's loop sleeps for less while there is work, and for more otherwise.
+# The daemon's loop sleeps for less than this time while there is work, and for more otherwise [s].
 LONG = 0.6
 
 
@@ -68,7 +68,7 @@ def test_a_loop_that_nobody_rings_sleeps_long(
 @pytest.mark.parametrize(
     ("took_s", "names_last_s", "is_short", "rest_s"),
     [
-        (0.001, math.inf, False, 0.009),  # nine tenths of the time belong to programs
+        (0.001, math.inf, False, 0.009),  # the loop leaves nine tenths of the time to programs
         (0.1, math.inf, False, 0.05),
         (0.1, math.inf, True, 0.01),
         (0.1, 2.0, True, 0.01),

@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets. This depends on the bytes that the rank has missed, or
-on what the plan predicts."""
+"""How many turns each rank of a node gets. This depends on the number of bytes for which the rank
+has found no copies, or on what the plan predicts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
     # The shares are coarse, because a rank has only eight slices on average. So the slowest rank
-    # may take up to 1.4 times the mean.
+    # may take up to 1.4 times the mean time.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -219,7 +219,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     assert len(ids) == tracker.estimator.run.window
     assert [own[entry] for entry in ids.tolist()] == rank.tolist()
     assert set(rank.tolist()) == {0, 1, 2}
-    # Files that were used are no longer due.
+    # Once files are used, `due` no longer returns them.
     tracker.observe(ids[:5])
     later, _ = tracker.due()
     assert not np.isin(ids[:5], later).any()

@@ -1,5 +1,5 @@
-"""The ranks of a node share what the source gives. Each rank's share is proportional to the bytes
-that it has found no copies of."""
+"""The ranks of a node share what the source gives. Each rank's share is proportional to the number
+of bytes for which the rank has found no copies."""
 
 from __future__ import annotations
 
@@ -106,14 +106,15 @@ def test_who_misses_more_is_served_more_often(
             what="the shares",
         )
     finally:
-        # Each read takes longer than the resolution of timestamps in the copies' file system.
+        # Each read takes longer than the resolution of timestamps in the copies' file system. So
+        # the timestamps of the copies show their order.
         source.latency(read=0.01)
     wait_until(
         lambda: demands.shares() and session.status()["sources"][0]["present"] == 2 * DEMANDED,
         what="all copies",
     )
-    # Leave out the first copy, whose fill was held back. Of the next copies, count as many as each
-    # rank has demanded.
+    # The fill of the first copy was held back, so the first copy does not count. The next DEMANDED
+    # copies show which rank's files were filled first.
     first = copied(session.tiers[0])[1 : DEMANDED + 1]
     of_many = sum(number in ranks[1] for number in first)
     if is_on:  # the second rank gets eight of nine turns
@@ -330,7 +331,8 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# The worker processes of a rank count as the rank, whether forked or running another program.
+# Reads by a rank's worker processes count as reads by the rank. One worker is forked, and another
+# one runs a different program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]

@@ -26,8 +26,8 @@ from monarch_py.plan.samplers import Listed
 (FILES, SIZE), EPOCHS = NUMBERED, 2
 PART = 50  # the number of files that are read at a time
 AREA = 2 * MIB
-# The staging area may hold WINDOW files, which take seven eighths of it. The directory of the area
-# and rounding take some of this room, but at least LEAST files fit.
+# Seven eighths of the staging area are for files. WINDOW files would fit, but the area's directory
+# and rounding take some of the room. At least LEAST files fit.
 WINDOW = AREA // 8 * 7 // SIZE
 LEAST = WINDOW - 4
 
@@ -126,8 +126,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert cached == set(training.orders[0][: len(cached)])
     order = [number for epoch in training.orders for number in epoch]
     for at in range(0, FILES, PART):
-        # These files were read. They are in memory for their next use only if the daemon brings
-        # their copies in again.
+        # Remove the copies of all files that were read so far from the page cache. Such a copy is
+        # in memory for its next use only if the daemon reads the copy again.
         for number in order[:at]:
             forget_pages(copies[number])
         training.read(epoch_reader, session, order[at : at + PART])

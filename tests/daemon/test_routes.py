@@ -293,7 +293,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # The time of an open, which brings no bytes, counts as time for the bytes that come after it.
+    # An open brings no bytes. Its time is added to the time of the bytes that come after it.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)

@@ -93,8 +93,8 @@ def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Each reader has a descriptor of its own. All descriptors are open before the first read
-    begins the fill. At each later open, FUSE would throw away the pages that were just read for
-    another descriptor, and read them again."""
+    begins the fill. At each later open, FUSE would drop the file's pages from the page cache, and
+    the bytes would be read from the source again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
@@ -124,8 +124,8 @@ def test_small_files_read_whole(
     file's size."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
-    # Here the fill begins with the first read. During the reader's open(), FUSE would throw away
-    # the pages that the fill has just read, and read them again.
+    # The fill begins with the first read. If it began before the reader's open() has ended, FUSE
+    # would drop the pages that the fill has just read, and they would be read again.
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, MIB, 4, source.mountpoint, files) as reader:
         assert served_share(session, source, SMALL * size, reader) == 1.0

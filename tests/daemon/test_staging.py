@@ -46,9 +46,9 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns the opens that clients have reported and that the daemon has not taken yet. Each
-    number stands for 64 entries of the catalog, of which at least one was opened, and is the number
-    of the first of these entries."""
+    """Returns the opens that clients have reported and that the daemon has not taken yet. They are
+    reported for groups of 64 entries of the catalog. For each group in which an entry was opened,
+    the result has the number of the group's first entry."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile

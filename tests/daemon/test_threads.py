@@ -41,8 +41,8 @@ def test_so_many_reads_are_in_flight_at_first(
     settings: dict[str, Any],
     in_flight: int,
 ) -> None:
-    """If no reader waits for fills, `in_flight` of them read at the same time from a source that
-    has served nothing yet. No more threads run than these fills need."""
+    """The source has served nothing yet, and no reader waits for fills. Then `in_flight` fills read
+    at the same time. No more threads run than these fills need."""
     source = slow_factory()
     make_files(source.backing, 2 * MANY, 1000)
     source.latency(read=3600)

@@ -328,8 +328,8 @@ def test_a_search_finds_the_run_that_most_of_the_opens_fit(
     lengths: tuple[int, int], right: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan has two epochs. Epoch n reads the files 0 to lengths[n] - 1 in order. The job opens
-    the files 1000 to 1039. If both epochs read all of these files, the tracker takes the first
-    epoch."""
+    the files 1000 to 1039. The tracker must follow the epoch that reads more of these files or, if
+    both epochs read all of them, the first epoch."""
     loader = Loader(SequentialSampler(2000), 1, BATCH)
     tracker = course_of(PlanPart("training", 0, loader), files=2000, epochs=2)
     run = tracker.draw(0)

@@ -100,8 +100,9 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# At each step, reads from the next file, or from the next unit after the last file. At a step whose
-# word is "fork", the program forks, and only the child goes on.
+# Reads from the files in turn, at each step 10 bytes from the next file. First reads from unit 0 of
+# all files, then from unit 1, and so on. At a step whose word is "fork", the program forks, and
+# only the child goes on.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
@@ -192,8 +193,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Programs that map a file wait for its copy. The total time of such waits that end without the
-    data is limited. In this test, the limit allows two waits of 0.2 s each."""
+    """Programs that map a file wait for its copy. If waits end without a copy, their total time is
+    limited. In this test, the limit allows two waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}

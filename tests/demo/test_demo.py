@@ -106,7 +106,7 @@ def test_training_learns_from_every_image_and_repeats_itself(dataset: Path, tmp_
     assert first[-1]["accuracy"] > 0.5
     shares = [round(SMALL * share / IMAGE_BYTES) for share in dataset_module.SHARES.values()]
     assert first[0]["samples"] == sum(shares)
-    # Each epoch reads the files in another order, and another seed leads to other orders.
+    # Each epoch reads the files in a different order, and a different seed gives different orders.
     assert len({epoch["crc32"] for epoch in first}) == 4
     assert train(dataset, tmp_path / "2.json", "--epochs", "4") == first
     assert train(dataset, tmp_path / "3.json", "--seed", "1", "--epochs", "1")[0] != first[0]
@@ -320,8 +320,8 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
-    """In the example of the command's help, the third epoch reads less than a tenth as many bytes
-    from the source with Monarch as without it."""
+    """Runs the example of the command's help, which trains with and without Monarch. In the third
+    epoch, the training with Monarch reads less than a tenth as many bytes from the source."""
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

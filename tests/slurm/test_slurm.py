@@ -177,8 +177,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which goes on after the end of the step. The next
-    step finds this daemon. The first step is repeated until a daemon runs: if a task ends too
-    early, the process that should start the daemon may not know the sources yet."""
+    step finds this daemon. The job repeats the first step until a daemon runs, because a task that
+    ends early may start no daemon: the process that should start it may not know the sources
+    yet."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -261,9 +262,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
     # The train script repeats the step that has started the daemons. Only the dead daemon is
-    # started again; on the other nodes, the task of the step ends at once. The new daemon may
-    # answer before the step has printed how many daemons already served. So the job waits until the
-    # test has seen this line and has made the file `enough`.
+    # started again; on the other nodes, the task of the step ends at once. The step prints how many
+    # daemons already served, perhaps only after the new daemon answers. So the job waits for the
+    # file `enough`, which the test makes when it has seen this line.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

@@ -132,8 +132,8 @@ def ask(path: str, fd: int) -> None:
     attempt("beyond", lambda: os.lseek(fd, 1 << 40, os.SEEK_DATA))
     attempt("fstatvfs", lambda: filesystem(os.fstatvfs(fd)))
     attempt("statvfs", lambda: filesystem(os.statvfs(path)))
-    # Every mask requests the mtime and the ctime. Without a request, newer kernels leave these
-    # times out, but the library stores them.
+    # Every mask requests the mtime and the ctime. Newer kernels return these times only on request,
+    # whereas the library always returns them.
     for mask in (0xC0, 0x2C0, 0x7FF, 0xFFF, 0x1FFF, 0x3FFF):
         for sync, flag in SYNCS.items():
             attempt(f"statx, {sync}", partial(statx, AT_FDCWD, path, flag, mask))

@@ -46,7 +46,7 @@ def test_what_stands_behind_is_out_of_reach(behind: Behind, case: str) -> None:
     before = session.totals()["hits"]
     library = session.run(argv)
     assert session.totals()["hits"] > before  # the hit shows that the program has opened a copy
-    file.write_text(CONTENT)  # some cases have changed the file
+    file.write_text(CONTENT)  # restores the file, which some cases have changed
     without = session.run(argv, preload=False)
     assert (without.returncode, without.stderr) == (0, "")
     assert library.stdout.splitlines() == without.stdout.splitlines()

@@ -92,10 +92,10 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
     assert seed == 0 or hits > 0.6 * reads
 
 
-# Reads a file through a link, while another thread sets the link to one version of the file after
-# another. The version that a read finds must not be older than the version at the beginning of the
-# read. It must not be newer than the version to which the link was being set at the end of the
-# read. Forked readers see the numbers of these versions in shared memory.
+# Forked readers read a file through a link, while the parent sets the link to one version of the
+# file after another. A read must not find a version that is older than the link's version at the
+# beginning of the read. Nor may it find a version that is newer than the one to which the link was
+# being set at the end of the read. Shared memory tells the readers the numbers of both versions.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}

@@ -24,8 +24,8 @@ from monarch_py.demo.slowsource import SlowSource
 WAYS = ["plain", "rewound", "positions", "reentrant", "descriptor", "scanned"]
 WAYS += ["many", "forked", "threads", "walked", "globbed"]
 PLACES = ["root", "kinds", "hollow", "odd", "deep"]
-# Of WAYS, those that list a directory only a few times. They are used for the directory of 10,000
-# names.
+# The members of WAYS that list a directory only a few times. They are used for the directory of
+# 10,000 names.
 CHEAP = ["plain", "rewound", "positions", "reentrant", "scanned"]
 
 
@@ -260,8 +260,8 @@ def test_the_source_is_only_looked_at(
     wait_told(session, directories(slow.mountpoint))
     for name in draws.sized(SHORT, list(SCRIPTS)):
         with_it, without = compare_operations(session, slow, SCRIPTS[name])
-        # os.walk asks for the attributes of each of the five directories twice. For each request,
-        # the kernel also asks for the directories above it.
+        # os.walk asks for the attributes of each of the five directories twice. Each time, the
+        # kernel also requests the attributes of the directories above.
         assert with_it <= 50 and without > 0, name
 
 

@@ -61,10 +61,11 @@ LIKE = {"both": "none", "first": "none", "second": "none", "writer": "no_writer"
 
 @dataclass
 class Lockers:
-    """The pairs of processes of KINDS_OF_PAIRS, by name. The two processes of a pair lock the same
+    """Running pairs of processes, one pair of each kind. The two processes of a pair lock the same
     file.
 
     file : the file that the pair "none" locks
+    pairs : name of a pair in KINDS_OF_PAIRS -> its two processes
     """
 
     session: Session

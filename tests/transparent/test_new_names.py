@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# The library reads a directory's attributes from the source. Then the catalog may answer for the
-# directory for this time [s].
+# After the library has read a directory's attributes from the source, the catalog may answer for
+# the directory for this time [s].
 LOOK_S = 1.0
 # Asks by many different calls whether each path exists, and prints the result or the error.
 ASK = """

@@ -79,7 +79,7 @@ def on(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
             files = make_files(source)
         tier = mounts.tmpfs("tier", 64 * MIB)
         tiers = [{"mount_point": tier, "max_storage_quota": 60 * MIB}]
-        os.sync()  # the file system may allocate the blocks of files only at this call
+        os.sync()  # from now on, the files have all their blocks
         session = stack.enter_context(Session(top, source, tiers=tiers))
         session.start()
         wait_told(session, [os.fsencode(source)])
@@ -125,9 +125,9 @@ print([os.access(sys.argv[1], mode) for mode in modes])
 def test_only_the_source_knows_whether_a_directory_may_be_written(
     session_factory: Callable[..., Session], mounts: Mounts
 ) -> None:
-    """When a source becomes read-only, access(2) reports that a directory may not be written to.
-    The catalog still answers whether the directory may be read. The test tries until the catalog
-    answers."""
+    """Once a source is read-only, access(2) reports that its directories may not be written to.
+    Whether a directory may be read is still answered from the catalog. The test repeats the calls
+    until the catalog answers."""
     source = mounts.tmpfs("source", MIB)
     (source / "d").mkdir()
     session = session_factory(source).start()

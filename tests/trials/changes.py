@@ -157,8 +157,8 @@ class Changes:
             os.waitpid(child, 0)
 
     def write_what_is_held(self) -> None:
-        """Opens a descriptor and keeps it, if fewer than three are kept. Otherwise writes to one of
-        the kept descriptors, which was opened before other changes."""
+        """Opens a descriptor and keeps it, if fewer than three are kept. Otherwise writes through
+        one of the kept descriptors. Other changes may have been made since it was opened."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return

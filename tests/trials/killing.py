@@ -45,7 +45,7 @@ END_LIMIT_S = 60.0
 # Each daemon keeps up to this many unused connections to each other node. If the other end closes a
 # connection, the daemon notices this only when it uses the connection again (csrc/peers/peer.c).
 IDLE_LINKS = 16
-# Calls during which a reader is killed; `count_wrong` reads the bytes of a mapping.
+# Calls during which a reader is killed. In `count_wrong`, the reader reads the bytes of a mapping.
 CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "close", "fork")
 
 
@@ -123,7 +123,8 @@ class Trial:
         self._readers.append(self._start_reader(oldest.session))
 
     def wait_reader_in(self, call: str) -> Reading:
-        """Returns a reader that was just seen in this call; it may have left the call since."""
+        """Waits until a reader is in a call of this name, and returns the reader. By then, the
+        reader may have left the call."""
 
         def found() -> Reading | None:
             self.operations()
@@ -197,7 +198,7 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Returns what earlier daemons of the node have left behind, and the present daemon has
+        """Returns what earlier daemons of the node have left behind and the present daemon has
         neither removed nor taken over.
 
         lying : copies that were on the node before the present daemon started
@@ -212,8 +213,8 @@ class Trial:
         return [*map(str, others), *map(str, nobodys), *names]
 
     def count_hits(self) -> None:
-        """Adds the hits of all daemons that answer to the tally, and the bytes that they have sent
-        to other nodes."""
+        """Asks all daemons for their counts of hits and of bytes sent to other nodes. Adds the
+        counts of those that answer to the tally."""
         for node in self.site.nodes:
             with suppress(SessionError):
                 self.tally.hits += node.totals()["hits"]

@@ -55,7 +55,7 @@ def processes_with(word: str) -> list[int]:
 
 
 def is_of(pid: int, daemon: Process) -> bool:
-    """Returns whether the process is the daemon or one of its children, or has ended."""
+    """Returns whether the process has ended, or is the daemon or one of its children."""
     try:
         return daemon.pid in (pid, psutil.Process(pid).ppid())
     except psutil.NoSuchProcess:

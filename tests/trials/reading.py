@@ -29,7 +29,10 @@ def build_reader(directory: Path) -> Path:
 
 
 def make_known(root: Path, sizes: Mapping[int, int]) -> None:
-    """Creates files that are named by their seeds.  sizes : seed -> size [bytes]"""
+    """Creates files that are named by their seeds.
+
+    sizes : seed -> size [bytes]
+    """
     for seed, size in sizes.items():
         (root / str(seed)).write_bytes(content(seed, size))
 

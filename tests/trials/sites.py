@@ -35,8 +35,10 @@ SIZES = {
 
 @dataclass(slots=True)
 class Site:
-    """Running nodes, which share one slow source.  kind : the key in Tally.kills for daemons of
-    these nodes"""
+    """Running nodes, which share one slow source.
+
+    kind : the key in Tally.kills for daemons of these nodes
+    """
 
     directory: Path
     source: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trials.turns import PLACES, grounds, take_turns
 
-# The number of changes per speed of the source. On a slow source, a check of all files takes ten
+# Speed of the source -> the number of changes. On a slow source, a check of all files takes ten
 # times as long.
 SHORT, LONG = {"local": 80, "slow": 20}, {"local": 4000, "slow": 1000}
 

@@ -227,8 +227,8 @@ def test_the_loader(root: Path, seed: int, count: int) -> None:
         taken += isinstance(found, Config)
         assert isinstance(found, Config) or is_sentence(found, file), f"{found}\n{text}"
     assert not (root / "executed").exists()
-    # Accepted and refused configurations are both tested only if the loader accepts some of the
-    # configurations, but not nearly all.
+    # The test needs both kinds of configurations. So the loader must accept more than a twentieth
+    # and less than half of them.
     assert count // 20 < taken < count // 2
 
 

@@ -28,7 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-# If `strays` is set, each step whose number is a multiple of this one also reads a random file.
+# If `strays` is set, every STRAYS_EVERY-th step also reads a random file.
 STRAYS_EVERY = 4
 
 DEFAULTS = {
@@ -101,9 +101,9 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
 
 
 def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """Does the same as `torchs` without torch, which takes seconds to load. The sampler is that of
-    monarch_py.plan, which tests/plan compares with torch's. The workers get the batches in
-    rotation."""
+    """A stand-in for the function `torchs` that does not use torch, which takes seconds to load.
+    The sampler comes from monarch_py.plan; tests/plan compares it with torch's sampler. The workers
+    get the batches in rotation."""
     from monarch_py.plan.samplers import DistributedSampler
 
     ranks = given["ranks"]
