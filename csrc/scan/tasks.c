@@ -123,8 +123,9 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Hands over the thread's batch before the thread waits for work. Otherwise, if another thread hung
- * in a directory, the entries in this batch would not reach Python meanwhile. */
+/* Before the thread waits for work, this function hands over the thread's batch. The wait may be
+ * long, because another thread may hang in a directory, and the entries in the batch should reach
+ * Python without delay. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);

@@ -14,11 +14,11 @@
 #include "shared/xxh3.h"
 
 /* How long the check of a block stays valid [ns], except for a peer that says that the block
- * arrived wrong. */
+ * arrived damaged. */
 #define CHECKED_NS 60000000000ULL
-/* How long [ns] the check of a block stays valid for a peer that says that the block arrived wrong.
- * The time is short, because the block may have rotted since the check. It is not 0, because a
- * lying peer could then cause a check with each request: with this time, it causes at most one
+/* How long [ns] the check of a block stays valid for a peer that says that the block arrived
+ * damaged. The time is short, because the block may have rotted since the check. It is not 0: a
+ * lying peer could then cause a check with each request. With this time, a peer causes at most one
  * check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 

@@ -182,7 +182,7 @@ struct monarch_control {
      * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
+    /* Atomic. 1: a scan is under way, and will find every file. The daemon then fills files even if
      * no client has reported that a program opened them. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
