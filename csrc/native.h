@@ -152,9 +152,9 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
  * other directories: such a directory is listed only while the second allowance is not used up, but
  * a wanted directory can always be listed.
  *
- * wanted: the new first allowance; negative: all names. 0 leaves a limited first allowance
- * unchanged, and replaces an unlimited one. more_others: is added to the second allowance;
- * negative: all names. An unlimited second allowance counts as 0 before the addition. */
+ * wanted: the new first allowance; negative: no limit. If `wanted` is 0 and the first allowance has
+ * a limit, the allowance stays as it is. more_others: is added to the second allowance; negative:
+ * no limit. If the second allowance has no limit before the call, it becomes `more_others`. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */

@@ -49,7 +49,7 @@ struct monarch_peer_request {
     /* an earlier answer with this block was damaged, so the node that gets this request should
      * check its copy */
     uint16_t is_doubted;
-    uint16_t is_owner;   /* the sender considers the receiver the file's owner */
+    uint16_t is_owner; /* the sender considers the receiver the file's owner */
     uint16_t unused;
     unsigned char seal[MONARCH_MAC_BYTES];
 };

@@ -38,7 +38,7 @@ static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* The node `reader` has read a file for the asker `first`, and for the askers that have joined the
+/* The node `reader` reads a file for the asker `first`, and for the askers that have joined the
  * read. Returns whether one of these askers is a staging thread of `reader`. If so, this node needs
  * the sample itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {

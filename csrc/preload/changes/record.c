@@ -80,9 +80,9 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 
 /* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
  * a negative number if there is none. The kernel's path leads through no link. So if it equals a
- * source's alias, `fd` is the link at the alias, which has no entry. If the path is below the alias,
- * the source is probably mounted at the alias, for example in a container, and the entry is that of
- * the source's file. name: a buffer of MONARCH_PATH_MAX bytes. */
+ * source's alias, `fd` is the link at the alias, which has no entry. If the path is below the
+ * alias, the source is probably mounted at the alias, for example in a container, and the entry is
+ * that of the source's file. name: a buffer of MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
@@ -141,8 +141,8 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Call this after an open. fd: the opened file; now: its attributes. If the catalog has another file
- * at the path of `fd`, marks the catalog's file as changed. */
+/* Call this after an open. fd: the opened file; now: its attributes. If the catalog has another
+ * file at the path of `fd`, marks the catalog's file as changed. */
 static void mark_known_opened(int fd, const struct stat *now, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
