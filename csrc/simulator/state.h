@@ -222,8 +222,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread continue. Returns 1. Returns 0 if the thread needs the plan of the next
- * epoch, which the caller of monarch_sim_run has not given yet. */
+/* Lets a staging thread continue. Returns 0 if the thread needs the plan of the next epoch, which
+ * the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Call this when the thread's sample has arrived from the file system or another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
