@@ -157,8 +157,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 #define CACHED_NS 150000
 /* note() computes for which share of a source's recent files a condition holds. */
 #define SHARE_ALL 1024U /* value of a share if its condition holds for all files */
-#define JUDGED 32U      /* number of fills after which the bit in `fast_sources` is reliable */
-#define SHARE_STEP 32U  /* a share is a running mean over about this many files */
+/* After this number of fills from a source, its bit in `fast_sources` is reliable. */
+#define JUDGED 32U
+#define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
 /* Updates *mean, the share of a source's recent files for which a condition holds, with one more
  * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the

@@ -177,7 +177,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* the reader of the first fill has no rank, so no later fill can be chosen */
+        if (!rank) /* the first candidate's reader has no rank, so this candidate is the result */
             break;
     }
     return chosen;
@@ -317,8 +317,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
-     * in p->unasked: the reader will soon wait, and there are enough threads for peers. */
+    /* A thread that gets a unit ahead of a reader from a peer is not counted in p->unasked: the
+     * reader will soon wait for the unit, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

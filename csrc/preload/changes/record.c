@@ -62,9 +62,9 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* Marks the file of the entry as changed, and if it is a directory, also all entries below it.
- * But if this file is still at the entry's path, does nothing, because it is marked separately.
- * now: the attributes of the file that is at the path now, or NULL if there is none. */
+/* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If
+ * this is the entry's own file, does nothing, because that file is marked separately. Otherwise
+ * marks the entry's file as changed, and if it is a directory, also all entries below it. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
