@@ -152,9 +152,9 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
  * other directories: such a directory is listed only while the second allowance is not used up, but
  * a wanted directory can always be listed.
  *
- * wanted: the new first allowance; negative: all names. 0 leaves a limited first allowance
- * unchanged, and replaces an unlimited one. more_others: is added to the second allowance;
- * negative: all names. An unlimited second allowance counts as 0 before the addition. */
+ * wanted: the new first allowance; negative: no limit. If `wanted` is 0 and the first allowance has
+ * a limit, the allowance stays as it is. more_others: is added to the second allowance; negative:
+ * no limit. If the second allowance has no limit before the call, it becomes `more_others`. */
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others);
 /* Returns the next batch. Returns NULL if there is none now; *finished then says whether the scan
  * has ended. */
@@ -398,9 +398,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. It rings for results of published copies when many have accumulated. If the caller
- * waits, fewer are enough, so that the threads do not run out of orders. Results can also be taken
- * without a ring. */
+ * published. Results of published copies accumulate before it rings: many if the caller does not
+ * wait, fewer if the caller waits, so that the threads do not run out of orders. Results can also
+ * be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin

@@ -14,8 +14,9 @@
  * gets nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* TIMEOUTs in a row, if a reader waits for the bytes */
 #define TRIES 8       /* TIMEOUTs in a row, if no reader waits for the bytes */
-/* A peer answers COMING while it is receiving the bytes from the source. If this node asked the
- * source as well, the bytes would come no sooner, and other readers would be delayed. */
+/* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
+ * the peer. If it asked the source as well, the bytes would come no sooner, and other readers would
+ * be delayed. */
 /* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. It is less
  * than 5 s, the time for which a reader waits for a live daemon. */
 #define COMING_ASKED_NS 4000000000ULL
@@ -121,8 +122,8 @@ static void ask(struct monarch_engine *e, const struct fill *f, int which, int i
             return;
         if (tries && !is_asked)
             e->serve_readers(e, buffer);
-        /* The request says whether a reader waits for the bytes. A peer sends bytes for which a
-         * reader waits before all other bytes. */
+        /* The request says whether a reader waits for the bytes, because the peer sends awaited
+         * bytes first. */
         get->is_awaited = (uint32_t)is_asked;
         /* A peer whose connection broke is not asked again, unless it is still starting. */
         if (ask_once(e, f, which, peer, get, buffer, sum) != 0) {

@@ -19,8 +19,8 @@
 
 /* The length [bytes] of the longest window, counted from the start of its first page. */
 #define WINDOW_BYTES MONARCH_CHUNK
-/* The length [bytes] of the longest window that is read for a file in use. A program waits for such
- * a file until the whole window is read, so this limit is lower. */
+/* The length [bytes] of the longest window that is read for a file in use. This limit is lower than
+ * WINDOW_BYTES, because a program waits for the file until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
 /* The most windows that are kept. Threads copy from some of them; the others contain members whose
  * orders no thread has begun. */
@@ -384,9 +384,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads another window, which begins with the next ordered member after `w` that is in no window. A
- * thread that waits until another thread has read `w` calls this: with several reads at once, the
- * source's latency matters less. Returns 0 if there is nothing to read, or if no window is free. */
+/* Call this while another thread reads the window `w` for which this thread waits. Reads another
+ * window meanwhile, because with several reads at once, the source's latency matters less. That
+ * window begins with the next ordered member after `w` that is in no window. Returns 0 if there is
+ * nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

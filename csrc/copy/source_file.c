@@ -97,9 +97,8 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         return -1;
     }
     /* The attributes that the kernel cached at the open are enough here, because the server is
-     * asked after the last byte is read. The server is asked now only if the cached attributes
-     * differ from the catalog's, because some file systems learn a file's size only when they are
-     * asked. */
+     * asked after the last byte is read. But some file systems learn a file's size only when they
+     * are asked. So if the cached attributes differ from the catalog's, the server is asked now. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -158,8 +157,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 #define CACHED_NS 150000
 /* note() computes for which share of a source's recent files a condition holds. */
 #define SHARE_ALL 1024U /* value of a share if its condition holds for all files */
-#define JUDGED 32U      /* number of fills after which programs may rely on a source's share */
-#define SHARE_STEP 32U  /* a share is a running mean over about this many files */
+/* After this number of fills from a source, its bit in `fast_sources` is reliable. */
+#define JUDGED 32U
+#define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
 /* Updates *mean, the share of a source's recent files for which a condition holds, with one more
  * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the

@@ -46,9 +46,9 @@ struct monarch_engine {
      * it are for the peers, in the order of their numbers. */
     struct endpoint *endpoint;
     /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
-     * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited:
-     * describes recent files that could be read with O_DIRECT but were read through the page cache;
-     * it is the share of these files for which the page cache had to ask the source. */
+     * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: the
+     * share of recent files for which the page cache had to ask the source; only files that could
+     * be read with O_DIRECT, but were read through the page cache, are counted. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
     /* Both atomic, a bit per source. awaited_sources: set if `awaited` exceeds one half.
      * buffered_sources: set if the source's files cannot be read with O_DIRECT. */

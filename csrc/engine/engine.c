@@ -145,8 +145,8 @@ void monarch_engine_settle(struct monarch_engine *e) {
         monarch_free_slot(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
-         * Before this call, there were not more. Wake the threads, because such a fill may begin
-         * now. */
+         * Before this call, too few slots were free. Now such a fill may begin, so wake the
+         * threads. */
         monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);

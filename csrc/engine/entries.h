@@ -24,7 +24,7 @@ void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */
 struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
 /* Returns the queued order to fill or to check this entry, or NULL if there is none. If there are
- * several, returns the one that was remembered last. */
+ * several, returns the one for which monarch_remember was called last. */
 struct job *monarch_order_of(const struct pool *p, uint64_t id);
 /* Returns whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);

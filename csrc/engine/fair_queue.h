@@ -11,8 +11,8 @@ struct fair_queue {
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
-    /* by rank: where the search for the rank's next reader begins: one slot after its last served
-     * reader */
+    /* by rank: the slot at which the search for the rank's next reader begins. It follows the slot
+     * of the rank's reader that was served last. */
     uint8_t next[MONARCH_RANKS];
 };
 

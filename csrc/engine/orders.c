@@ -53,11 +53,12 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * A file goes into the first tier that has enough room for it. This code decides as policy does
  * (monarch_py/policies/placement.py), and counts a file's bytes and inodes as policy does. */
 
-/* Takes room for a file from the first tier that has enough, and returns that tier; -1 if none has.
- * is_staged: whether the file goes into the staging area, because this node does not keep it; every
- * other file goes into one of the other tiers. If a tier has more room than was granted (is_part),
- * a file that exceeds the granted room may still fit into that tier. The result is then -1 without
- * a look at later tiers, and policy decides about the file. */
+/* Takes room for a file from the first tier whose granted room is large enough, and returns the
+ * tier's number. Returns -1 if this code must not place the file; policy then decides about it.
+ * is_staged: 1 if the file goes into the staging area, because this node does not keep it; 0 if it
+ * goes into one of the other tiers. A tier may have more room than was granted (is_part). If the
+ * file exceeds the granted room of such a tier, it may still fit into that tier, so no later tier
+ * is tried. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -114,8 +115,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
     if (!g->holds || g->placed_count == MONARCH_PLACED)
         return NULL;
     struct monarch_entry *e = &monarch_table(c)[id];
-    /* If the word contains the number of a copy, this copy is of an older version of the file, and
-     * must be removed before a fill. */
+    /* If e->word contains the number of a copy, this copy is of an older version of the file. The
+     * copy must be removed before a fill. */
     if (e->kind != MONARCH_FILE || MONARCH_WORD_COPY(e->word))
         return NULL;
     enum monarch_storage storage = find_home(p, id, asked);

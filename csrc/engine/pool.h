@@ -64,8 +64,8 @@ enum monarch_role {
     /* only work that readers wait for. A thread looks for work with this role alone between two
      * parts of other work. */
     MONARCH_DOES_DEMANDS = 2,
-    /* also PAGE_INs, which read copies into memory. Only half of the threads for the sources have
-     * this role. So a tier that hangs cannot block the other half. */
+    /* PAGE_INs, which read copies into memory. Only half of the threads for the sources have this
+     * role. A PAGE_IN may hang if a tier hangs, so the other half must stay free. */
     MONARCH_READS_AHEAD = 4,
 };
 
@@ -85,7 +85,7 @@ struct listener {
      * may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
     /* Called before the order begins. Gives the waiting descriptor to the order, unless the program
-     * has asked for the descriptor back. */
+     * has requested that the daemon closes the descriptor. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
     void (*granted)(struct pool *p);

@@ -105,9 +105,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
         return 1;
     }
     p->taken[reader->place] = demand;
-    /* If the unit is done, answer this demand here. The thread that filled the unit answers only
-     * once, when it completes the unit, and this demand may have been made later. Also answer a
-     * demand for a unit that no map has, because no thread fills it. */
+    /* If the unit is done, answer this demand here. The thread that filled the unit answers demands
+     * only once, when it completes the unit, and this demand may have been made later. Also answer
+     * a demand whose unit number is too large, because no thread fills such a unit. */
     if (unit >= f->units || unit >= MONARCH_FILL_UNITS ||
         __atomic_load_n(&f->map->done[unit / 64], __ATOMIC_SEQ_CST) >> (unit % 64) & 1)
         monarch_answer(p->shared.clients, f->job->result.id, unit, 1);
@@ -157,10 +157,11 @@ static uint64_t unit_ahead(struct fill *f) {
     return n < f->units ? unit : DONE;
 }
 
-/* Chooses a fill in which a thread fills the next unit before a reader asks for this unit. Returns
- * NULL if there is no such fill. *first gets the first fill in the list that could be served.
- * Usually this fill is also the result. A later fill is the result only if the readers of both
- * fills belong to ranks, and the later fill's rank is due earlier. */
+/* Chooses a fill for find_ahead. The candidates are the fills of this origin for which a reader has
+ * waited and that have units left. Returns NULL if there is no candidate. *first gets the first
+ * candidate in the list. If its reader belongs to no rank, this candidate is also the result.
+ * Otherwise, all candidates whose readers belong to ranks are compared, and the result is the one
+ * whose rank is due first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -176,7 +177,7 @@ static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
         *first = chosen ? *first : f;
         chosen = f;
         due = monarch_due(queue, rank);
-        if (!rank) /* the reader of the first fill has no rank, so no later fill can be chosen */
+        if (!rank) /* the first candidate's reader has no rank, so this candidate is the result */
             break;
     }
     return chosen;
@@ -207,8 +208,8 @@ static int has_block(const struct pool *p, enum monarch_origin origin, const str
            monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block of a fill for which no reader has waited. Fills without a reader are finished one
- * after the other. */
+/* Finds a block to move, among the fills for which no reader has waited. These fills are finished
+ * one after the other. */
 static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;
     while (f && ((int)f->job->result.in_use != in_use || !has_block(p, origin, f)))
@@ -242,8 +243,9 @@ static void put_aside(struct late *late, struct job *job) {
     monarch_push(&late->of[peer], job);
 }
 
-/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: it
- * skips only peers that threads already ask, and there are no more such peers than threads. */
+/* Returns the first set-aside order whose peer may be asked now, or NULL. The search is short: each
+ * peer that it skips is already asked by a thread, so it skips no more peers than there are
+ * threads. */
 static struct job *first_late(struct pool *p, int in_use) {
     struct late *late = &p->late[in_use];
     for (unsigned i = 0; i < late->peers;) {
@@ -315,8 +317,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* If a thread gets a unit from a peer before the reader waits for it, the thread is not counted
-     * in p->unasked: the reader will soon wait, and there are enough threads for peers. */
+    /* A thread that gets a unit ahead of a reader from a peer is not counted in p->unasked: the
+     * reader will soon wait for the unit, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -16,9 +16,12 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* The daemon is rung when this number of results of published copies has accumulated. */
-#define RESULTS_AWAITED 64  /* number if the daemon waits for results (monarch_engine_await) */
-#define RESULTS_AT_ONCE 512 /* number if the daemon does not wait for results */
+/* A daemon that waits for results (monarch_engine_await) is rung when this number of results of
+ * published copies has accumulated. */
+#define RESULTS_AWAITED 64
+/* A daemon that does not wait for results is rung when this number of results of published copies
+ * has accumulated. */
+#define RESULTS_AT_ONCE 512
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
@@ -70,8 +73,8 @@ static void push_result(struct pool *p, struct job *job) {
     ends_rest = !job->result.is_published && monarch_leaves_again(p, job);
     if (p->free_slots > free_before && free_before <= MONARCH_SLOTS_OF_SOURCE)
         /* A fill from a peer begins only if more than MONARCH_SLOTS_OF_SOURCE slots are free.
-         * Before this call, there were not more. Wake the threads, because such a fill may begin
-         * now. */
+         * Before this call, too few slots were free. Now such a fill may begin, so wake the
+         * threads. */
         monarch_unlock_and_ring(p);
     else
         pthread_mutex_unlock(&p->lock);
@@ -349,8 +352,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* A thread's buffer takes as much memory as the largest file that the thread has moved, because
- * only touched pages take memory. With huge pages, the whole buffer would take memory at once. */
+/* Maps a buffer of MONARCH_CHUNK bytes. Only the pages that a thread has touched take memory. The
+ * buffer has no huge pages: with them, the whole buffer would take memory at the first touch. */
 char *monarch_map_buffer(void) {
     char *buffer =
         mmap(NULL, MONARCH_CHUNK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -381,10 +384,10 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
     return is_started;
 }
 
-/* Starts the next thread for the sources. Increments p->threads only when the new thread can be
- * joined. While this function runs, monarch_engine_stop cannot miss the new thread: it first joins
- * the calling thread, and then reads p->threads again. The caller holds the pool's lock, which is
- * released meanwhile. */
+/* Starts the next thread for the sources, and increments p->threads once the new thread can be
+ * joined. monarch_engine_stop does not miss the new thread: it joins the calling thread first, and
+ * reads p->threads again afterwards. The caller holds the pool's lock, which is released
+ * meanwhile. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

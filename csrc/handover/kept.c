@@ -23,8 +23,8 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table also has at most this part (1 / SHARE) of the descriptors that the process may have
- * open. */
+/* The table has at most 1 / SHARE of the descriptors that the process may have open, even if that
+ * is less than KEPT. */
 #define SHARE 4
 /* A descriptor that still has no order is closed when both of these limits have passed. */
 #define ORDER_NS 50000000ULL /* limit on the time since the descriptor came [ns] */

@@ -142,8 +142,8 @@ static io_state open_file(connection *c, stage_t *stage) {
         c->file.file = NULL;
         return finish(c, stage, status);
     }
-    /* `due_ns` stays: the time that the request has waited for the file counts as part of its wait
-     * for the bytes. */
+    /* `due_ns` stays unchanged. So one deadline limits both waits of the request together: the wait
+     * for the file, and a later wait for its bytes. */
     c->at = q->first;
     c->end = q->first + q->length;
     c->state = MONARCH_PEER_FRAMING;
@@ -217,7 +217,7 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
 }
 
 /* Returns whether a piece may be sent. A whole block may be sent at once, unless the peer says that
- * the block arrived wrong before. Part of a block has no recorded sum, so nothing would show that
+ * the block arrived damaged before. Part of a block has no recorded sum, so nothing would show that
  * this part has rotted. So the whole block is checked against its recorded sum before a part of it
  * is sent. */
 static int is_sound(const connection *c, stage_t *stage) {
@@ -355,8 +355,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. Another call would send nothing, but would cost the look-up of 16
-         * pages. */
+        /* The socket is full. Another call would send nothing, and would look up 16 pages in
+         * vain. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }

@@ -263,7 +263,7 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the peer check its copies of blocks that arrived wrong, by requesting one byte of each
+/* Makes the peer check its copies of blocks that arrived damaged, by requesting one byte of each
  * block. Before the peer sends a part of a block, it must check the whole block. So it finds out
  * whether the block has rotted since the block's sum was recorded. The request needs a new link,
  * because the next bytes on the old link cannot be parsed. */

@@ -67,7 +67,7 @@ struct monarch_peer_get {
     uint32_t source;
     int32_t to;
     uint32_t is_awaited; /* a reader waits for exactly these bytes */
-    uint32_t is_doubted; /* the block arrived wrong before, so the peer should check its copy */
+    uint32_t is_doubted; /* the block arrived damaged before, so the peer should check its copy */
     uint32_t status;     /* outcome: enum monarch_peer_status */
     /* number of bytes, from the range's beginning on, that were received with a right sum */
     uint64_t received;

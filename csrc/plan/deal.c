@@ -174,9 +174,10 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the waiting samples. Every node gets the same number of them, with two exceptions: a
- * node gets more if its least number requires that, and fewer if it lacks room. The samples that
- * remain then go one by one to the nodes that have taken the fewest. */
+/* Distributes the `waiting` samples, which have no node yet: sets s->share. Every node gets the
+ * same number of them, with two exceptions. A node gets more if it would otherwise have fewer than
+ * s->least samples in all. A node gets fewer if it lacks room. The samples that remain then go one
+ * by one to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
     /* Find the highest level at which the nodes together take at most `waiting` samples. The search
      * keeps shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */

@@ -96,8 +96,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 
 /* A client may mark the file as changed just after this function has read the changed filter. No
  * program gets the stale copy then, because every open checks the filter itself. Python removes the
- * stale copy: when it takes the result, it checks the filter again. It must do so even if it has
- * already processed the mark, because at that time the file may not have been PRESENT yet. */
+ * stale copy: when it takes the result, it checks the filter again. This check is needed even if
+ * Python has already processed the mark: the file may not have been PRESENT at that time. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -123,10 +123,10 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
             continue;
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
-        /* The times are stored before the names are compared, so that the next call sees a change
-         * that happens during the comparison. While the catalog has no listings, the old times
-         * stay, so each call finds the directory changed and compares its files again. This is
-         * needed because the scan may still add names whose attributes it read earlier. */
+        /* The times are stored before the names are compared. So if the directory changes during
+         * the comparison, the next call sees the change. While the catalog has no listings, no
+         * times are stored, so each call finds the directory changed and compares its files again.
+         * This is needed because the scan may still add names whose attributes it read earlier. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

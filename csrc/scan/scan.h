@@ -71,8 +71,8 @@ struct monarch_scan {
     /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* the scan skips files that this writer's catalog has with the same inode number; NULL: it
-     * skips none */
+    /* The scan skips a file if this writer's catalog has the file with the same inode number. NULL:
+     * the scan skips no file. */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

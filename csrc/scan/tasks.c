@@ -123,8 +123,9 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Hands over the thread's batch before the thread waits for work. Otherwise, if another thread hung
- * in a directory, the entries in this batch would not reach Python meanwhile. */
+/* Before the thread waits for work, this function hands over the thread's batch. The wait may be
+ * long, because another thread may hang in a directory, and the entries in the batch should reach
+ * Python without delay. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);
@@ -196,8 +197,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes only as many threads as these names have portions, because more threads would find no work.
- * A woken thread wakes another thread if more work is left. */
+/* Wakes one thread for each portion of this many names, because more threads would find no work. A
+ * woken thread wakes another thread if more work is left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)
@@ -211,8 +212,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* If `wanted` is 0, the allowance for wanted directories stays as it is, unless it is
-     * ALL_NAMES: it then becomes 0. */
+    /* If `wanted` is 0 and the allowance for wanted directories has a limit, the allowance stays as
+     * it is. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

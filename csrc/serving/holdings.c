@@ -14,11 +14,11 @@
 #include "shared/xxh3.h"
 
 /* How long the check of a block stays valid [ns], except for a peer that says that the block
- * arrived wrong. */
+ * arrived damaged. */
 #define CHECKED_NS 60000000000ULL
-/* How long [ns] the check of a block stays valid for a peer that says that the block arrived wrong.
- * The time is short, because the block may have rotted since the check. It is not 0, because a
- * lying peer could then cause a check with each request: with this time, it causes at most one
+/* How long [ns] the check of a block stays valid for a peer that says that the block arrived
+ * damaged. The time is short, because the block may have rotted since the check. It is not 0: a
+ * lying peer could then cause a check with each request. With this time, a peer causes at most one
  * check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
@@ -38,8 +38,9 @@ static int sum_of(void *arg, void *file, uint64_t block, uint64_t *sum,
 static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uint64_t sum) {
     if (held->sums)
         return sum == held->sums->sums[block];
-    /* No block sums are recorded for a copy of one block. The catalog's sum of the whole file is
-     * compared instead: it is computed from the sum of this one block. */
+    /* No block sums are recorded for a copy of one block. But the catalog has a sum of the whole
+     * file, which was computed from the block's sum. So compute the file's sum in the same way, and
+     * compare it with the catalog's. */
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
     /* Without recorded sums, the copy counts as good as long as the entry has the word that it had

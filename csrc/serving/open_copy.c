@@ -46,11 +46,12 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. A request for more than one unit becomes a demand
- * only if it says that a reader waits. A request for at most one unit always becomes a demand, to
- * prevent a deadlock: two nodes may both have reached their limit of orders, with orders only for
- * small files that the other node keeps. A demand gets an order even beyond the limit. No request
- * becomes a demand if the file has more units than a fill's bitmap has bits. */
+/* Returns whether the request becomes a demand. No request becomes a demand if the file has more
+ * units than a fill's bitmap has bits. For any other file, a request for more than one unit becomes
+ * a demand only if it says that a reader waits. A request for at most one unit always becomes a
+ * demand, because a demand gets an order even beyond the limit of orders. Without that, two nodes
+ * could wait for each other forever: both may have reached the limit, with orders only for small
+ * files that the other node keeps. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&

@@ -52,7 +52,7 @@ struct open_copy {
     int fd, slot; /* slot: the fill's slot; -1 if the copy was complete when it was opened */
     /* 1: if requested bytes are missing, a demand is made for them (is_hasty in open_copy.c) */
     int is_hasty;
-    int is_doubted; /* 1: the peer says that the bytes arrived wrong before */
+    int is_doubted; /* 1: the peer has received the bytes before, and they were damaged */
     /* 1: the copy was found complete. From then on all its bytes can be sent, even if the copy is
      * dropped meanwhile. */
     int is_whole;

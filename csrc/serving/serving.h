@@ -54,9 +54,9 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * file. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
  * many files there are. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Says which requests have to wait until it is known which files this node keeps. Only requests for
- * files without a copy on this node are concerned. At first all of them wait. A request that does
- * not wait is answered with UNKNOWN_FILE. */
+/* Which requests of peers wait until it is known which files this node keeps. This concerns only
+ * requests for files without a copy on this node. The initial value is MONARCH_EVERYBODY_WAITS. A
+ * request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* a request waits if no reader waits for its bytes */

@@ -182,8 +182,8 @@ struct monarch_control {
      * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1: a scan is under way that will find every file, and the daemon fills files even if
-     * no client has reported that a program opened them. */
+    /* Atomic. 1: a scan is under way, and it will find every file. In addition, the daemon is set
+     * to fill files even if no client has reported that a program opened them. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */

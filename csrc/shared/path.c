@@ -84,8 +84,8 @@ struct walk {
     const struct monarch_clients *clients;
     size_t len, canonical;
     /* needs_directory: the path ends with a slash, `.` or `..`, so it must lead to a directory.
-     * by_letters: a `..` removes the component before it from the text, even if that component is a
-     * link, because links are not checked */
+     * by_letters: links are not checked. So a `..` removes the component before it from the text,
+     * even if that component is a link. */
     int needs_directory, by_letters;
     char *text;
 };

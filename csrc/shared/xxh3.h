@@ -14,8 +14,8 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    /* number of input bytes in `hold` that are not hashed yet. These bytes begin at hold + 64. The
-     * first 64 bytes of `hold` are the 64 input bytes before them */
+    /* number of input bytes that are not hashed yet. They are in `hold` from hold[64] on. The first
+     * 64 bytes of `hold` are the 64 bytes of input before them. */
     size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };

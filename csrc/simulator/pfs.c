@@ -150,7 +150,7 @@ double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes) {
     int is_client = s->first[node] != PFS_NONE;
     uint32_t clients = s->ends.n + !is_client;
     double ahead = 0;
-    if (is_client) { /* the file system has already sent a part of the first request */
+    if (is_client) { /* count only the part of the first request that is not sent yet */
         double clock = s->clock + (now - p->since) * each(p, s->ends.n);
         ahead = s->end[node] - clock + s->waiting[node];
     }

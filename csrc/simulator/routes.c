@@ -65,8 +65,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
             continue;
         c->at = now;
         c->epoch = epoch;
-        /* The class is occupied from s->now on, although the file arrives later. If it were
-         * occupied only from the arrival on, requests that come before the arrival would have to
+        /* A class serves its requests in the order in which they are made, and this request is made
+         * now. So the write occupies the class from s->now on, although the file arrives later. If
+         * it began only at the arrival, requests that are made before the arrival would have to
          * wait until the write has ended. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;

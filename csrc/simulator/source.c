@@ -38,9 +38,9 @@ static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* The asker `first` has begun a read, and other askers may have joined it. Returns whether one of
- * these askers is a staging thread of `reader`, the node that reads, so that this node needs the
- * sample itself. */
+/* The node `reader` reads a file for the asker `first`, and for the askers that have joined the
+ * read. Returns whether one of these askers is a staging thread of `reader`. If so, this node needs
+ * the sample itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)

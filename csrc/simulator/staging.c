@@ -154,7 +154,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* If a copy of the sample is planned, makes it. The sample has arrived at the node. */
+/* The sample has arrived at the node. If a copy of the sample is planned, makes the copy. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;
@@ -245,9 +245,9 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             t->is = STARTS;
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
-            /* Several ranks share this thread, which checks again now, because one of them has
-             * room. A thread of only one rank need not check again, because it has already computed
-             * when its rank will have room. */
+            /* Several ranks share this thread. One of them now has room, so the thread wakes and
+             * checks all of them again. A thread of only one rank sleeps on, because it has already
+             * computed when its rank will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

@@ -90,9 +90,8 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* by file: index of the file's first copy */
-    /* by file and remainder (files x EPOCHS_KNOWN). All epochs with the same remainder, epoch %
-     * EPOCHS_KNOWN, share an element. The element is the number of the last of these epochs that
-     * has used the file, plus 1; 0: none of them has used the file. */
+    /* by file and by epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): 1 + the number of the last epoch
+     * with this remainder that has used the file; 0: there is none */
     uint32_t *reused;
     /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
      * an owner. */
@@ -223,8 +222,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
 
-/* Lets a staging thread continue. Returns 0 if the thread needs the next epoch; the caller of
- * monarch_sim_run must hand it over first. Otherwise returns 1. */
+/* Lets a staging thread continue. Returns 0 if the thread needs the plan of the next epoch, which
+ * the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Call this when the thread's sample has arrived from the file system or another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);

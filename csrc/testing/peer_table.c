@@ -21,7 +21,8 @@ struct shared {
     int fd;
     uint64_t path_hash, size, block_bytes, blocks;
     int64_t mtime_ns;
-    /* number of users: the table, and each connection that sends the file; guarded by the lock */
+    /* number of users of the file: the table, and each connection that sends the file; guarded by
+     * the lock */
     unsigned users;
     int is_withdrawn; /* atomic */
     int knows_sums, knows_digests;

@@ -9,8 +9,8 @@
 
 /* The session's file `starts` stores the times of the last STARTS starts. */
 #define STARTS 3
-/* At most STARTS starts are allowed within this time [ns]. So a daemon that was killed is started
- * again at most twice within this time. */
+/* At most STARTS starts are allowed within this time [ns], for example the first start of a daemon
+ * and two further starts after the daemon was killed. */
 #define WITHIN_NS 600000000000ULL
 /* Two starts are at least this far apart [ns], because a start that has failed would usually fail
  * again at once. */

@@ -218,7 +218,8 @@ int monarch_launch(struct monarch_launch *l) {
         return 0;
     l->between = (uint32_t)pid;
     await(&l->between_runs, BETWEEN_NS);
-    /* The kernel clears `between_runs` a moment before the intermediate process ends. */
+    /* The kernel clears `between_runs` a moment before the intermediate process ends. So wait
+     * briefly until that process can be reaped. */
     for (unsigned n = 0; n < 64 && !l->between_runs && !is_reaped(l); n++)
         sys_relax(n);
     await(&l->runs, START_NS);

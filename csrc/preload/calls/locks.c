@@ -52,9 +52,11 @@ PUBLIC int flock(int fd, int operation) {
 }
 
 /* Returns whether a lock call must be repeated, because a call of monarch_close_unseen may have
- * disturbed it (locked_files.h). The result is 1 if such a call has begun since `closings` was
- * read, and if the lock was granted or refused. A granted lock may have been dropped again. A
- * refused lock may have been held by monarch_close_unseen itself. */
+ * disturbed it (locked_files.h). r: the result of the lock call, whose error is in errno.
+ * closings: the value read before the lock call. If a call of monarch_close_unseen has begun since
+ * then, the result is 1 in two cases. First, the lock was granted, but may have been dropped again.
+ * Second, the lock was refused because of another lock, which monarch_close_unseen may have
+ * held. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

@@ -108,8 +108,8 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
         int64_t ready = state == MONARCH_PRESENT ? (int64_t)w->n : 0;
         if (state == MONARCH_FILLING)
             ready = monarch_ready(w, word);
-        /* The copy's name may lead to another file by now. The call must not return bytes of two
-         * files. */
+        /* The entry may describe another file by now, and `word` may name a copy of that file. The
+         * call must not return bytes of two files. */
         if (state == MONARCH_BYPASS || ready < 0 || monarch_is_replaced(w) ||
             !monarch_is_coming(w, word) || (!ready && monarch_is_fast(w->session, w->entry)))
             break;

@@ -62,9 +62,9 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* Marks the file of the entry as changed, and if it is a directory, also all entries below it.
- * But if this file is still at the entry's path, does nothing, because it is marked separately.
- * now: the attributes of the file that is at the path now, or NULL if there is none. */
+/* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If
+ * this is the entry's own file, does nothing, because that file is marked separately. Otherwise
+ * marks the entry's file as changed, and if it is a directory, also all entries below it. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -79,10 +79,10 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 }
 
 /* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
- * a negative number if there is none. A path that equals a source's alias is the path of a link to
- * the source, because the kernel's path leads through no link. A path below the alias belongs to
- * the source, because the source may be mounted there in this container. name: a buffer of
- * MONARCH_PATH_MAX bytes. */
+ * a negative number if there is none. The kernel's path leads through no link. So if it equals a
+ * source's alias, `fd` is the link at the alias, which has no entry. If the path is below the
+ * alias, the source is probably mounted at the alias, for example in a container, and the entry is
+ * that of the source's file. name: a buffer of MONARCH_PATH_MAX bytes. */
 static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
                            char *name) {
     const char *rel;
@@ -141,8 +141,8 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Marks the file that the catalog has at the path of `fd`, unless it is the file `now`, which was
- * just opened as `fd`. */
+/* Call this after an open. fd: the opened file; now: its attributes. If the catalog has another
+ * file at the path of `fd`, marks the catalog's file as changed. */
 static void mark_known_opened(int fd, const struct stat *now, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
@@ -163,9 +163,9 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Stores in *st the attributes of the file that is at the path now, and marks the file that the
- * catalog has there (mark_known). Returns whether *s must learn of a change of the file that is
- * there now. */
+/* Marks the file that the catalog has at the path, if another file is there now (mark_known).
+ * Stores the attributes of the file that is there now in *st. Returns whether the caller can mark
+ * that file too: a daemon must learn of changes, and *st is valid. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))

@@ -129,8 +129,8 @@ static int is_of_copy(int fd, uint64_t w) {
     return s->control->source[e->source].dev != dev || e->ino != x.stx_ino;
 }
 
-/* Pauses, or ends the wait for a pinned descriptor. A waiting thread calls this function in a loop;
- * `n` is the number of earlier calls. Returns the descriptor's word.
+/* A thread that waits while a descriptor is pinned calls this function in a loop. `n` is the number
+ * of earlier calls. Usually the function only pauses. Returns the descriptor's word.
  *
  * A promotion pins the descriptor, makes it refer to the copy, and makes the kernel close the
  * source's file. That close may have to wait for the source, but other threads need not wait for
@@ -172,8 +172,8 @@ void monarch_track_again(int fd, int fresh) {
     }
 }
 
-/* Returns the part of the word that does not change during a seek. By this value, other threads
- * recognize the call of lseek in /proc. */
+/* Returns the part of the word that does not change during a seek. The seeking thread passes this
+ * value to lseek as an unused fourth argument. There, other threads recognize the call in /proc. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
@@ -283,8 +283,9 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
  * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
  * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
  * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
- * returns. If another thread wants to close the descriptor and the mark stays, this thread checks
- * in /proc whether the lseek is inside the kernel. If it is, the descriptor may be closed.
+ * returns. A thread that wants to close the descriptor waits until the mark is gone. If the mark
+ * stays, the closing thread checks in /proc whether the lseek is inside the kernel. If it is, the
+ * descriptor may be closed.
  *
  * A seek on a duplicate of the descriptor would need no mark. But the library would have to close
  * the duplicate, and this close may have to wait for the source. */

@@ -13,7 +13,7 @@
 #define WORTH_WAITING_NS 200000
 /* Longest wait of an open [ns]. */
 #define MOST_NS 1000000000ULL
-/* After a wait that has ended without a copy, at most this many successive opens do not wait. */
+/* Maximum number of successive opens that do not wait, after a wait has ended without a copy. */
 #define MOST_SKIPPED 64
 
 /* --- skipped waits ---------------------------------------------------------------------------- */

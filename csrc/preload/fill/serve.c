@@ -90,9 +90,10 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
  * entry. For each other open, it counts the size of the last examined file. */
 #define LOOKED 16
 
-/* Returns whether to examine this open of a source that is as fast as the page cache. The result is
- * a hash of the number of the open, so the distances between examined opens vary. If a program
- * alternately opens an image and its label, files of both kinds are examined. */
+/* Returns whether to examine this open of a file without an entry. A hash of the open's number
+ * decides, so the distances between examined opens vary. If every LOOKED-th open were examined, a
+ * program that alternately opens an image and its label would have only files of one kind
+ * examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;

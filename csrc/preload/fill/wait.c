@@ -33,10 +33,11 @@
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
 #endif
-/* Largest debt of a file. While a file owes more than one DEBT_NS, it is read from the source. */
+/* Largest debt of a file. While a file owes more than FILE_LIMIT - DEBT_NS, it is read from the
+ * source. */
 #define FILE_LIMIT (2 * DEBT_NS)
-/* Largest debt of the process. While the process owes more than seven times DEBT_NS, every file is
- * read from the source. */
+/* Largest debt of the process. While the process owes more than LIMIT - DEBT_NS, every file is read
+ * from the source. */
 #define LIMIT (8 * DEBT_NS)
 /* Total time that the process may spend in waits that time out [ns]. Once this time is used up, the
  * process spends at most 1 / WASTE_SHARE of its further life in such waits. */

@@ -33,8 +33,8 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
 }
 
 /* Returns whether the entry has another version than w->version, so that it no longer describes the
- * caller's file. A word of the entry that was read before this call belongs to a copy of the
- * caller's file if the result is 0. */
+ * caller's file. If the result is 0, a word of the entry that was read before this call belongs to
+ * a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;

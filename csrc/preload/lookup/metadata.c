@@ -27,7 +27,7 @@ int monarch_is_fresh(struct session *s) {
     return 0;
 }
 
-/* --- looks at directories --------------------------------------------------------------------- */
+/* --- looks: checks at the source whether a directory has changed ------------------------------ */
 
 static uint64_t *look_at(const struct monarch_known *k, uint64_t id) {
     return &k->session->clients->look[monarch_mix(id) % MONARCH_LOOKS];

@@ -60,11 +60,13 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
  * function, so that calls for other paths need not save the registers that it uses. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
+    /* With MONARCH_LEAD_FILES, the file must be checked at the source. Only an open is worth the
+     * time of this check, because it may get a copy. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
     if (hint.lead == MONARCH_LEAD_FILES)
-        return 1; /* a check of the file takes time, but a copy saves an open more time */
+        return 1;
     a->base = monarch_enter_directory(s, a->catalog, path, hint.prefix);
     a->is_new = !a->base;
     if (!a->base)
@@ -168,8 +170,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* the catalog that contains entry `id`; monarch_locate_aimed may have mapped a newer catalog
-     * than monarch_aim */
+    /* This is the catalog that contains entry `id`. It may be newer than the one that monarch_aim
+     * has found, because monarch_locate_aimed may have mapped a newer catalog. */
     *c = a.catalog;
     return id;
 }

@@ -148,8 +148,8 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without the lock: another thread may be waiting for this
-         * slot even if the lock has been given up. In the model
+        /* This thread releases the slot without taking the table's lock. The process may have given
+         * up the lock, and another thread may nevertheless be waiting for this slot. In the model
          * (tests/csrc/test_mapping_model.py), this is the step [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {

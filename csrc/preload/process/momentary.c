@@ -18,8 +18,9 @@ static uint64_t fork_ns; /* atomic: start of the latest fork */
 static uint32_t get(const uint32_t *count) { return __atomic_load_n(count, __ATOMIC_SEQ_CST); }
 static void add(uint32_t *count) { __atomic_fetch_add(count, 1, __ATOMIC_SEQ_CST); }
 
-/* Lowers the count, but not below 0. The count may be 0 already: if a fork was made without the
- * library's knowledge, the child resets both counts when it notices the fork. */
+/* Lowers *count (`open_now` or `forking`), but not below 0. The count may be 0 already: if a fork
+ * was made without the library's knowledge, the child sets both counts to 0 when it notices the
+ * fork. */
 static void drop(uint32_t *count) {
     uint32_t n = get(count);
     while (n &&

@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor whose mark as a backing descriptor of `fd` is removed. If `high`
-     * has replaced `before`, this is `before`. If `high` could not be recorded, this is `high`. */
+    /* Remove the mark as a backing descriptor of `fd` from the descriptor that is not used: from
+     * `before` if `high` has replaced it, or from `high` if `high` could not be recorded. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);

@@ -18,7 +18,7 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    size_t same = 0; /* number of bytes compared so far, if all of them were equal */
+    size_t same = 0; /* while `differs` is 0: number of equal bytes at the beginning of the field */
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
