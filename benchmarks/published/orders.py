@@ -141,7 +141,8 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             is_local = node == 0 and Behaviour.DEEPIO_FIRST_NODE_LOCAL in on
             order = inputs.orders[node]
             for place in range(begin, end):
-                # This number is also drawn for the node that always reads local samples.
+                # Drawn even if `is_local` makes the result unnecessary, as the published simulator
+                # does.
                 is_near = draws.between(1, 1 + chance) == 1
                 owner = node
                 if not is_local and not is_near:

@@ -30,7 +30,7 @@
 /* left: the number of calls before the one that fails (negative: none fails); failed: the number of
  * calls that have failed; live: the pieces of memory in use. Atomic. */
 static long left, failed, live;
-static long failed_memory; /* how often the thread that makes the part has got no memory */
+static long failed_memory; /* calls of the thread `is_maker` that failed with ENOMEM */
 static __thread int is_maker;
 static long turn; /* number of the call that fails, from 0 on */
 

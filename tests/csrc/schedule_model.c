@@ -441,9 +441,9 @@ static void look(int w) {
     if (found != (what != NOTHING))
         die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
-    /* `who` holds the roles of the threads that could do the waiting work, according to the
-     * scheduler. If this idle thread has found work, `who` must contain a role for which this
-     * thread is woken: any of its roles for a PAGE_IN, MONARCH_DOES_ALL for other work. */
+    /* `who` is the set of roles for which the scheduler wakes threads to do the waiting work. An
+     * idle thread that has found work must be one of those to wake. For a PAGE_IN, one of its roles
+     * in `who` is enough. For other work, `who` must contain MONARCH_DOES_ALL. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {

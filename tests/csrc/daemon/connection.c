@@ -135,8 +135,9 @@ static io_state run_it(void) {
     }
 }
 
-/* Reads one answer. Its first byte is the byte `first` of the file. Checks each frame, and sets
- * *bytes to the number of bytes that came with a sum. Returns the status that ends the answer. */
+/* Reads one answer, which starts with byte number `first` of the file. Checks each frame, and sets
+ * *bytes to the number of bytes that were followed by a sum. Returns the status that ends the
+ * answer. */
 static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
     struct monarch_peer_frame f;
     struct monarch_digest digest;
@@ -400,8 +401,8 @@ TEST(rotten_blocks_are_not_sent) {
         }
 }
 
-/* If no sums are recorded, a whole block is checked only after it was sent, with the sum that was
- * made then. */
+/* If no sum is recorded for a block, the block is checked only after it was sent. The check uses
+ * the sum that was computed while the block was sent. */
 TEST(a_block_without_a_recorded_sum_is_checked_after_it_was_sent) {
     for (uint64_t n = 100; n <= BLOCK; n += BLOCK - 100)
         for (int is_good = 0; is_good < 2; is_good++) {

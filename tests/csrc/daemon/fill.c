@@ -468,7 +468,8 @@ TEST(a_large_copy_is_written_back_as_it_grows) {
     make(MONARCH_CHUNK, MONARCH_UNIT);
     backs[0] = given[0] = 0;
     monarch_fill_end(e, fill_all(1, 0));
-    CHECK(!backs[0] && !given[0]); /* a smaller copy is left to the kernel */
+    /* The fill leaves the write-back of a smaller copy to the kernel. */
+    CHECK(!backs[0] && !given[0]);
     free(job->result.block_sums);
     done();
 }

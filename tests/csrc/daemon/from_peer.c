@@ -132,7 +132,8 @@ TEST(only_a_peer_that_has_the_file_tells_its_speed) {
         }
 }
 
-/* Bytes are awaited if there is a demand for one of their units. Other demands do not count. */
+/* A reader awaits a range of bytes if it demands a unit that overlaps the range. Demands for other
+ * units or other files do not count. */
 TEST(a_reader_waits_for_the_units_of_its_demand) {
     make(4, -1);
     for (uint64_t unit = 0; unit < 8; unit++) {
@@ -178,8 +179,8 @@ TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     free_engine(e);
 }
 
-/* If a peer fails, does not have the file, or has another version of it, the next peer is asked.
- * The fill also asks that peer for all later bytes. */
+/* If a peer fails, does not have the file, or has another version of it, the fill asks the next
+ * peer. For all later bytes, the fill asks this next peer at once. */
 TEST(a_peer_that_fails_is_followed_by_the_next) {
     const uint32_t bad[] = {MONARCH_PEER_CUT, MONARCH_PEER_UNKNOWN_FILE, MONARCH_PEER_CHANGED,
                             MONARCH_PEER_WRONG_BYTES, MONARCH_PEER_REFUSED};
@@ -275,7 +276,7 @@ TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
                     free_engine(e);
                 }
     make(4, -1);
-    fill.blocks = 1; /* in a file of one block, the peer is asked for the last block too */
+    fill.blocks = 1; /* with one block, the last block is fetched from the peer like any other */
     fill.is_last_late = 1;
     demand(0);
     SAME(fetch(0, UNIT), 1);

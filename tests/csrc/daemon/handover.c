@@ -118,7 +118,7 @@ TEST(the_table_has_a_limit) {
         all[i] = hand((uint64_t)i, "");
         uint32_t bell = t->bell;
         SAME(monarch_keep(t, all[i], i), i < 2);
-        /* the first one wakes the thread, which sleeps only while the table is empty */
+        /* only the first descriptor wakes the thread: it sleeps only while the table is empty */
         SAME(t->bell - bell, i == 0);
         SAME(all[i]->is_told, i == 1);
     }

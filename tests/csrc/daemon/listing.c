@@ -135,8 +135,8 @@ TEST(a_parent_is_the_directory_above) {
     done();
 }
 
-/* Readers no longer use the listing of a directory after it is unlisted. Entries of other kinds
- * stay as they are. */
+/* After a directory is unlisted, readers no longer use its listing. The operation does nothing to
+ * an entry that is not a directory. */
 TEST(an_unlisted_directory_has_no_listing) {
     make();
     struct monarch_entry *d = add("d", MONARCH_DIR, 0), *f = add("d/f", MONARCH_FILE, 0);

@@ -286,7 +286,7 @@ TEST(demands_of_peers_leave_slots_to_readers) {
     SAME(e->clients->engine[0].rings, rings);
     SAME(e->clients->demand[3], was);
     e->clients->demand[3] = e->clients->demand[5] = 0;
-    demand(h, 4, 6); /* exists already, in slot 6 */
+    demand(h, 4, 6); /* slot 6 already holds this demand */
     SAME(demands(), DEMANDS - 2);
     demand(h, 5, 6);
     demand(h, 4, 999);
@@ -313,7 +313,7 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
             uint64_t there = units * MONARCH_UNIT < 2 * BLOCK ? units * MONARCH_UNIT : 2 * BLOCK;
             SAME(monarch_copy_available(h, held(), at), there > at ? there : at);
         }
-        /* a request for at most one unit is hasty, so missing units are demanded */
+        /* each request is for at most one unit, so a missing unit is demanded */
         CHECK((demands() > 0) == (units < 9));
         e->fills->fill[0].whole = 1;
         SAME(monarch_copy_available(h, held(), 3), SIZE);
@@ -323,8 +323,8 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
     done();
 }
 
-/* Missing bytes are demanded only if somebody waits for them. Bytes that are there but held back,
- * those of the last block, are not demanded. */
+/* Missing bytes are demanded only if somebody waits for them. Bytes of the last block that are
+ * present but held back are not demanded. */
 TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

@@ -1,6 +1,6 @@
 #include "peers/connection.h"
 
-/* Links in place of those of client.c. What they answer is scripted. */
+/* The tests replace the links of client.c by these, whose answers come from `script`. */
 struct monarch_peer_link {
     int number, is_closed, is_cut;
     uint64_t frames, tag;
@@ -168,7 +168,8 @@ TEST(a_lack_of_room_here_is_not_reported) {
     monarch_peer_free(p);
 }
 
-/* If no link can be made, the status of all ranges says why. The next success is reported. */
+/* If no link to the peer can be made, the status of every range tells the reason. The next success
+ * is reported. */
 TEST(a_peer_that_cannot_be_reached_says_why) {
     make();
     struct monarch_peer_get gets[2] = {{.length = 1, .received = 7, .error = 7},

@@ -138,8 +138,8 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     done();
 }
 
-/* The word of an entry and the guess in the index change together. When the removal of a copy has
- * been processed, the entry forgets the copy's inode number. */
+/* A new word of an entry also updates what depends on it: the guess in the index of copies, and the
+ * inode number of the copy. */
 TEST(a_word_sets_what_depends_on_it) {
     make();
     const uint64_t present = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);

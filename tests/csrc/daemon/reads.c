@@ -131,7 +131,8 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* A failure replaces one that was found before it only if its read comes earlier in the list. */
+/* Of the failed reads of a call, the one that comes first in the list determines the error,
+ * whichever fails first. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);

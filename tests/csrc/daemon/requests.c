@@ -18,7 +18,7 @@ static long sleep_on(long number, uint32_t *word, int how, uint32_t seen,
 #include "checks.h"
 #include "shared/clock.h"
 
-#define FILES 9000 /* so many that three words of the summary are used */
+#define FILES 9000 /* so large that the summary uses three words */
 
 static struct monarch_engine *e;
 static struct monarch_clients *m;
@@ -57,7 +57,7 @@ TEST(bits_are_taken_once_and_in_order) {
     SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0);
     SAME(monarch_take_bits(&m->read, 4097, ids, FILES), 1);
     for (uint64_t i = 0; i < sizeof m->read.summary / sizeof *m->read.summary; i++)
-        SAME(m->read.summary[i], 0); /* the summary is empty, so no word is searched in vain */
+        SAME(m->read.summary[i], 0); /* the summary is empty, so the call searches no word */
     free_engine(e);
 }
 

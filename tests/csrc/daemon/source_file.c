@@ -229,8 +229,9 @@ TEST(pages_are_dropped_only_by_kernels_that_do_it_safely) {
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* A source's bit is set while more than half of its recent files had the property that is noted.
- * The bits of other sources stay. */
+/* `note` is told for each file of a source whether it had a property. The bit of the source is set
+ * while more than half of its recent files had the property. The bits of other sources do not
+ * change. */
 TEST(a_bit_follows_the_majority_of_recent_files) {
     uint32_t mean = 0, bits = 1U << 3 | 1U << 5;
     int n = 0;
@@ -462,8 +463,8 @@ TEST(interrupted_reads_bring_all_bytes) {
     done();
 }
 
-/* If the kernel cannot drop pages after a read, this is noted for the source, and the bytes come
- * all the same. A read that fails does not tell whether the kernel can. */
+/* If the kernel cannot drop pages after a read, the engine notes this for the source, and the read
+ * succeeds all the same. A failed read does not show whether the kernel can drop pages. */
 TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
     make(100000);
     job->entry.source = 3;
@@ -535,7 +536,8 @@ TEST(only_a_usable_descriptor_is_taken) {
     }
 }
 
-/* The claim does not end if another descriptor of the order is closed. */
+/* Only the close of the descriptor that was handed over ends the claim. The close of another
+ * descriptor of the order does not. */
 TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
     make(10);
     hand(O_RDONLY);

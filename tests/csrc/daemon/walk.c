@@ -90,7 +90,8 @@ TEST(a_walk_reports_everything) {
         CHECK(fstatat(root, i ? paths[i] : ".", &st, AT_SYMLINK_NOFOLLOW) == 0);
         CHECK(e->ino == st.st_ino && e->size == (uint64_t)st.st_size);
         SAME(e->sum, i < 3 ? names[i] + 1 : 0);
-        if (i >= 3) /* the place is less than the number of names in the directory */
+        /* A place in a listing is less than the number of names in the directory. */
+        if (i >= 3)
             CHECK(e->place < names[i == 4 || i == 5 ? 2 : 1]);
     }
     CHECK(strcmp(b->pool + entry_of(b, "d/e/l")->copy_ino, "../a") == 0);
@@ -216,8 +217,8 @@ TEST(each_question_to_the_source_is_paced) {
 }
 
 /* A file system that is mounted below the source does not belong to the source. The directory on
- * which it is mounted is not walked. It is reported with the inode number that the listing above it
- * shows. */
+ * which it is mounted is not walked. It is reported with the inode number that the listing of its
+ * parent directory shows. */
 TEST(a_mounted_file_system_is_not_walked) {
     make();
     make_tree();

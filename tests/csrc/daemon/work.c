@@ -175,8 +175,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
     done();
 }
 
-/* A result is queued. If its copy is published, the slot of the fill becomes free. The threads are
- * woken if a fill from a peer may have waited for this slot. */
+/* A finished job's result is queued. If the job has published a copy, the slot of its fill becomes
+ * free. The threads are woken then, if a fill from a peer may have waited for a slot. */
 TEST(a_published_copy_frees_its_slot) {
     for (unsigned before = 0; before <= MONARCH_SLOTS_OF_SOURCE + 1; before++)
         for (int is_published = 0; is_published < 2; is_published++) {
@@ -444,8 +444,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A sleeping thread wakes without a ring when a reader's claim may have ended, or to return the
- * memory of its buffer. */
+/* A sleeping thread wakes by itself in two cases: when a reader's claim may have ended, and when it
+ * is time to return the memory of the thread's buffer. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);
@@ -461,8 +461,8 @@ static void unmap_all(int n) {
             monarch_unmap_buffer(p->worker[i].buffer);
 }
 
-/* Threads are started until one of each kind has no work, or until all run. The kinds are threads
- * that read ahead and threads that do not. */
+/* There are two kinds of threads: those that read ahead and those that do not. More threads are
+ * started until one thread of each kind has no work, or until all threads run. */
 TEST(threads_are_started_until_one_of_each_kind_is_idle) {
     for (int most = 0; most < 6; most++) {
         make();

@@ -1,4 +1,4 @@
-"""Tests to which daemon's session a process is attached, and when it may use the session."""
+"""Tests which daemon's session a process attaches to, and when it may use the session."""
 
 from __future__ import annotations
 

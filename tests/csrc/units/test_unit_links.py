@@ -233,8 +233,8 @@ def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out
 def test_a_directory_is_entered_only_if_it_is_the_scanned_one(
     table: Any, served: Served, out: Path
 ) -> None:
-    """The link may lead elsewhere by now, or another directory may be at the scanned directory's
-    path. The library then forgets the hint."""
+    """A link led to a scanned directory. By now it may lead elsewhere, or another directory may be
+    at the path of the scanned one. Then the library forgets what it has learned about the link."""
     link = out / "dir"
     n = len(bytes(link))
 
@@ -278,8 +278,8 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # One in AGAIN of such failures removes the hint, so that the library looks at the directory
-    # again.
+    # A hint that fails is removed only once in AGAIN failures. Then the library looks at the
+    # directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)

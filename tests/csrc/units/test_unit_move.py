@@ -1,4 +1,5 @@
-"""Tests when a mapping of a source's file becomes one of its copy, and when it stays as it is."""
+"""Tests when the library replaces a mapping of a source's file by a mapping of its copy, and when
+it keeps the mapping as it is."""
 
 from __future__ import annotations
 

@@ -375,8 +375,8 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
 
 
 def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
-    """The duration of each successful wait is noted once. If the rest is read at the source, the
-    duration of that read is noted too."""
+    """For each successful wait, its duration is noted once. If a read takes its last bytes from the
+    source, the duration of this part is noted too."""
     for waits, expected in ((0, 1), (2, 3), (4, 4)):
         fill(reader, 4)
         reader.served.control.fast_sources = 0

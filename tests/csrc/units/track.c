@@ -37,7 +37,8 @@ static void forget_momentary(void) {
 
 #include "made.h"
 
-/* Empties the table and makes it this process's own. Also cancels what other threads would do. */
+/* Empties the table and makes it this process's own. Also removes what a test has scripted for
+ * another thread. */
 EXPORT void track_forget(void) {
     monarch_track_mark();
     memset(monarch_track_table, 0, (highest + 1) * sizeof *monarch_track_table);
@@ -47,8 +48,8 @@ EXPORT void track_forget(void) {
     owner = (uint32_t)sys_getpid();
     *forked_mark = 1;
 }
-/* Makes the table that of the process `pid`, or nobody's if `pid` is 0. is_forked: whether this
- * process is a forked child of that process. If not, the two processes share their memory. */
+/* Makes the table belong to the process `pid`, or to no process if `pid` is 0. is_forked: whether
+ * this process is a forked child of that process. If not, the two processes share their memory. */
 EXPORT void track_belongs(uint32_t pid, int is_forked) {
     owner = pid;
     *forked_mark = !is_forked;
