@@ -185,7 +185,7 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
         Result("placement_gap", "NoPFS: gap to the dual bound", "share", gap, 0.01),
         Result(
             "placement_literal",
-            "  the literal algorithm of 5.1: files without a holder",
+            "  exactly as in NoPFS, 5.1: files without a holder",
             "share",
             float(np.mean(~held)),
             None,

@@ -132,7 +132,7 @@ static int link_to_peer(const char *directory) {
     if (l)
         monarch_peer_link_close(l);
     else
-        close(ends[0]); /* no link was made that would close this end */
+        close(ends[0]); /* there is no link, so nothing else closes this end */
     close(ends[1]);
     return l != NULL;
 }

@@ -272,7 +272,7 @@ TEST(a_bad_request_ends_the_connection) {
         struct monarch_peer_request q = request_of(0, 10);
         if (way == 0) {
             q.magic++;
-            SAME(write(client, &q, 4), 4); /* the first four bytes are enough */
+            SAME(write(client, &q, 4), 4); /* four bytes are enough: the magic number is wrong */
         } else if (way == 1) {
             monarch_seal(says, 0, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal);
             q.length++;

@@ -425,9 +425,9 @@ TEST(a_pack_spares_the_open_of_the_file) {
     }
 }
 
-/* If several peers gave a copy, the file is checked at the source afterwards. If one peer gave all
- * of it, it is not, since that peer has checked its own copy. Copies that one peer gave are counted
- * separately. */
+/* A copy that several peers gave together is checked at the source afterwards. A copy that one peer
+ * gave as a whole is not checked, because that peer has checked its own copy. Copies of the second
+ * kind are counted separately. */
 TEST(a_copy_of_several_peers_is_checked_at_the_source) {
     for (int way = 0; way < 4; way++) {
         const int peers[] = {3, 8};
@@ -442,7 +442,7 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        /* counts as a file of the source, which was asked */
+        /* in way 2, the source was asked, so the file counts as one of the source */
         SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);

@@ -244,7 +244,8 @@ TEST(a_fill_follows_a_file_that_was_passed_on) {
     free_engine(e);
 }
 
-/* If an order names two peers, a node that the second one names is asked too. */
+/* An order names two peers. If the second one answers that another node keeps the file, this third
+ * node is asked too. */
 TEST(a_node_that_was_named_is_asked_as_the_owner) {
     make(4, 6);
     answers[4][0] = MONARCH_PEER_UNKNOWN_FILE;
@@ -373,7 +374,7 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
         come_later();
         uint64_t began = time_ns;
         SAME(fetch(0, UNIT), 0);
-        /* a demand and the end of a wait are each noticed only after the next answer */
+        /* the thread notices a demand only after the next answer, and the end of a wait likewise */
         uint64_t took = time_ns - began, late = cases[i].ends + 2 * step;
         CHECK(took > cases[i].ends - step && took <= late);
         CHECK(fill.asks == 0 && asked[6] == 0); /* the peer has not failed */

@@ -180,9 +180,9 @@ static struct job *meeting(int peer) {
     return job;
 }
 
-/* An order finds its member in the pack. If it does not ask a peer first, the member is noted as
- * ordered, so that it can be read along with others. A pack that has changed is never used again. A
- * pack that failed may be used again. */
+/* An order finds its member in the pack. If the order does not ask a peer first, the pack notes
+ * that the member is ordered, so that neighbouring members can be read together. A pack that has
+ * changed is never used again. A pack that failed may be used again. */
 TEST(an_order_meets_its_member) {
     begin();
     add(0, 50);
@@ -413,8 +413,8 @@ TEST(an_order_that_leaves_frees_its_window) {
     done();
 }
 
-/* If an order comes for a member of an existing window, it is counted in this window, which then
- * stays until the order is served. */
+/* An order may come for a member that an existing window contains. The window then counts this
+ * order, and stays until the order is served. */
 TEST(an_order_for_a_window_that_is_there_keeps_it) {
     begin();
     for (int i = 0; i < 3; i++)

@@ -27,7 +27,8 @@ static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g
 static struct monarch_peer_link links[LINKS];
 static int made;
 static peer *p;
-/* How the next fetches end; after the script, fetches succeed. `last` is what was fetched last. */
+/* script: how each of the next fetches ends. Fetches beyond the end of the script succeed. last:
+ * the request of the last fetch. */
 static struct {
     unsigned status;
     int frames;
@@ -124,7 +125,8 @@ TEST(idle_links_beyond_the_limit_are_closed) {
 }
 
 /* If the peer has closed an idle link since its last use, the link is replaced. This is no failure,
- * so nothing is reported. All other idle links are closed too, because they are as old. */
+ * so nothing is reported. All other idle links are closed too, because they have been idle for at
+ * least as long. */
 TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     make();
     note_success(p, &links[made++]);
@@ -185,7 +187,8 @@ TEST(a_peer_that_cannot_be_reached_says_why) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks, the most specific status of its ranges is the reason. */
+/* If a link breaks, the peer's failure gets the most specific status of the link's ranges as its
+ * reason. */
 TEST(the_most_specific_status_is_the_reason) {
     for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
         struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
@@ -323,8 +326,9 @@ TEST(a_thread_goes_on_without_a_slot) {
 
 /* --- threads in line for a link --------------------------------------------------------------- */
 
-/* A link has a line if its user shares the link and has asked. A thread joins the end of the first
- * line that has room. */
+/* Threads may wait in line for a link that another thread uses. A line is possible only if the use
+ * of the link can be followed and has sent its request. A thread joins the first line that has
+ * room, at its end. */
 TEST(a_thread_joins_a_line_with_room) {
     make();
     struct use busy = {.can_be_followed = 0, .has_asked = 1},
@@ -363,8 +367,8 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* After an answer, the follower gets the link, and the link is not kept as idle. After a break, the
- * link is closed, and the follower gets none. */
+/* After an answer, the link goes to the use that follows, instead of the idle links. After a break,
+ * the link is closed, and the use that follows gets no link. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {
         make();

@@ -91,8 +91,8 @@ static void wait_until_idle(void) {
     }
 }
 
-/* A call starts the threads that it lacks: as many as it may use besides its own, but not more than
- * it has reads. The threads stay for later calls. */
+/* A call may use some threads besides its own, but no more than it has reads. It starts those of
+ * them that do not exist yet. The threads stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;
@@ -180,7 +180,7 @@ TEST(a_fast_source_is_read_alone) {
     read_them(4, &error);
     SAME(was_fast, 1);
     SAME(threads, 3);
-    forget(); /* as in a forked child */
+    forget(); /* a forked child forgets the threads in the same way */
     SAME(threads, 0);
     read_them(4, &error);
     CHECK(threads == 0 && was_fast);

@@ -51,7 +51,8 @@ TEST(bits_are_taken_once_and_in_order) {
     for (int i = 0; i < 9; i++)
         SAME(ids[i], set[i]);
     SAME(monarch_take_bits(&m->read, FILES, ids, FILES), 0);
-    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0); /* the bit FILES was dropped */
+    /* Bit FILES was beyond the limit of the first call, which dropped it. */
+    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0);
     monarch_set_bit(&m->read, 4096);
     /* the bit is just beyond the first word of the summary */
     SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0);

@@ -42,12 +42,13 @@ TEST(a_peer_gets_its_share_of_the_width) {
                 p->width[MONARCH_FROM_PEER] = width;
                 p->unasked_at[3] = at;
                 p->unasked[MONARCH_FROM_PEER] = at + others;
-                /* allowed if the peer then has at most 2n + 1 threads, while n remain free */
+                /* If n threads stay free, the peer may have at most 2n + 1 threads. */
                 SAME(can_ask_unasked(p, &of_peer), at + 1 <= 2 * (width - at - others - 1) + 1);
                 SAME(can_ask_unasked(p, &of_source), 1);
             }
     p->unasked_at[3] = p->unasked[MONARCH_FROM_PEER] = 0;
-    p->at[3] = p->away = 67; /* within its share of `width`, but above its share of all threads */
+    /* The peer is within its share of `width`, but above its share of all threads. */
+    p->at[3] = p->away = 67;
     SAME(can_ask_unasked(p, &of_peer), 0);
     done();
 }

@@ -205,7 +205,7 @@ TEST(each_question_to_the_source_is_paced) {
     close_listing(s, &b, "d", root, 3);
     CHECK(s->pace.next_ns);
     s->pace.next_ns = 0;
-    s->is_whole = 0; /* for a scan of parts, the source is not asked */
+    s->is_whole = 0; /* a scan of parts does not ask the source */
     close_listing(s, &b, "d", root, 3);
     CHECK(!s->pace.next_ns && b->count == 2);
     struct task *none = monarch_new_task(s, "none", 0);

@@ -191,7 +191,8 @@ TEST(a_published_copy_frees_its_slot) {
             SAME(p->done.length, 1);
             CHECK(p->done.first == &job);
             SAME(unlocked, is_published && before <= MONARCH_SLOTS_OF_SOURCE);
-            SAME(rests_ended, !is_published); /* Python must find out why it was not published */
+            /* Python must find out why the copy was not published. */
+            SAME(rests_ended, !is_published);
             SAME(bells_rung, 0);
             SAME(p->rung, !is_published);
             done();
@@ -287,7 +288,7 @@ TEST(an_order_is_begun) {
         CHECK(strcmp(moved, cases[i].moved) == 0);
         SAME(f->next_block, cases[i].next_block);
         SAME(f->users, 0);
-        SAME(rung.who, i == 1); /* others can move its blocks */
+        SAME(rung.who, i == 1); /* other threads can move blocks of this fill */
         SAME(took_kept, i == 2);
         CHECK(monarch_fill_of(p, 0) == f && ended == 0 && begun == 1);
         free(f);
@@ -356,8 +357,8 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
 }
 
 /* Units are moved in runs. From the source, a run has as many units as a chunk; from a peer, as
- * many as a block. While readers wait, a run has only one unit. So has the first run of a file in
- * use, because a program will ask for its first unit. */
+ * many as a block. While readers wait, a run has only one unit. If a file is in use, its first run
+ * also has only one unit, because a program will ask for this unit first. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {

@@ -1,5 +1,5 @@
-/* Records what the calls say about mappings that wait for their copies. No such mapping is
- * changed. */
+/* Records what the library's calls say about mappings that wait for their copies. In this unit,
+ * saying something changes no such mapping. */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
 

@@ -315,8 +315,8 @@ def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
-    """Bytes are also counted once if the file is read by its name, because the descriptor refers to
-    another file by now."""
+    """If the descriptor refers to another file by now, the library reads the file by its name.
+    These bytes, too, are counted once."""
     reader.begins()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == N

@@ -22,8 +22,7 @@ static int is_asleep(long call, uint64_t first, uint64_t fourth) {
     asked[2] = fourth;
     return rounds >= sleeps_from;
 }
-/* number of times that a process has forgotten the descriptors which threads of its parent had
- * opened for a moment */
+/* how often a process has forgotten momentary descriptors that its parent's threads had opened */
 static int forgotten;
 #include "preload/process/momentary.h"
 static void forget_momentary(void) {
