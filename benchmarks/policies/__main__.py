@@ -102,8 +102,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the path through the epochs, and how many loads it saves. The path is the order in
-    which a training uses the epochs. SOLAR reports savings of 25.6 % and 59.4 %."""
+    """The path is the order in which a training uses the epochs. Measures the path, and how many
+    loads it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)

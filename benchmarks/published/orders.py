@@ -102,8 +102,8 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As published: a draw can return numbers up to, but not including, the highest number of all
-    # files that the node holds, even of files outside its own part.
+    # As published: the upper end of a draw is the highest number of all files that the node holds,
+    # even of files outside its own part. The number at the upper end is never drawn.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)

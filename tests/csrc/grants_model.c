@@ -72,7 +72,7 @@ static void make(void) {
                                            .is_part = draw(4) == 0,
                                            .is_staging = draw(3) == 0};
     if (draw(4) == 0)
-        return; /* a node without peers has no list of the nodes that keep its files (`home`) */
+        return; /* a node without peers has no array `home` */
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);

@@ -308,7 +308,7 @@ static void arrive(void) {
     k->job->slot = k->job->handed = -1;
     k->job->result.id = id;
     k->job->result.kind = (uint32_t)kinds[draw(sizeof kinds / sizeof *kinds)];
-    /* More than half of the orders that ask a peer ask peer 0. */
+    /* Of the orders that ask a peer, more than half ask peer 0. */
     int is_from_peer = k->job->result.kind == MONARCH_FILL && draw(2);
     k->job->peer[0] = !is_from_peer ? -1 : draw(2) ? 0 : (int)draw(PEERS);
     struct queue *to = k->in_use ? pool->in_use : pool->normal;

@@ -196,7 +196,7 @@ TEST(a_range_arrives_however_it_is_sent) {
         for (unsigned i = 0; i < sizeof ranges / sizeof *ranges; i++) {
             uint64_t first = ranges[i][0], n = ranges[i][1], bytes = 0;
             if (n > 1000 && moved[way] && moved[way] < 1000)
-                n = 1000; /* for small steps, a small range is enough */
+                n = 1000; /* if each call moves few bytes, a small range is enough */
             struct monarch_peer_request q = request_of(first, n);
             put(&q);
             most_moved = moved[way];
@@ -220,7 +220,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Of all that is sent, only bytes of the file are counted, not the frames. */
+/* Only bytes of the file are counted, not the frames that are sent with them. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;

@@ -113,7 +113,8 @@ TEST(units_and_blocks_cover_the_file) {
                 CHECK(f->left[b] >= 1 && f->left[b] <= 3);
                 CHECK(f->left[b] == 3 || b == f->blocks - 1);
                 units += f->left[b];
-                f->sums[b] = b; /* the sanitizer checks that there is room */
+                /* If there were no room for the sum, the sanitizer would report it. */
+                f->sums[b] = b;
                 SAME(end_of_block(f, b), (b + 1) * block < size ? (b + 1) * block : size);
             }
             SAME(units, f->units);
@@ -382,8 +383,8 @@ TEST(a_file_that_changes_gives_no_copy) {
     }
 }
 
-/* If a file ends exactly where a chunk ends, it has become shorter too. This is no error of the
- * source. */
+/* A file that has become shorter is noticed, even if it now ends exactly where a chunk ends. This
+ * is no error of the source. */
 TEST(a_file_that_ends_early_has_changed) {
     make(2 * MONARCH_CHUNK, 2 * MONARCH_CHUNK);
     struct fill *f = monarch_fill_begin(e, job);

@@ -216,8 +216,8 @@ TEST(a_peer_that_is_gone_is_followed_by_the_next) {
 }
 
 /* A peer without room names the node that keeps the file. That node is asked next, as the owner,
- * and becomes the home of the file. No node is added twice, and at most MONARCH_MOVES nodes are
- * added. */
+ * and becomes the home of the file. No node is added twice to the peers of the order, and at most
+ * MONARCH_MOVES nodes are added. */
 TEST(a_fill_follows_a_file_that_was_passed_on) {
     make(4, -1);
     answers[4][0] = MONARCH_PEER_MOVED + 9;

@@ -211,8 +211,9 @@ TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
     done();
 }
 
-/* If an order already has a descriptor, the one in the table is closed. If the one in the table was
- * dropped before, the order gets none. In the end, no descriptor of the table is open. */
+/* The table may hold a descriptor for an order that already has one. Then the table's descriptor is
+ * closed. If the table has dropped its descriptor before, the order gets none. In the end, no
+ * descriptor of the table is open. */
 TEST(a_descriptor_that_no_order_needs_is_closed) {
     make();
     int before = open_descriptors();

@@ -141,8 +141,8 @@ TEST(the_files_mode_decides_who_reads_it_from_a_pack) {
     free_engine(e);
 }
 
-/* Only regular files of at most one unit that the session's owner may read are looked up in a pack.
- */
+/* A file is looked up in a pack only if it is a regular file of at most one unit, and the session's
+ * owner may read it. */
 TEST(only_small_readable_files_are_looked_up) {
     begin();
     add(0, MONARCH_UNIT);

@@ -346,8 +346,8 @@ TEST(a_thread_joins_a_line_with_room) {
     monarch_peer_free(p);
 }
 
-/* A link that works is passed to the first follower. If it does not work, all followers learn of
- * it. */
+/* Threads may follow the use of a link, that is, wait for the link. A link that works is passed to
+ * the first of them. If it does not work, all of them learn of it. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();
@@ -367,7 +367,7 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* After an answer, the link goes to the use that follows, instead of the idle links. After a break,
+/* After an answer, the link goes to the use that follows, and not to the idle links. After a break,
  * the link is closed, and the use that follows gets no link. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {

@@ -159,8 +159,8 @@ TEST(a_descriptor_is_that_of_its_path) {
 }
 
 /* If the file of a descriptor can be filled now, the descriptor is passed on, with a slot.
- * Otherwise it waits in the table, or is closed. If neither is enough, the daemon's policy is asked
- * to act. */
+ * Otherwise it waits in the table, or is closed. If the daemon's policy must act before the file
+ * can be filled, it is asked to do so. */
 TEST(a_descriptor_is_filled_kept_or_closed) {
     const struct {
         int holds, slots, room, is_recalled;

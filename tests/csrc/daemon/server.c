@@ -4,7 +4,7 @@ static uint64_t time_ns = 1000000000000;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
 
-/* Steps in place of those of connection.c. Each returns what the test has set. */
+/* The tests replace the steps of connection.c by these. Each step returns what the test has set. */
 #include "peers/connection.h"
 static enum monarch_peer_io_state step_it(struct monarch_peer_connection *c,
                                           const struct monarch_peer_stage *stage);

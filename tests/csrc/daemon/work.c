@@ -296,8 +296,8 @@ TEST(an_order_is_begun) {
     }
 }
 
-/* If a fill cannot begin, its readers are answered. Orders of other kinds are done at once by this
- * thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
+/* If a fill cannot begin, its readers are answered. Orders that are no fills are done at once by
+ * this thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
  * begun. */
 TEST(an_order_ends_or_goes_back) {
     for (int way = 0; way < 4; way++) {
@@ -392,7 +392,7 @@ TEST(units_are_moved_in_runs) {
 }
 
 /* Units that other threads have claimed are skipped. Then this thread does not see all bytes of the
- * block, so it gives no stream for the block's sum. */
+ * block, so it cannot compute the block's sum in one stream. */
 TEST(units_of_others_are_skipped) {
     make();
     struct job job = {.peer = {-1}};

@@ -1,5 +1,5 @@
-/* Records what the library's calls say about mappings that wait for their copies. In this unit,
- * saying something changes no such mapping. */
+/* Records what the interposed calls tell the table of mappings. The table itself does not change.
+ */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
 

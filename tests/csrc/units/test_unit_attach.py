@@ -297,8 +297,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """The directory may be gone because the session's daemon has ended without the library's
-    notice."""
+    """The session's directory may be gone because its daemon has ended and the library has not
+    noticed it."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))

@@ -485,8 +485,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """While the claim does not allow a start, the process pauses for a second at most. The last
-    start may turn out to be unneeded, and the claim then allows a start earlier."""
+    """If the claim does not allow a start yet, the process tries again after a second at most. It
+    does not wait longer, because the last start may turn out to be unneeded. Then the claim allows
+    a start earlier."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):
@@ -605,7 +606,7 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If there is a session at load, a start is needed in two cases: the session's daemon was
-    killed, or it lacks a source of this job."""
+    killed, or that daemon lacks a source of this job."""
     pids = Path("/proc/self/ns/pid").stat().st_ino
     control = session.control
     control.pids, control.pid, control.sources = pids, os.getpid(), 1

@@ -1,4 +1,4 @@
-"""Tests directory streams: which streams list from the catalog, and when a stream becomes one of
+"""Tests directory streams: which streams list from the catalog, and when a stream changes over to
 the source."""
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def test_the_catalog_lists_what_the_kernel_lists(
 
 
 def test_a_place_in_a_listing_is_returned_to(lib: Any, served: Served) -> None:
-    """The places of a listing may be sought in any order. A place behind the end counts as the
-    end."""
+    """A program may seek to the places of a listing in any order. A place behind the end counts as
+    the end."""
     stream = Stream(lib, served.root / "d")
     places, found = [], []
     while True:

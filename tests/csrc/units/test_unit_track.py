@@ -316,9 +316,10 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
 
 
 def test_a_close_waits_until_a_seek_is_inside_the_kernel(table: Any) -> None:
-    """Once the seek is inside the kernel, the kernel holds a reference to the open file, and the
-    descriptor may be closed. If the library cannot see whether the seek is inside the kernel, a
-    close waits for a limited time. A close of many descriptors has one limit for all of them."""
+    """A close of a descriptor waits for a thread that is about to seek on it. Once the seek is
+    inside the kernel, the kernel holds a reference to the open file, and the close may go on. If
+    the library cannot see whether the seek is inside the kernel, the close waits for a limited
+    time. A close of many descriptors has one limit for all of them."""
     word = word_of(7, 3, flags=SEEKING | OFFSET)
     for asleep, expected in ((0, 40), (41, 48), (48, 48), (49, 56), (NEVER, 800)):
         table.track_set(FD, word)
