@@ -1,6 +1,6 @@
 #include "shared/clock.h"
 #include "short_io.h"
-#undef pread /* not replaced: a short read means that the file has become shorter */
+#undef pread /* pread is not replaced: a short read means that the file has become shorter */
 
 static uint64_t time_ns = 1000000000;
 static uint64_t told_ns(void) { return time_ns; }
@@ -264,8 +264,8 @@ TEST(what_cannot_be_sent_is_answered) {
     done();
 }
 
-/* Nothing is answered, and the connection ends, if a request has a wrong magic, is forged, or is
- * repeated, or if the client sends no more. */
+/* If a request has a wrong magic, is forged or is repeated, or if the client sends no more, nothing
+ * is answered and the connection ends. */
 TEST(a_bad_request_ends_the_connection) {
     for (int way = 0; way < 4; way++) {
         make(1000);

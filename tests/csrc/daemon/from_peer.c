@@ -292,7 +292,8 @@ TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
         answers[4][i] = MONARCH_PEER_TIMEOUT;
     SAME(fetch((BLOCKS - 1) * BLOCK, UNIT), 0);
     CHECK(fill.is_last_late && fill.asks == 0 && asked[6] == 0);
-    SAME(fetch(0, UNIT), 1); /* another block: the peer is silent, so the next one is asked */
+    /* Another block: the peer counts as silent, so the next peer is asked. */
+    SAME(fetch(0, UNIT), 1);
     CHECK(fill.asks == 1 && asked[6] == 1);
     free_engine(e);
 }

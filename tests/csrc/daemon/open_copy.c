@@ -396,8 +396,8 @@ TEST(a_copy_has_its_word_or_another) {
     done();
 }
 
-/* A peer is told to ask again while it is not known yet where files are kept, or if a source has
- * answered within the last STUCK_NS. */
+/* A peer is told to ask again in two cases: it is not known yet where files are kept, or a source
+ * has answered within the last STUCK_NS. */
 TEST(a_peer_asks_again_while_a_source_answers) {
     make(SIZE);
     const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};

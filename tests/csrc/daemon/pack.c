@@ -73,7 +73,7 @@ TEST(the_last_member_of_a_name_counts) {
     for (int i = 0; i < 300; i++)
         add(0, 10);
     for (uint64_t i = 0; i < 300; i++) {
-        /* all have the same place in the hash table */
+        /* all members have the same place in the hash table */
         members[i].hash = i < 290 ? i * 512 : (i - 290) * 512;
         members[i].size = i < 290 ? 10 : 11;
         members[i].mtime_ns = (int64_t)i;

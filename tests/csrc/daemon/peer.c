@@ -38,7 +38,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use becomes the follower of the next fetch. */
+/* If not NULL, this use of a link follows the next fetch: it waits for the link of that fetch. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {

@@ -221,7 +221,7 @@ TEST(an_update_replaces_the_attributes) {
     SAME(monarch_find_inode(c, 1, 999), 3);
     SAME(monarch_find_inode(c, 1, 103), -1);
     SAME(c->inodes_used, used + 1);
-    /* the same inode number needs no further place */
+    /* entry 3 with the same inode number as before needs no further place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     SAME(c->inodes_used, used + 1);
     done();

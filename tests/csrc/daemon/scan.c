@@ -105,8 +105,8 @@ TEST(the_last_wants_are_remembered) {
 }
 
 /* A want names directories that are scanned first. It moves the tasks that it covers, directories
- * and portions of names, to the queues of wanted tasks. A covered task that is found later goes into
- * these queues directly. */
+ * and portions of names, to the queues of wanted tasks. A covered task that is found later goes
+ * into these queues directly. */
 TEST(a_want_moves_what_it_covers) {
     make(2);
     struct task *other = add("x", 0), *file = add("a/b", 0), *deep = add("a/b/c", 0);
@@ -419,7 +419,7 @@ TEST(the_bell_rings_once_in_a_while) {
         SAME(bell, i);
     }
     batch->entries[0] = (struct monarch_entry){0};
-    batch->count = BATCH_ENTRIES; /* it does not fit into the batch that waits */
+    batch->count = BATCH_ENTRIES; /* the full batch does not fit into the batch that waits */
     monarch_hand_over_batch(s, &batch);
     CHECK(!batch && bell == 3 && s->batches == 2);
     done();

@@ -392,7 +392,7 @@ TEST(units_are_moved_in_runs) {
 }
 
 /* Units that other threads have claimed are skipped. Then this thread does not see all bytes of the
- * block, so it cannot compute the block's sum in one stream. */
+ * block, so it does not put them into a stream for the block's sum. */
 TEST(units_of_others_are_skipped) {
     make();
     struct job job = {.peer = {-1}};

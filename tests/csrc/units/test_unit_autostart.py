@@ -407,8 +407,8 @@ def test_a_daemon_is_started_if_the_user_wants_one(
     word: bool, asked: str | None, record: str | None, is_on: bool,
 ) -> None:  # fmt: skip
     """If MONARCH_AUTOSTART has a value, it decides whether daemons are started. Otherwise a record
-    of the same setting decides. Without such a record, the word `autostart` in the configuration
-    decides."""
+    of the process's setting decides. Without such a record, the word `autostart` in the
+    configuration decides."""
     program.place.config.write_text("autostart" if word else "manual")
     if asked is not None:
         monkeypatch.setenv("MONARCH_AUTOSTART", asked)

@@ -145,9 +145,9 @@ UNIT, UNITS = 262144, 65536
         lambda by: st.integers(0, 8).map(lambda k: by + (UNIT << k) * UNITS))),
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
-    """The unit is MONARCH_UNIT, or a larger power-of-two multiple of it if the file has more units
-    than the bitmap of a fill has bits. The unit must divide the block. If there is no such unit,
-    the unit is the block."""
+    """The unit is usually MONARCH_UNIT. If the file has more units than the bitmap of a fill has
+    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If there is
+    no such unit, the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]

@@ -73,9 +73,9 @@ def test_sources_and_tiers_are_found_by_their_device(lib: Any, session: Made) ->
 
 
 def test_hints_wait_for_the_daemon_in_their_slots(lib: Any, session: Made) -> None:
-    """A hint names a path that the daemon should scan. The library writes a hint into a slot, and
-    rings the daemon's doorbell. If the slot still holds an unread hint, the new hint is lost. The
-    library does not send a path that is too long."""
+    """A hint names a path that a program has opened, but that the catalog lacks. The library writes
+    a hint into a slot, and rings the daemon's doorbell. If the slot still holds an unread hint, the
+    new hint is lost. The library does not send a path that is too long."""
     n = len(session.clients.scan_hint)
     for i in range(n):
         assert lib.session_hint(session.s, i % 16, b"path%d" % i, len(b"path%d" % i), i % 2)
