@@ -13,9 +13,9 @@ static int reserve_space(int fd, int mode, off_t at, off_t n) {
 /* If -1, reads from a pack fail. Otherwise a read gives this many bytes, computed from seed 7. */
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
-/* backs: the write-backs in their order, one letter each. The letter tells the block ("a" is block
- * 0). A small letter means that the write-back was begun, a capital that it was awaited. given: the
- * blocks whose pages were given back. */
+/* backs: the write-backs in their order, one letter each: "a" or "A" for block 0, "b" or "B" for
+ * block 1, and so on. A small letter says that the write-back was begun, a capital letter that it
+ * was awaited. given: the blocks whose pages were given back. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);

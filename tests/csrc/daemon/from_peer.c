@@ -3,7 +3,7 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Answers of peers, in place of those of peer.c. */
+/* Answers that the tests give in place of peer.c. */
 static int answer(struct monarch_peer *peer, struct monarch_peer_get *get);
 static int ask_peer(struct monarch_peer *peer, struct monarch_peer_get *gets, uint64_t n,
                     char *buffer, monarch_peer_arrived arrived, void *arg) {
@@ -355,8 +355,8 @@ static void come_later(void) {
         demand(0);
 }
 
-/* A peer that answers COMING is asked for COMING_NS at most. If a reader waits for the bytes, it is
- * asked for COMING_ASKED_NS at most from then on. */
+/* A peer that answers COMING is asked again and again, but only for COMING_NS. If a reader waits
+ * for the bytes, the peer is asked for COMING_ASKED_NS at most since the beginning of that wait. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {
@@ -375,7 +375,7 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
         come_later();
         uint64_t began = time_ns;
         SAME(fetch(0, UNIT), 0);
-        /* the thread notices a demand only after the next answer, and the end of a wait likewise */
+        /* the thread notices a demand, or the end of a wait, only after the next answer */
         uint64_t took = time_ns - began, late = cases[i].ends + 2 * step;
         CHECK(took > cases[i].ends - step && took <= late);
         CHECK(fill.asks == 0 && asked[6] == 0); /* the peer has not failed */

@@ -138,7 +138,7 @@ TEST(requests_that_wait_are_woken) {
 
 /* --- checks of blocks ------------------------------------------------------------------------- */
 
-/* Makes a copy of one block. The sum of the copy follows from the sum of the block. */
+/* Makes a copy of one block. The sum of the copy is computed from the sum of this block. */
 static struct open_copy single(uint64_t block_sum, uint64_t word) {
     return (struct open_copy){.id = id,
                               .word = word,

@@ -211,7 +211,7 @@ TEST(an_order_meets_its_member) {
 
 /* Draws packs and orders at random. Every window stays within its limit. It begins and ends with an
  * ordered member, and counts the orders for its members. No member is in two windows. At most about
- * half of a window is read in vain. */
+ * half of a window's bytes belong to no ordered member. */
 TEST(windows_hold_ordered_members_and_little_else) {
     uint64_t seed = 3;
     for (int trial = 0; trial < 60; trial++) {
@@ -287,8 +287,8 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
     }
 }
 
-/* The limit of a window counts from the start of the page in which the window begins. It is exact
- * to the byte. */
+/* A window may be exactly as long as its limit, to the byte. Its length counts from the start of
+ * the page in which the window begins. */
 TEST(a_window_ends_at_its_limit) {
     for (int more = 0; more < 2; more++) {
         begin();

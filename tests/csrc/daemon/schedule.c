@@ -7,9 +7,10 @@ static struct pool *p;
 static void make(void) { p = calloc(1, sizeof *p + 4 * sizeof *p->worker); }
 static void done(void) { free(p); }
 
-/* A peer may get another thread while it has fewer than twice as many threads as are free. Work
- * that a reader waits for may exceed this share while more than KEPT_FREE threads are free. A
- * thread that already works for the peer may stay. Orders for the sources have no such limit. */
+/* A peer may get another thread only if it has fewer threads than twice the number of free threads.
+ * This is its share. Work that a reader waits for may exceed this share while more than KEPT_FREE
+ * threads are free. A thread that already works for the peer may stay. Orders for the sources have
+ * no such limit. */
 TEST(a_peer_gets_its_share_of_the_threads) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};

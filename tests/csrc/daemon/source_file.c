@@ -392,8 +392,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* Some reads that could be direct go through the page cache. For each of them it is noted whether
- * it waited for the source. It did if it took CACHED_NS or longer. */
+/* Some reads that could be direct go through the page cache. For each such read, it is noted
+ * whether the read waited for the source, that is, took CACHED_NS or longer. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
