@@ -16,7 +16,8 @@ _NEVER = float("-inf")
 
 
 class ClientLog:
-    """Logs the times at which every node began to read samples from the PFS, or to prefetch [s].
+    """For every node, logs the times at which it began to read samples from the PFS, or to prefetch
+    them [s].
 
     Reads of samples are logged in order of time. Prefetches are not, because several threads log
     them.
