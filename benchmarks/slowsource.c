@@ -85,7 +85,8 @@ static void op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     fi->fh = (uint64_t)fd;
     fi->keep_cache = options.keep_pages;
     fi->direct_io = options.direct;
-    /* ENOENT: the process that opened the file was killed meanwhile, so no release will follow. */
+    /* ENOENT: the process that opened the file was killed before this reply, so no release will
+     * follow. */
     if (fuse_reply_open(req, fi) == -ENOENT)
         close(fd);
 }

@@ -74,9 +74,10 @@ def make_parts(backing: Path) -> None:
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
     """Returns the median and 99th percentile of the time for opening and reading a file [s], and
-    the number of fills meanwhile.
+    the number of fills during these reads.
 
-    beside : whether a daemon fills the rest of the dataset meanwhile; otherwise no daemon runs
+    beside : whether a daemon fills the rest of the dataset during the reads; otherwise no daemon
+        runs
     """
     binary = find_slowsource()
     assert binary is not None

@@ -38,7 +38,8 @@ SETTLES_S = 2.1
 class Run:
     """One run of the command.
 
-    took_s : the time of the command [s];  operations : requests to the source meanwhile, by kind
+    took_s : the time of the command [s];  operations : requests to the source during the run, by
+        kind
     copied : the number of files that have a copy
     """
 

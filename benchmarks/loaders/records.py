@@ -86,7 +86,8 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
-        # With its first batch, a dataset opens the file and measures whether joining pays.
+        # With its first batch, a dataset opens the file and measures whether it pays to join
+        # neighbouring reads.
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):

@@ -87,7 +87,8 @@ def shares() -> Iterator[Result]:
         taken_by = np.repeat(ranks, np.diff(schedule.starts))
         share = float((sampler.holders[schedule.samples, 0] != taken_by).mean())
         yield Result(f"share-{kind.__name__}", what.format(kind.__name__), "ratio", share, None)
-    # Rank r of DistributedSampler takes every fourth sample of the same order, from sample r on.
+    # All ranks of DistributedSampler share one order. Rank r takes every fourth sample of it, from
+    # sample r on.
     order = DistributedSampler(SAMPLES, 4, SEED).epoch(1)
     share = float((sampler.holders[order, 0] != np.arange(len(order)) % 4).mean())
     name = "DistributedSampler"

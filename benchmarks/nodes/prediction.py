@@ -116,8 +116,9 @@ class Run:
         """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
-        all files pass through the staging buffer. The simulated buffer is therefore larger than the
-        staging area: by the ratio of all bytes read to those of files that the nodes do not keep.
+        all files pass through the staging buffer. So the simulated buffer is larger. Its size is
+        the size of the staging area, divided by the share of the bytes that belong to files that
+        the reading node does not keep.
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)

@@ -59,8 +59,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures loads relative to D - C, in the worst of the epochs from the second on. D is the
-    number of samples; C is the number of samples that the tiers of all nodes hold together."""
+    """Let D be the number of samples, and C the number of samples that the tiers of all nodes hold
+    together. Measures loads relative to D - C, in the worst of the epochs from the second on."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
@@ -102,8 +102,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Measures the path through the epochs, and how many loads it saves. The path is the order in
-    which a training uses the epochs. SOLAR reports savings of 25.6 % and 59.4 %."""
+    """The path is the order in which a training uses the epochs. Measures the path, and how many
+    loads it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -185,7 +185,7 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
         Result("placement_gap", "NoPFS: gap to the dual bound", "share", gap, 0.01),
         Result(
             "placement_literal",
-            "  the literal algorithm of 5.1: files without a holder",
+            "  exactly as in NoPFS, 5.1: files without a holder",
             "share",
             float(np.mean(~held)),
             None,

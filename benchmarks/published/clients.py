@@ -9,13 +9,15 @@ from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 
-# A read counts as concurrent if it began within this time of now [s]: the published value.
+# A read counts as concurrent if it began within this time of now [s]. The published simulator has
+# this value.
 WINDOW_S = 0.1
 _NEVER = float("-inf")
 
 
 class ClientLog:
-    """Logs the times at which every node began to read samples from the PFS, or to prefetch [s].
+    """For every node, logs the times at which it began to read samples from the PFS, or to prefetch
+    them [s].
 
     Reads of samples are logged in order of time. Prefetches are not, because several threads log
     them.
@@ -57,7 +59,7 @@ class ClientLog:
     def _reads_from(self, node: int, now: float) -> bool:
         """Returns whether a search of the logs finds a read at `now` or later.
 
-        As published, a log whose last entry is older than the window is not searched.
+        Like the published simulator, does not search a log whose last entry is older than WINDOW_S.
         """
         if self.last_read[node] >= now:
             return True

@@ -102,8 +102,9 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As published: a draw can return numbers up to, but not including, the highest number of all
-    # files that the node holds, even of files outside its own part.
+    # As in the published simulator, the upper end of a draw is the highest number of all files that
+    # the node holds, even of files outside its own part. The number at the upper end is never
+    # drawn.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)
@@ -128,7 +129,7 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
     _demand_some(held)
     draws = RawDraws(inputs.random)
     stacks = Stacks(held, np.random.RandomState(inputs.random.randint(1 << 31)))
-    # As published: the last file of a part is never drawn.
+    # As in the published simulator, the last file of a part is never drawn.
     bounds = [(int(files[0]), max(int(files[-1]), int(files[0]) + 1)) for files in held]
     chance = max(nodes - 1, 1) if Behaviour.DEEPIO_LOCAL_CHANCE in on else nodes
     again = Behaviour.DEEPIO_DRAWS_AGAIN in on
@@ -141,7 +142,8 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             is_local = node == 0 and Behaviour.DEEPIO_FIRST_NODE_LOCAL in on
             order = inputs.orders[node]
             for place in range(begin, end):
-                # This number is also drawn for the node that always reads local samples.
+                # Drawn even if `is_local` makes the result unnecessary, as the published simulator
+                # does.
                 is_near = draws.between(1, 1 + chance) == 1
                 owner = node
                 if not is_local and not is_near:

@@ -69,8 +69,8 @@ POLICIES = {
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
 ) -> Result | str:
-    """Simulates a policy of POLICIES as the published simulator does. `on`: those of that
-    simulator's deviations from its paper that are reproduced; all others are corrected.
+    """Simulates a policy of POLICIES as the published simulator does. `on`: the deviations of that
+    simulator from its paper that are reproduced. All other deviations are corrected.
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.

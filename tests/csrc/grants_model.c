@@ -23,11 +23,11 @@ static struct monarch_catalog *catalog;
 static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
- * tier. Only staging tiers are considered for a staged file, and only the other tiers for any other
- * file. Tiers that take no file of this size (`largest`) are left out. The first of the remaining
- * tiers with enough granted room is chosen. Returns -1 if there is none. Also returns -1 at a tier
- * without enough granted room that has room beyond the grant (is_part), because the engine must not
- * pass over this tier. */
+ * tier. A staged file goes only into staging tiers, any other file only into other tiers. Tiers
+ * that take no file of this size (`largest`) are left out. The first of the remaining tiers with
+ * enough granted room is chosen. If a tier without enough granted room comes before it, and has
+ * more room beyond the grant (is_part), the engine must not pass over this tier. Returns -1 then,
+ * and also if no tier has enough granted room. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];
@@ -72,7 +72,7 @@ static void make(void) {
                                            .is_part = draw(4) == 0,
                                            .is_staging = draw(3) == 0};
     if (draw(4) == 0)
-        return; /* a node without peers has no list of the nodes that keep its files (`home`) */
+        return; /* a node without peers has no array `home` */
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);

@@ -64,9 +64,8 @@ class Place:
             for i in range(100):
                 (self.here / f"cold{i}").write_text(f"cold {i}\n")
         if NEEDS_ROOT.search(self.case):
-            # A process of the case calls chroot on outside/root, and then finds the first tree at
-            # the path of `here`. The case mounts outside/other over the source, and a process then
-            # finds the second tree at the path of `here`.
+            # Two trees that processes of the case find at the path of `here`: the first one after a
+            # chroot to outside/root, the second one after a mount of outside/other over the source.
             plant(self.outside / "root" / str(self.here)[1:], "other root ")
             plant(self.outside / "other" / self.case, "other mount ")
 

@@ -8,7 +8,7 @@
 const char *const form_names[] = {"absolute", "relative",       "odd",
                                   "dirfd",    "through a link", "upwards"};
 
-/* Returns the path of the name in this form. The caller has changed the working directory to
+/* Returns the path of the name, in the given form. The caller has changed the working directory to
  * `here`, where relative paths start. */
 static const char *spelled(enum form form, const char *name) {
     static char paths[2][8192];

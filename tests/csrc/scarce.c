@@ -30,7 +30,7 @@
 /* left: the number of calls before the one that fails (negative: none fails); failed: the number of
  * calls that have failed; live: the pieces of memory in use. Atomic. */
 static long left, failed, live;
-static long failed_memory; /* how often the thread that makes the part has got no memory */
+static long failed_memory; /* calls of the thread `is_maker` that failed with ENOMEM */
 static __thread int is_maker;
 static long turn; /* number of the call that fails, from 0 on */
 
@@ -132,7 +132,7 @@ static int link_to_peer(const char *directory) {
     if (l)
         monarch_peer_link_close(l);
     else
-        close(ends[0]); /* no link was made that would close this end */
+        close(ends[0]); /* there is no link, so nothing else closes this end */
     close(ends[1]);
     return l != NULL;
 }

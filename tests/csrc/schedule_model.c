@@ -308,7 +308,7 @@ static void arrive(void) {
     k->job->slot = k->job->handed = -1;
     k->job->result.id = id;
     k->job->result.kind = (uint32_t)kinds[draw(sizeof kinds / sizeof *kinds)];
-    /* More than half of the orders that ask a peer ask peer 0. */
+    /* Of the orders that ask a peer, more than half ask peer 0. */
     int is_from_peer = k->job->result.kind == MONARCH_FILL && draw(2);
     k->job->peer[0] = !is_from_peer ? -1 : draw(2) ? 0 : (int)draw(PEERS);
     struct queue *to = k->in_use ? pool->in_use : pool->normal;
@@ -441,9 +441,9 @@ static void look(int w) {
     if (found != (what != NOTHING))
         die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
-    /* `who` holds the roles of the threads that could do the waiting work, according to the
-     * scheduler. If this idle thread has found work, `who` must contain a role for which this
-     * thread is woken: any of its roles for a PAGE_IN, MONARCH_DOES_ALL for other work. */
+    /* `who` is the set of roles for which the scheduler wakes threads to do the waiting work. An
+     * idle thread that has found work must be one of those to wake. For a PAGE_IN, one of its roles
+     * in `who` is enough. For other work, `who` must contain MONARCH_DOES_ALL. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {

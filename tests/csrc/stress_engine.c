@@ -6,8 +6,8 @@
  * TIER: a directory on a file system that is too small for all files;  ROUNDS: number of rounds,
  * each with a new engine;  GRANTS: number of grants in a round
  *
- * main() acts as the daemon's only thread. It and the engine's threads write the catalog, which is
- * moved to other memory meanwhile. */
+ * main() acts as the daemon's only thread. main() and the engine's threads write the catalog, even
+ * while main() moves it to other memory. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>

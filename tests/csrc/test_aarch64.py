@@ -33,7 +33,8 @@ from support.session import MIB, Session
 from monarch_py.native import LIBRARY, JobStatus
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
-# The Debian packages of the two tools, and the directory of the libraries for aarch64.
+# The Debian packages of the compiler and the emulator, and the directory of the libraries for
+# aarch64.
 PACKAGES = {COMPILER: "gcc-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 # The largest page size [bytes]. Kernels for aarch64 are built for pages of 4, 16 or 64 KiB.

@@ -124,8 +124,8 @@ def test_who_belongs_to_no_rank_is_served_as_if_there_were_none(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
     shares, ranks, places, since = case
-    # All readers wait from the first round on. If a reader came later, the two runs could differ:
-    # when the reader comes, one search could be at another slot than the other.
+    # All readers wait from the first round on. If a reader came later, the two runs could differ,
+    # because their searches might then be at different slots.
     with_ranks = serve(shares, ranks, places, [0] * len(since), rounds=300)
     without = serve({}, ranks, places, [0] * len(since), rounds=300)
     for here, there in zip(with_ranks, without, strict=True):

@@ -148,7 +148,7 @@ SAYS = {"munmap", "fixed", "write", "advise", "remap"}
 
 
 def acted(s: State, op: str, page: int) -> State:
-    """Makes the system call itself, which changes the page."""
+    """Returns the state after the system call itself, which changes the page."""
     if s.memory[page] in "-O" and op in {"munmap", "remap", "write", "raw_munmap"}:
         return s
     what = {"munmap": "-", "remap": "-", "raw_munmap": "-", "fixed": "O", "write": "D", "map": "S"}
@@ -412,8 +412,8 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
 
 
 def around(s: State) -> Iterator[Step]:
-    """Yields the steps that no thread of the process makes: the fill ends, or another mapping gets
-    a page that is not mapped."""
+    """Yields the steps that no thread of the process makes: the fill ends, or a page that is not
+    mapped becomes part of another mapping."""
     if s.entry == "FILLING":
         yield "filled", s._replace(entry="PRESENT")
         yield "bypass", s._replace(entry="BYPASS", disturbed=True)

@@ -23,7 +23,7 @@ from monarch_py.storage.tiers import tier_root
 
 SOURCES = sorted(HERE.glob("processes*.c"))
 # `now` binds symbols when the program starts. Otherwise, the dynamic linker would bind a function's
-# symbol during the first call, and its stack use would be counted as the call's.
+# symbol during the first call, and the linker's use of the stack would be counted as the call's.
 FLAGS = ["-pthread", "-Wl,-z,now"]
 # Cases that are not run by themselves. Other cases or the tests below start them.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}

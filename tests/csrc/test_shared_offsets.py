@@ -241,11 +241,11 @@ def test_those_programs_met_copies_in_the_making(
         return bool(report["pending"] or report["sources"][0]["present"])
 
     def met() -> bool:
-        # The fill of a large file, the ballast, begins before the program opens the file that it
-        # reads. So the fill of this file is queued, and its copy cannot be complete when the
-        # program reads. If the daemon learned of both files at once, it might fill the ballast
-        # second. If the machine stalls, both files may be filled before the read. Then the test
-        # tries again.
+        # The large file must still lack a complete copy when the program reads it. So the fill of
+        # another file, the ballast, begins first, and the fill of the large file is queued behind
+        # it. The program opens the large file only then: if the daemon learned of both files at
+        # once, it might fill the ballast second. If the machine stalls, both files may be filled
+        # before the read. Then the test tries again.
         session.forget()
         settled: list[object] = []
 
@@ -264,7 +264,7 @@ def test_those_programs_met_copies_in_the_making(
     wait_until(met, what="a read from a copy in the making")
 
 
-# For a read of so many bytes, the kernel returns EFAULT without accessing the file.
+# For a read of one of these sizes, the kernel returns EFAULT without accessing the file.
 @pytest.mark.parametrize("n", [1 << 47, (1 << 63) - 1, -1])
 @pytest.mark.parametrize("what", ["r", "p"])
 def test_a_read_of_more_than_there_are_addresses(

@@ -1,4 +1,4 @@
-"""Waits until the catalog, and not the source, answers listings of directories."""
+"""Waits until listings of directories are answered from the catalog instead of the source."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ TEST(a_slow_answer_has_an_end) {
     put_bytes(all, 100);
     SAME(take_data(l, &a, 100), MONARCH_PEER_OK);
     SAME(a.came, 100);
-    SAME(take_data(l, &a, 1), MONARCH_PEER_CUT); /* this is more than was asked for */
+    SAME(take_data(l, &a, 1), MONARCH_PEER_CUT); /* the request was for 100 bytes only */
     l->buffer = NULL;
     done();
 }

@@ -1,6 +1,6 @@
 #include "shared/clock.h"
 #include "short_io.h"
-#undef pread /* not replaced: a short read means that the file has become shorter */
+#undef pread /* pread is not replaced: a short read means that the file has become shorter */
 
 static uint64_t time_ns = 1000000000;
 static uint64_t told_ns(void) { return time_ns; }
@@ -135,8 +135,9 @@ static io_state run_it(void) {
     }
 }
 
-/* Reads one answer. Its first byte is the byte `first` of the file. Checks each frame, and sets
- * *bytes to the number of bytes that came with a sum. Returns the status that ends the answer. */
+/* Reads one answer, which starts with byte number `first` of the file. Checks each frame, and sets
+ * *bytes to the number of bytes that were followed by a sum. Returns the status that ends the
+ * answer. */
 static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
     struct monarch_peer_frame f;
     struct monarch_digest digest;
@@ -195,7 +196,7 @@ TEST(a_range_arrives_however_it_is_sent) {
         for (unsigned i = 0; i < sizeof ranges / sizeof *ranges; i++) {
             uint64_t first = ranges[i][0], n = ranges[i][1], bytes = 0;
             if (n > 1000 && moved[way] && moved[way] < 1000)
-                n = 1000; /* for small steps, a small range is enough */
+                n = 1000; /* if each call moves few bytes, a small range is enough */
             struct monarch_peer_request q = request_of(first, n);
             put(&q);
             most_moved = moved[way];
@@ -219,7 +220,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Of all that is sent, only bytes of the file are counted, not the frames. */
+/* Only bytes of the file are counted, not the frames that are sent with them. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;
@@ -263,15 +264,15 @@ TEST(what_cannot_be_sent_is_answered) {
     done();
 }
 
-/* Nothing is answered, and the connection ends, if a request has a wrong magic, is forged, or is
- * repeated, or if the client sends no more. */
+/* If a request has a wrong magic, is forged or is repeated, or if the client sends no more, nothing
+ * is answered and the connection ends. */
 TEST(a_bad_request_ends_the_connection) {
     for (int way = 0; way < 4; way++) {
         make(1000);
         struct monarch_peer_request q = request_of(0, 10);
         if (way == 0) {
             q.magic++;
-            SAME(write(client, &q, 4), 4); /* the first four bytes are enough */
+            SAME(write(client, &q, 4), 4); /* four bytes are enough: the magic number is wrong */
         } else if (way == 1) {
             monarch_seal(says, 0, &q, MONARCH_SEALED_OF_REQUEST, NULL, q.seal);
             q.length++;
@@ -400,8 +401,8 @@ TEST(rotten_blocks_are_not_sent) {
         }
 }
 
-/* If no sums are recorded, a whole block is checked only after it was sent, with the sum that was
- * made then. */
+/* If no sum is recorded for a block, the block is checked only after it was sent. The check uses
+ * the sum that was computed while the block was sent. */
 TEST(a_block_without_a_recorded_sum_is_checked_after_it_was_sent) {
     for (uint64_t n = 100; n <= BLOCK; n += BLOCK - 100)
         for (int is_good = 0; is_good < 2; is_good++) {

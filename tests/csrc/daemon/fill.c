@@ -13,9 +13,9 @@ static int reserve_space(int fd, int mode, off_t at, off_t n) {
 /* If -1, reads from a pack fail. Otherwise a read gives this many bytes, computed from seed 7. */
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
-/* backs: the write-backs in their order, one letter each. The letter tells the block ("a" is block
- * 0). A small letter means that the write-back was begun, a capital that it was awaited. given: the
- * blocks whose pages were given back. */
+/* backs: the write-backs in their order, one letter each: "a" or "A" for block 0, "b" or "B" for
+ * block 1, and so on. A small letter says that the write-back was begun, a capital letter that it
+ * was awaited. given: the blocks whose pages were given back. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);
@@ -113,7 +113,8 @@ TEST(units_and_blocks_cover_the_file) {
                 CHECK(f->left[b] >= 1 && f->left[b] <= 3);
                 CHECK(f->left[b] == 3 || b == f->blocks - 1);
                 units += f->left[b];
-                f->sums[b] = b; /* the sanitizer checks that there is room */
+                /* If there were no room for the sum, the sanitizer would report it. */
+                f->sums[b] = b;
                 SAME(end_of_block(f, b), (b + 1) * block < size ? (b + 1) * block : size);
             }
             SAME(units, f->units);
@@ -382,8 +383,8 @@ TEST(a_file_that_changes_gives_no_copy) {
     }
 }
 
-/* If a file ends exactly where a chunk ends, it has become shorter too. This is no error of the
- * source. */
+/* A file that has become shorter is noticed, even if it now ends exactly where a chunk ends. This
+ * is no error of the source. */
 TEST(a_file_that_ends_early_has_changed) {
     make(2 * MONARCH_CHUNK, 2 * MONARCH_CHUNK);
     struct fill *f = monarch_fill_begin(e, job);
@@ -425,9 +426,9 @@ TEST(a_pack_spares_the_open_of_the_file) {
     }
 }
 
-/* If several peers gave a copy, the file is checked at the source afterwards. If one peer gave all
- * of it, it is not, since that peer has checked its own copy. Copies that one peer gave are counted
- * separately. */
+/* A copy that several peers gave together is checked at the source afterwards. A copy that one peer
+ * gave as a whole is not checked, because that peer has checked its own copy. Copies of the second
+ * kind are counted separately. */
 TEST(a_copy_of_several_peers_is_checked_at_the_source) {
     for (int way = 0; way < 4; way++) {
         const int peers[] = {3, 8};
@@ -442,7 +443,7 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        /* counts as a file of the source, which was asked */
+        /* in way 2, the source was asked, so the file counts as one of the source */
         SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);
@@ -468,7 +469,8 @@ TEST(a_large_copy_is_written_back_as_it_grows) {
     make(MONARCH_CHUNK, MONARCH_UNIT);
     backs[0] = given[0] = 0;
     monarch_fill_end(e, fill_all(1, 0));
-    CHECK(!backs[0] && !given[0]); /* a smaller copy is left to the kernel */
+    /* The fill leaves the write-back of a smaller copy to the kernel. */
+    CHECK(!backs[0] && !given[0]);
     free(job->result.block_sums);
     done();
 }

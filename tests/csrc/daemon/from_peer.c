@@ -3,7 +3,7 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Answers of peers, in place of those of peer.c. */
+/* Answers that the tests give in place of peer.c. */
 static int answer(struct monarch_peer *peer, struct monarch_peer_get *get);
 static int ask_peer(struct monarch_peer *peer, struct monarch_peer_get *gets, uint64_t n,
                     char *buffer, monarch_peer_arrived arrived, void *arg) {
@@ -132,7 +132,8 @@ TEST(only_a_peer_that_has_the_file_tells_its_speed) {
         }
 }
 
-/* Bytes are awaited if there is a demand for one of their units. Other demands do not count. */
+/* A reader awaits a range of bytes if it demands a unit that overlaps the range. Demands for other
+ * units or other files do not count. */
 TEST(a_reader_waits_for_the_units_of_its_demand) {
     make(4, -1);
     for (uint64_t unit = 0; unit < 8; unit++) {
@@ -178,8 +179,8 @@ TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     free_engine(e);
 }
 
-/* If a peer fails, does not have the file, or has another version of it, the next peer is asked.
- * The fill also asks that peer for all later bytes. */
+/* If a peer fails, does not have the file, or has another version of it, the fill asks the next
+ * peer. For all later bytes, the fill asks this next peer at once. */
 TEST(a_peer_that_fails_is_followed_by_the_next) {
     const uint32_t bad[] = {MONARCH_PEER_CUT, MONARCH_PEER_UNKNOWN_FILE, MONARCH_PEER_CHANGED,
                             MONARCH_PEER_WRONG_BYTES, MONARCH_PEER_REFUSED};
@@ -215,8 +216,8 @@ TEST(a_peer_that_is_gone_is_followed_by_the_next) {
 }
 
 /* A peer without room names the node that keeps the file. That node is asked next, as the owner,
- * and becomes the home of the file. No node is added twice, and at most MONARCH_MOVES nodes are
- * added. */
+ * and becomes the home of the file. No node is added twice to the peers of the order, and at most
+ * MONARCH_MOVES nodes are added. */
 TEST(a_fill_follows_a_file_that_was_passed_on) {
     make(4, -1);
     answers[4][0] = MONARCH_PEER_MOVED + 9;
@@ -243,7 +244,8 @@ TEST(a_fill_follows_a_file_that_was_passed_on) {
     free_engine(e);
 }
 
-/* If an order names two peers, a node that the second one names is asked too. */
+/* An order names two peers. If the second one answers that another node keeps the file, this third
+ * node is asked too. */
 TEST(a_node_that_was_named_is_asked_as_the_owner) {
     make(4, 6);
     answers[4][0] = MONARCH_PEER_UNKNOWN_FILE;
@@ -275,7 +277,7 @@ TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
                     free_engine(e);
                 }
     make(4, -1);
-    fill.blocks = 1; /* in a file of one block, the peer is asked for the last block too */
+    fill.blocks = 1; /* with one block, the last block is fetched from the peer like any other */
     fill.is_last_late = 1;
     demand(0);
     SAME(fetch(0, UNIT), 1);
@@ -290,7 +292,8 @@ TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
         answers[4][i] = MONARCH_PEER_TIMEOUT;
     SAME(fetch((BLOCKS - 1) * BLOCK, UNIT), 0);
     CHECK(fill.is_last_late && fill.asks == 0 && asked[6] == 0);
-    SAME(fetch(0, UNIT), 1); /* another block: the peer is silent, so the next one is asked */
+    /* Another block: the peer counts as silent, so the next peer is asked. */
+    SAME(fetch(0, UNIT), 1);
     CHECK(fill.asks == 1 && asked[6] == 1);
     free_engine(e);
 }
@@ -352,8 +355,8 @@ static void come_later(void) {
         demand(0);
 }
 
-/* A peer that answers COMING is asked for COMING_NS at most. If a reader waits for the bytes, it is
- * asked for COMING_ASKED_NS at most from then on. */
+/* A peer that answers COMING is asked again and again, but only for COMING_NS. If a reader waits
+ * for the bytes, the peer is asked for COMING_ASKED_NS at most since the beginning of that wait. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {
@@ -372,7 +375,7 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
         come_later();
         uint64_t began = time_ns;
         SAME(fetch(0, UNIT), 0);
-        /* a demand and the end of a wait are each noticed only after the next answer */
+        /* the thread notices a demand, or the end of a wait, only after the next answer */
         uint64_t took = time_ns - began, late = cases[i].ends + 2 * step;
         CHECK(took > cases[i].ends - step && took <= late);
         CHECK(fill.asks == 0 && asked[6] == 0); /* the peer has not failed */

@@ -118,7 +118,7 @@ TEST(the_table_has_a_limit) {
         all[i] = hand((uint64_t)i, "");
         uint32_t bell = t->bell;
         SAME(monarch_keep(t, all[i], i), i < 2);
-        /* the first one wakes the thread, which sleeps only while the table is empty */
+        /* only the first descriptor wakes the thread: it sleeps only while the table is empty */
         SAME(t->bell - bell, i == 0);
         SAME(all[i]->is_told, i == 1);
     }
@@ -141,8 +141,8 @@ TEST(the_table_has_a_limit) {
     done();
 }
 
-/* The table notes that policy knows of a file (is_told) only if the file has an entry and policy
- * was asked to fill it. */
+/* The flag is_told says that the daemon's policy knows of a file. The table sets it only if the
+ * file has an entry and the policy was asked to fill it. */
 TEST(policy_knows_of_files_with_an_entry_that_it_was_asked_for) {
     make();
     p->grant.iterations = 7;
@@ -211,8 +211,9 @@ TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
     done();
 }
 
-/* If an order already has a descriptor, the one in the table is closed. If the one in the table was
- * dropped before, the order gets none. In the end, no descriptor of the table is open. */
+/* The table may hold a descriptor for an order that already has one. Then the table's descriptor is
+ * closed. If the table has dropped its descriptor before, the order gets none. In the end, no
+ * descriptor of the table is open. */
 TEST(a_descriptor_that_no_order_needs_is_closed) {
     make();
     int before = open_descriptors();
@@ -237,8 +238,8 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     done();
 }
 
-/* Policy learns of each waiting file without an entry once. One call reports files of one source,
- * as many as it has room for. */
+/* The daemon's policy learns once of each waiting file without an entry. One call reports files of
+ * one source, as many as it has room for. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];
@@ -263,9 +264,9 @@ TEST(policy_learns_of_new_files_once) {
     done();
 }
 
-/* A descriptor without an order is given up only if three conditions hold: policy knows of its
- * file, the daemon's loop has had ITERATIONS iterations since then, and more than ORDER_NS have
- * passed since the descriptor came. */
+/* A descriptor without an order is given up only if three conditions hold: the daemon's policy
+ * knows of its file, the daemon's loop has had ITERATIONS iterations since then, and more than
+ * ORDER_NS have passed since the descriptor came. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};
@@ -280,9 +281,9 @@ TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     done();
 }
 
-/* A descriptor waits for a fill of its file. With a grant, the fill is ordered. Without a grant,
- * the descriptor goes on waiting. If an old copy is in the way, policy is asked too. If the file
- * needs no fill any more, the descriptor is closed. */
+/* A descriptor waits for a fill of its file. With a grant, the fill is ordered at once. Without a
+ * grant, the descriptor goes on waiting. If an old copy is in the way, the daemon's policy is also
+ * asked to fill the file. If the file needs no fill any more, the descriptor is closed. */
 TEST(a_descriptor_waits_until_its_file_is_ordered) {
     const struct {
         uint64_t word;
@@ -322,8 +323,8 @@ TEST(a_descriptor_waits_until_its_file_is_ordered) {
     }
 }
 
-/* A descriptor is closed if it is not of the file of its entry. Policy is then asked to fill the
- * file of the entry. */
+/* A descriptor is closed if it does not belong to the file of its entry. The daemon's policy is
+ * then asked to fill the file of the entry. */
 TEST(a_descriptor_of_another_file_is_closed) {
     make();
     grant();
@@ -343,8 +344,9 @@ TEST(a_descriptor_of_another_file_is_closed) {
     done();
 }
 
-/* If a program wants its descriptor back, the next look at the table closes it. Policy is still
- * asked to fill the file, unless the fill is ordered or policy knows of the file already. */
+/* If a program wants its descriptor back, the next look at the table closes it. The daemon's policy
+ * is still asked to fill the file, unless the fill is ordered or the policy already knows of the
+ * file. */
 TEST(a_recalled_descriptor_is_dropped_at_once) {
     for (int way = 0; way < 4; way++) {
         make();
@@ -353,7 +355,7 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
         h->is_ordered = way == 1;
         e->clients->claim[h->claim] |= MONARCH_CLAIM_RECALLED;
         monarch_look_at_kept(p);
-        /* a file without an entry stays in the table until policy learns of it */
+        /* a file without an entry stays in the table until the daemon's policy learns of it */
         SAME(t->count, way == 2);
         SAME(dropped(), way == 2 ? 1 : 2);
         SAME(rests_ended, way == 0);

@@ -108,9 +108,9 @@ TEST(sums_come_and_go_with_their_copy) {
     done();
 }
 
-/* The server is told when bytes of a file have come, and when files will get no copy. It is told
- * once of each change of the patience, which concerns all requests. Without a server, nothing
- * happens. */
+/* The server is told when bytes of a file have come, and when files will get no copy. Each change
+ * of the "patience" (which requests may go on waiting) concerns all requests, and the server is
+ * told of it once. Without a server, nothing happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};
     struct monarch_peer_request wanted = {.source = 3};
@@ -138,7 +138,7 @@ TEST(requests_that_wait_are_woken) {
 
 /* --- checks of blocks ------------------------------------------------------------------------- */
 
-/* Makes a copy of one block. The sum of the copy follows from the sum of the block. */
+/* Makes a copy of one block. The sum of the copy is computed from the sum of this block. */
 static struct open_copy single(uint64_t block_sum, uint64_t word) {
     return (struct open_copy){.id = id,
                               .word = word,
@@ -198,8 +198,9 @@ TEST(a_rotten_block_is_noted_once) {
     done();
 }
 
-/* A block is compared with its recorded sum. If a copy of several blocks has no recorded sums, its
- * blocks are good while its entry still has its word. */
+/* A block is compared with its recorded sum. A copy of several blocks may have no recorded sums.
+ * Its blocks then count as good as long as the word of its entry is the same as when the copy was
+ * opened. */
 TEST(a_block_is_compared_with_what_is_known_of_it) {
     make();
     const uint64_t sums[] = {1, 2, 3};

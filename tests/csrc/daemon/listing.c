@@ -48,9 +48,9 @@ TEST(a_file_lies_in_the_directories_above_it) {
     done();
 }
 
-/* Files without a copy are found from a position on, a limited number at a time. Left out are
- * directories, files of other sources, and files that are wanted, that are claimed, or whose old
- * copy is being removed. */
+/* Files without a copy are found from a position on, a limited number at a time. The search leaves
+ * out directories, files of other sources, and files that are wanted, that are claimed, or whose
+ * old copy is being removed. */
 TEST(only_files_that_can_be_filled_ahead_are_found) {
     make();
     char path[16];
@@ -135,8 +135,8 @@ TEST(a_parent_is_the_directory_above) {
     done();
 }
 
-/* Readers no longer use the listing of a directory after it is unlisted. Entries of other kinds
- * stay as they are. */
+/* After a directory is unlisted, readers no longer use its listing. The operation does nothing to
+ * an entry that is not a directory. */
 TEST(an_unlisted_directory_has_no_listing) {
     make();
     struct monarch_entry *d = add("d", MONARCH_DIR, 0), *f = add("d/f", MONARCH_FILE, 0);

@@ -34,7 +34,8 @@ static int is_of(const struct test *t, const char *name) {
 static void run(const struct test *t) {
     CHECK(mkdir(t->name, 0700) == 0 && chdir(t->name) == 0);
     alarm(LIMIT_S);
-    close(0); /* makes 0 the test's first descriptor, to find code that takes 0 for none */
+    /* Makes 0 the test's first descriptor, to find code that takes descriptor 0 for none. */
+    close(0);
     t->run();
     exit(0);
 }
@@ -64,7 +65,7 @@ int main(int argc, char **argv) {
 
 int open_descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
-    int n = -1; /* the descriptor of this directory does not count */
+    int n = -1; /* not 0: the descriptor that opendir opens is not counted */
     CHECK(d);
     for (struct dirent *e; (e = readdir(d));)
         n += e->d_name[0] != '.';

@@ -213,7 +213,7 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* A node notes once each file that it begins to keep. It begins to keep only as many as it can
+/* When a node begins to keep a file, it notes this once. It begins to keep only as many as it can
  * report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);
@@ -286,7 +286,7 @@ TEST(demands_of_peers_leave_slots_to_readers) {
     SAME(e->clients->engine[0].rings, rings);
     SAME(e->clients->demand[3], was);
     e->clients->demand[3] = e->clients->demand[5] = 0;
-    demand(h, 4, 6); /* exists already, in slot 6 */
+    demand(h, 4, 6); /* slot 6 already holds this demand */
     SAME(demands(), DEMANDS - 2);
     demand(h, 5, 6);
     demand(h, 4, 999);
@@ -313,7 +313,7 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
             uint64_t there = units * MONARCH_UNIT < 2 * BLOCK ? units * MONARCH_UNIT : 2 * BLOCK;
             SAME(monarch_copy_available(h, held(), at), there > at ? there : at);
         }
-        /* a request for at most one unit is hasty, so missing units are demanded */
+        /* each request is for at most one unit, so a missing unit is demanded */
         CHECK((demands() > 0) == (units < 9));
         e->fills->fill[0].whole = 1;
         SAME(monarch_copy_available(h, held(), 3), SIZE);
@@ -323,8 +323,8 @@ TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
     done();
 }
 
-/* Missing bytes are demanded only if somebody waits for them. Bytes that are there but held back,
- * those of the last block, are not demanded. */
+/* Missing bytes are demanded only if somebody waits for them. Bytes of the last block that are
+ * present but held back are not demanded. */
 TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -396,8 +396,8 @@ TEST(a_copy_has_its_word_or_another) {
     done();
 }
 
-/* A peer is told to ask again while it is not known yet where files are kept, or if a source has
- * answered within the last STUCK_NS. */
+/* A peer is told to ask again in two cases: it is not known yet where files are kept, or a source
+ * has answered within the last STUCK_NS. */
 TEST(a_peer_asks_again_while_a_source_answers) {
     make(SIZE);
     const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};

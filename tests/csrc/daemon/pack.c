@@ -73,7 +73,7 @@ TEST(the_last_member_of_a_name_counts) {
     for (int i = 0; i < 300; i++)
         add(0, 10);
     for (uint64_t i = 0; i < 300; i++) {
-        /* all have the same place in the hash table */
+        /* all members have the same place in the hash table */
         members[i].hash = i < 290 ? i * 512 : (i - 290) * 512;
         members[i].size = i < 290 ? 10 : 11;
         members[i].mtime_ns = (int64_t)i;
@@ -141,8 +141,8 @@ TEST(the_files_mode_decides_who_reads_it_from_a_pack) {
     free_engine(e);
 }
 
-/* Only regular files of at most one unit that the session's owner may read are looked up in a pack.
- */
+/* A file is looked up in a pack only if it is a regular file of at most one unit, and the session's
+ * owner may read it. */
 TEST(only_small_readable_files_are_looked_up) {
     begin();
     add(0, MONARCH_UNIT);
@@ -180,9 +180,9 @@ static struct job *meeting(int peer) {
     return job;
 }
 
-/* An order finds its member in the pack. If it does not ask a peer first, the member is noted as
- * ordered, so that it can be read along with others. A pack that has changed is never used again. A
- * pack that failed may be used again. */
+/* An order finds its member in the pack. If the order does not ask a peer first, the pack notes
+ * that the member is ordered, so that neighbouring members can be read together. A pack that has
+ * changed is never used again. A pack that failed may be used again. */
 TEST(an_order_meets_its_member) {
     begin();
     add(0, 50);
@@ -211,7 +211,7 @@ TEST(an_order_meets_its_member) {
 
 /* Draws packs and orders at random. Every window stays within its limit. It begins and ends with an
  * ordered member, and counts the orders for its members. No member is in two windows. At most about
- * half of a window is read in vain. */
+ * half of a window's bytes belong to no ordered member. */
 TEST(windows_hold_ordered_members_and_little_else) {
     uint64_t seed = 3;
     for (int trial = 0; trial < 60; trial++) {
@@ -287,8 +287,8 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
     }
 }
 
-/* The limit of a window counts from the start of the page in which the window begins. It is exact
- * to the byte. */
+/* A window may be exactly as long as its limit, to the byte. Its length counts from the start of
+ * the page in which the window begins. */
 TEST(a_window_ends_at_its_limit) {
     for (int more = 0; more < 2; more++) {
         begin();
@@ -413,8 +413,8 @@ TEST(an_order_that_leaves_frees_its_window) {
     done();
 }
 
-/* If an order comes for a member of an existing window, it is counted in this window, which then
- * stays until the order is served. */
+/* An order may come for a member that an existing window contains. The window then counts this
+ * order, and stays until the order is served. */
 TEST(an_order_for_a_window_that_is_there_keeps_it) {
     begin();
     for (int i = 0; i < 3; i++)

@@ -1,6 +1,6 @@
 #include "peers/connection.h"
 
-/* Links in place of those of client.c. What they answer is scripted. */
+/* The tests replace the links of client.c by these, whose answers come from `script`. */
 struct monarch_peer_link {
     int number, is_closed, is_cut;
     uint64_t frames, tag;
@@ -27,7 +27,8 @@ static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g
 static struct monarch_peer_link links[LINKS];
 static int made;
 static peer *p;
-/* How the next fetches end; after the script, fetches succeed. `last` is what was fetched last. */
+/* script: how each of the next fetches ends. Fetches beyond the end of the script succeed. last:
+ * the request of the last fetch. */
 static struct {
     unsigned status;
     int frames;
@@ -37,7 +38,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use becomes the follower of the next fetch. */
+/* If not NULL, this use of a link follows the next fetch: it waits for the link of that fetch. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -124,7 +125,8 @@ TEST(idle_links_beyond_the_limit_are_closed) {
 }
 
 /* If the peer has closed an idle link since its last use, the link is replaced. This is no failure,
- * so nothing is reported. All other idle links are closed too, because they are as old. */
+ * so nothing is reported. All other idle links are closed too, because they have been idle for at
+ * least as long. */
 TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     make();
     note_success(p, &links[made++]);
@@ -168,7 +170,8 @@ TEST(a_lack_of_room_here_is_not_reported) {
     monarch_peer_free(p);
 }
 
-/* If no link can be made, the status of all ranges says why. The next success is reported. */
+/* If no link to the peer can be made, the status of every range tells the reason. The next success
+ * is reported. */
 TEST(a_peer_that_cannot_be_reached_says_why) {
     make();
     struct monarch_peer_get gets[2] = {{.length = 1, .received = 7, .error = 7},
@@ -184,7 +187,8 @@ TEST(a_peer_that_cannot_be_reached_says_why) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks, the most specific status of its ranges is the reason. */
+/* If a link breaks, the peer's failure gets the most specific status of the link's ranges as its
+ * reason. */
 TEST(the_most_specific_status_is_the_reason) {
     for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
         struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
@@ -322,8 +326,9 @@ TEST(a_thread_goes_on_without_a_slot) {
 
 /* --- threads in line for a link --------------------------------------------------------------- */
 
-/* A link has a line if its user shares the link and has asked. A thread joins the end of the first
- * line that has room. */
+/* Threads may wait in line for a link that another thread uses. A line is possible only if the use
+ * of the link can be followed and has sent its request. A thread joins the first line that has
+ * room, at its end. */
 TEST(a_thread_joins_a_line_with_room) {
     make();
     struct use busy = {.can_be_followed = 0, .has_asked = 1},
@@ -341,8 +346,8 @@ TEST(a_thread_joins_a_line_with_room) {
     monarch_peer_free(p);
 }
 
-/* A link that works is passed to the first follower. If it does not work, all followers learn of
- * it. */
+/* Threads may follow the use of a link, that is, wait for the link. A link that works is passed to
+ * the first of them. If it does not work, all of them learn of it. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();
@@ -362,8 +367,8 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* After an answer, the follower gets the link, and the link is not kept as idle. After a break, the
- * link is closed, and the follower gets none. */
+/* After an answer, the link goes to the use that follows, and not to the idle links. After a break,
+ * the link is closed, and the use that follows gets no link. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {
         make();

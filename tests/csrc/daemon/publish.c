@@ -33,7 +33,7 @@ static void done(void) {
 
 static struct monarch_entry *entry(uint64_t id) { return monarch_table(c) + id; }
 
-/* Returns the guess about the entry's copy that is in the index by path. */
+/* Returns the guess about the entry's copy, as stored in the index by path. */
 static uint64_t guess_of(uint64_t id) {
     for (uint64_t i = 0; i < c->slots; i++)
         if (monarch_path_slot(c, i)->place && monarch_slot_id(monarch_path_slot(c, i)->place) == id)
@@ -129,7 +129,8 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     struct monarch_result r = result(3);
     entry(3)->word = entry(4)->word = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
     SAME(publish_it(&r), 1);
-    /* the old copy was removed, but its entry has its number until the removal is processed */
+    /* the old copy was removed, but the entry keeps the copy's number until the removal is
+     * processed */
     entry(3)->word = monarch_word(MONARCH_ABSENT, 0, TIER, COPY);
     r.id = 4;
     SAME(publish_it(&r), 1);
@@ -138,8 +139,8 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     done();
 }
 
-/* The word of an entry and the guess in the index change together. When the removal of a copy has
- * been processed, the entry forgets the copy's inode number. */
+/* A new word of an entry also updates what depends on it: the guess in the index of copies, and the
+ * inode number of the copy. */
 TEST(a_word_sets_what_depends_on_it) {
     make();
     const uint64_t present = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -158,7 +159,7 @@ TEST(a_word_sets_what_depends_on_it) {
         SAME(entry(id)->copy_ino, i == 5 ? 0 : 555);
         SAME(guess_of(6), 0);
     }
-    /* also among entries that share a place in the index */
+    /* the guesses are also right while entries share a place in the index */
     for (uint64_t all = 0; all < c->count; all++) {
         monarch_set_words(w, 1, &all, &present);
         for (uint64_t k = 0; k < c->count; k++)
@@ -220,7 +221,7 @@ TEST(an_update_replaces_the_attributes) {
     SAME(monarch_find_inode(c, 1, 999), 3);
     SAME(monarch_find_inode(c, 1, 103), -1);
     SAME(c->inodes_used, used + 1);
-    /* the same inode number needs no further place */
+    /* entry 3 with the same inode number as before needs no further place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     SAME(c->inodes_used, used + 1);
     done();
@@ -339,8 +340,8 @@ TEST(an_entry_that_is_found_again_is_merged) {
         }
 }
 
-/* A new home replaces the flags of the old one, which tell where a file comes from. All other flags
- * stay. */
+/* Some flags of an entry record the file's home, that is, which nodes keep the file. A new home
+ * replaces these flags. All other flags stay. */
 TEST(a_home_replaces_the_home_before) {
     make();
     entry(3)->flags = MONARCH_ATTRIBUTES;

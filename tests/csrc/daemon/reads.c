@@ -91,8 +91,8 @@ static void wait_until_idle(void) {
     }
 }
 
-/* A call starts the threads that it lacks: as many as it may use besides its own, but not more than
- * it has reads. The threads stay for later calls. */
+/* A call may use some threads besides its own, but no more than it has reads. It starts those of
+ * them that do not exist yet. The threads stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;
@@ -131,7 +131,8 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* A failure replaces one that was found before it only if its read comes earlier in the list. */
+/* Of the failed reads of a call, the one that comes first in the list determines the error,
+ * whichever fails first. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);
@@ -144,8 +145,8 @@ TEST(an_earlier_failure_replaces_a_later_one) {
     CHECK(c.failed == 2 && c.error == 0);
 }
 
-/* A read is slow if it takes more than SLOW_NS plus 1 ns per byte, and its thread slept meanwhile.
- */
+/* A read is slow if it takes more than SLOW_NS plus 1 ns per byte, and its thread slept during the
+ * read. */
 TEST(a_read_is_slow_if_it_waited) {
     make();
     for (int i = 0; i < 4; i++) {
@@ -172,14 +173,14 @@ TEST(a_read_is_slow_if_it_waited) {
 }
 
 /* If less than a quarter of a call's reads were slow, the next call begins without other threads.
- * It asks for threads only once a read of its own was slow. */
+ * It gets other threads only after one of its own reads was slow. */
 TEST(a_fast_source_is_read_alone) {
     int error;
     make();
     read_them(4, &error);
     SAME(was_fast, 1);
     SAME(threads, 3);
-    forget(); /* as in a forked child */
+    forget(); /* a forked child forgets the threads in the same way */
     SAME(threads, 0);
     read_them(4, &error);
     CHECK(threads == 0 && was_fast);

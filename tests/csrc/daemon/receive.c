@@ -12,7 +12,7 @@ static void do_handed(struct worker *w, struct job *job) {
 #define monarch_do_handed do_handed
 #include "handover/kept.h"
 /* has_room: whether the table of waiting descriptors takes another one. was_asked: whether the
- * table was told that policy has been asked for the file. */
+ * table was told that the daemon's policy has been asked to fill the file. */
 static int has_room, was_asked;
 static int keep(struct kept_table *t, struct handed *h, int is_asked) {
     kept += has_room;
@@ -159,7 +159,8 @@ TEST(a_descriptor_is_that_of_its_path) {
 }
 
 /* If the file of a descriptor can be filled now, the descriptor is passed on, with a slot.
- * Otherwise it waits in the table, or is closed. Policy is asked if it has to act. */
+ * Otherwise it waits in the table, or is closed. If the daemon's policy must act before the file
+ * can be filled, it is asked to do so. */
 TEST(a_descriptor_is_filled_kept_or_closed) {
     const struct {
         int holds, slots, room, is_recalled;
@@ -213,8 +214,8 @@ TEST(a_descriptor_is_filled_kept_or_closed) {
     }
 }
 
-/* If a descriptor cannot be used, its claim ends. If its file has an entry, policy is asked to fill
- * the file. */
+/* If a descriptor cannot be used, its claim ends. If its file has an entry, the daemon's policy is
+ * asked to fill the file. */
 TEST(a_useless_descriptor_still_asks_for_its_file) {
     for (int way = 0; way < 3; way++) {
         make();

@@ -18,7 +18,7 @@ static long sleep_on(long number, uint32_t *word, int how, uint32_t seen,
 #include "checks.h"
 #include "shared/clock.h"
 
-#define FILES 9000 /* so many that three words of the summary are used */
+#define FILES 9000 /* so large that the summary uses three words */
 
 static struct monarch_engine *e;
 static struct monarch_clients *m;
@@ -38,8 +38,8 @@ static void make(void) {
     m = e->clients;
 }
 
-/* Each bit that is set is taken once, in ascending order, also at the edges of words and of words
- * of the summary. A bit beyond the catalog's end is dropped. */
+/* Each bit that is set is taken once. The bits come in ascending order. This also holds at the
+ * edges of words, and of words of the summary. A bit beyond the catalog's end is dropped. */
 TEST(bits_are_taken_once_and_in_order) {
     const uint64_t set[] = {0, 1, 63, 64, 4095, 4096, 8191, 8192, 8999};
     uint64_t ids[FILES];
@@ -51,13 +51,14 @@ TEST(bits_are_taken_once_and_in_order) {
     for (int i = 0; i < 9; i++)
         SAME(ids[i], set[i]);
     SAME(monarch_take_bits(&m->read, FILES, ids, FILES), 0);
-    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0); /* the bit FILES was dropped */
+    /* Bit FILES was beyond the limit of the first call, which dropped it. */
+    SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0);
     monarch_set_bit(&m->read, 4096);
     /* the bit is just beyond the first word of the summary */
     SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0);
     SAME(monarch_take_bits(&m->read, 4097, ids, FILES), 1);
     for (uint64_t i = 0; i < sizeof m->read.summary / sizeof *m->read.summary; i++)
-        SAME(m->read.summary[i], 0); /* the summary is empty, so no word is searched in vain */
+        SAME(m->read.summary[i], 0); /* the summary is empty, so the call searches no word */
     free_engine(e);
 }
 

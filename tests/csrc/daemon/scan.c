@@ -104,8 +104,9 @@ TEST(the_last_wants_are_remembered) {
     done();
 }
 
-/* A want moves the tasks that it covers, directories and portions, to the queues of wanted tasks.
- * Tasks found later go there directly. */
+/* A want names directories that are scanned first. It moves the tasks that it covers, directories
+ * and portions of names, to the queues of wanted tasks. A covered task that is found later goes
+ * into these queues directly. */
 TEST(a_want_moves_what_it_covers) {
     make(2);
     struct task *other = add("x", 0), *file = add("a/b", 0), *deep = add("a/b/c", 0);
@@ -128,9 +129,9 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* The allowance for wanted directories is replaced, but 0 leaves it as it is. The allowance for
- * others is added to. A negative number makes an allowance unlimited. In the next call, an
- * unlimited allowance counts as 0. */
+/* A call replaces the allowance for wanted directories, unless the new value is 0. The call adds to
+ * the allowance for other directories. A negative value makes an allowance unlimited. In the next
+ * call, an unlimited allowance counts as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -222,8 +223,8 @@ static int rings_of(const pthread_cond_t *condition, int signals) {
     return 0;
 }
 
-/* An allowance wakes one idle thread for each portion that it covers, and all threads that wait
- * with names of their own. */
+/* An allowance of names wakes one idle thread for each portion of names. It also wakes all threads
+ * that already have names and wait for an allowance. */
 TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     const struct {
         int64_t wanted, others;
@@ -284,8 +285,8 @@ TEST(a_thread_ends_with_the_scan) {
     done();
 }
 
-/* A thread gives names to other threads until PORTIONS_AHEAD portions of the same kind, wanted or
- * not, are queued for each of them. */
+/* There are two kinds of portions of names: wanted ones and others. A thread queues portions for
+ * the other threads until PORTIONS_AHEAD portions of the same kind are queued for each of them. */
 TEST(others_have_enough_of_the_same_kind) {
     make(3);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "x", 0);
@@ -404,7 +405,8 @@ TEST(the_bell_rings_once_in_a_while) {
     struct monarch_batch *batch = NULL;
     report(&batch, 0, 0);
     time_ns += BATCH_NS;
-    monarch_hand_over_in_time(s, &batch); /* the batch is too young */
+    /* Not yet handed over: the batch is not older than BATCH_NS. */
+    monarch_hand_over_in_time(s, &batch);
     CHECK(batch->count == 1 && bell == 0);
     time_ns++;
     monarch_hand_over_in_time(s, &batch);
@@ -417,7 +419,7 @@ TEST(the_bell_rings_once_in_a_while) {
         SAME(bell, i);
     }
     batch->entries[0] = (struct monarch_entry){0};
-    batch->count = BATCH_ENTRIES; /* it does not fit into the batch that waits */
+    batch->count = BATCH_ENTRIES; /* the full batch does not fit into the batch that waits */
     monarch_hand_over_batch(s, &batch);
     CHECK(!batch && bell == 3 && s->batches == 2);
     done();

@@ -7,9 +7,10 @@ static struct pool *p;
 static void make(void) { p = calloc(1, sizeof *p + 4 * sizeof *p->worker); }
 static void done(void) { free(p); }
 
-/* A peer may get another thread while it has fewer than twice as many threads as are free. Work
- * that a reader waits for may exceed this share while more than KEPT_FREE threads are free. A
- * thread that already works for the peer may stay. Orders for the sources have no such limit. */
+/* A peer may get another thread only if it has fewer threads than twice the number of free threads.
+ * This is its share. Work that a reader waits for may exceed this share while more than KEPT_FREE
+ * threads are free. A thread that already works for the peer may stay. Orders for the sources have
+ * no such limit. */
 TEST(a_peer_gets_its_share_of_the_threads) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -42,12 +43,13 @@ TEST(a_peer_gets_its_share_of_the_width) {
                 p->width[MONARCH_FROM_PEER] = width;
                 p->unasked_at[3] = at;
                 p->unasked[MONARCH_FROM_PEER] = at + others;
-                /* allowed if the peer then has at most 2n + 1 threads, while n remain free */
+                /* If n threads stay free, the peer may have at most 2n + 1 threads. */
                 SAME(can_ask_unasked(p, &of_peer), at + 1 <= 2 * (width - at - others - 1) + 1);
                 SAME(can_ask_unasked(p, &of_source), 1);
             }
     p->unasked_at[3] = p->unasked[MONARCH_FROM_PEER] = 0;
-    p->at[3] = p->away = 67; /* within its share of `width`, but above its share of all threads */
+    /* The peer is within its share of `width`, but above its share of all threads. */
+    p->at[3] = p->away = 67;
     SAME(can_ask_unasked(p, &of_peer), 0);
     done();
 }

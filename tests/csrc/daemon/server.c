@@ -4,7 +4,7 @@ static uint64_t time_ns = 1000000000000;
 static uint64_t told_ns(void) { return time_ns; }
 #define monarch_now_ns told_ns
 
-/* Steps in place of those of connection.c. Each returns what the test has set. */
+/* The tests replace the steps of connection.c by these. Each step returns what the test has set. */
 #include "peers/connection.h"
 static enum monarch_peer_io_state step_it(struct monarch_peer_connection *c,
                                           const struct monarch_peer_stage *stage);
@@ -111,7 +111,7 @@ TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     SAME(adopt(), 2);
     SAME(s->at[2].generation, was + 1);
     s->at[1].got = 0;
-    SAME(adopt(), 1); /* it has been idle for longer than connection 2 */
+    SAME(adopt(), 1); /* connection 1 has been idle for longer than connection 2 */
     s->at[1].is_busy = s->at[2].is_busy = 1;
     SAME(monarch_peer_server_has_room(s), 0);
     SAME(adopt(), -EBUSY);
@@ -176,8 +176,8 @@ static int is_seven(void *arg, const struct monarch_peer_request *wanted) {
     return wanted->path_hash == 7;
 }
 
-/* A conditional wake asks only about requests whose files could not be opened yet, not about those
- * whose bytes are being sent. */
+/* A conditional wake examines only the requests whose files could not be opened yet. Requests whose
+ * bytes are being sent go on waiting. */
 TEST(only_requests_that_are_being_opened_are_settled) {
     make(4, 2);
     for (int i = 0; i < 4; i++) {

@@ -76,14 +76,15 @@ TEST(a_rate_reserves_one_span_after_the_other) {
     }
 }
 
-/* Time that nobody has reserved cannot be made up for later, except for the last 20 ms. */
+/* If nobody reserves any time for a while, the unused time is lost, except for the last 20 ms. */
 TEST(at_most_twenty_milliseconds_are_made_up_for) {
     uint64_t next = 5, before = monarch_now_ns();
     uint64_t begin = take_span(&next, 1, 1000), after = monarch_now_ns();
     CHECK(begin >= before - 20 * MS && begin <= after - 20 * MS);
     SAME(next, begin + MS);
     uint64_t recent = next = monarch_now_ns() + 5 * MS;
-    SAME(take_span(&next, 1, 1000), recent); /* a span that begins in the future is not moved */
+    /* A span that is to begin in the future is not moved. */
+    SAME(take_span(&next, 1, 1000), recent);
 }
 
 /* Without a limit, no time is reserved. An operation without bytes reserves no time for bytes. */
@@ -229,8 +230,9 @@ TEST(pages_are_dropped_only_by_kernels_that_do_it_safely) {
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* A source's bit is set while more than half of its recent files had the property that is noted.
- * The bits of other sources stay. */
+/* `note` is told for each file of a source whether it had a property. The bit of the source is set
+ * while more than half of its recent files had the property. The bits of other sources do not
+ * change. */
 TEST(a_bit_follows_the_majority_of_recent_files) {
     uint32_t mean = 0, bits = 1U << 3 | 1U << 5;
     int n = 0;
@@ -367,8 +369,8 @@ TEST(a_source_that_refuses_direct_reads_is_not_asked_again) {
     done();
 }
 
-/* The bytes of a complete read are counted once, and also in the flow of the source. The time of
- * the source's last answer is noted. A read that ends early counts nothing. */
+/* The bytes of a complete read are added once to the counter of bytes, and once to the flow of the
+ * source. The time of the source's last answer is noted. A read that ends early counts nothing. */
 TEST(bytes_of_a_source_are_counted_once) {
     make(100000);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -390,8 +392,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* Some reads that could be direct go through the page cache. For each of them it is noted whether
- * it waited for the source. It did if it took CACHED_NS or longer. */
+/* Some reads that could be direct go through the page cache. For each such read, it is noted
+ * whether the read waited for the source, that is, took CACHED_NS or longer. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -405,7 +407,7 @@ TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
         SAME(e->awaited_sources, waited);
         CHECK(waited ? e->awaited[0] > SHARE_ALL / 2 : e->awaited[0] < SHARE_ALL / 2);
         SAME(f.source_ns, between_ns);
-        /* this read would be direct, but it is the one in PROBED */
+        /* this read would be direct, but every PROBED-th read goes through the page cache */
         e->awaited_sources = 1;
         e->awaited_files[0] = PROBED - 1;
         e->awaited[0] = SHARE_ALL;
@@ -422,8 +424,8 @@ TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     done();
 }
 
-/* A direct read is not noted. If it is refused, it is repeated through the page cache, and the
- * source is not asked for direct reads again. */
+/* A direct read is not counted among the reads that wait for the source. If it is refused, it is
+ * repeated through the page cache, and the source is not asked for direct reads again. */
 TEST(a_refused_direct_read_is_made_again) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -462,8 +464,8 @@ TEST(interrupted_reads_bring_all_bytes) {
     done();
 }
 
-/* If the kernel cannot drop pages after a read, this is noted for the source, and the bytes come
- * all the same. A read that fails does not tell whether the kernel can. */
+/* If the kernel cannot drop pages after a read, the engine notes this for the source, and the read
+ * succeeds all the same. A failed read does not show whether the kernel can drop pages. */
 TEST(reads_bring_all_bytes_whether_pages_are_kept_or_not) {
     make(100000);
     job->entry.source = 3;
@@ -535,7 +537,8 @@ TEST(only_a_usable_descriptor_is_taken) {
     }
 }
 
-/* The claim does not end if another descriptor of the order is closed. */
+/* Only the close of the descriptor that was handed over ends the claim. The close of another
+ * descriptor of the order does not. */
 TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
     make(10);
     hand(O_RDONLY);
@@ -555,7 +558,7 @@ TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     struct fill f = {.job = job, .units = 1, .from = handed};
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
     CHECK(job->handed == handed && is_claimed() && f.source_ns == 0);
-    /* the offset tells the program's open file from the daemon's own */
+    /* the offset shows whether `handed` still refers to the program's open file */
     CHECK(lseek(handed, 100, SEEK_SET) == 100);
     e->clients->claim[11] |= MONARCH_CLAIM_RECALLED;
     SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);

@@ -74,8 +74,8 @@ TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     SAME(open_descriptors(), before);
 }
 
-/* A check finds a copy with the right bytes good. The result tells how much room the copy takes in
- * its tier. */
+/* A copy with the right bytes passes a check. The result tells how much room the copy takes in its
+ * tier. */
 TEST(a_check_finds_a_good_copy_good) {
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct monarch_engine *e = make_engine(BLOCK);

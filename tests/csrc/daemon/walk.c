@@ -90,7 +90,8 @@ TEST(a_walk_reports_everything) {
         CHECK(fstatat(root, i ? paths[i] : ".", &st, AT_SYMLINK_NOFOLLOW) == 0);
         CHECK(e->ino == st.st_ino && e->size == (uint64_t)st.st_size);
         SAME(e->sum, i < 3 ? names[i] + 1 : 0);
-        if (i >= 3) /* the place is less than the number of names in the directory */
+        /* A place in a listing is less than the number of names in the directory. */
+        if (i >= 3)
             CHECK(e->place < names[i == 4 || i == 5 ? 2 : 1]);
     }
     CHECK(strcmp(b->pool + entry_of(b, "d/e/l")->copy_ino, "../a") == 0);
@@ -204,7 +205,7 @@ TEST(each_question_to_the_source_is_paced) {
     close_listing(s, &b, "d", root, 3);
     CHECK(s->pace.next_ns);
     s->pace.next_ns = 0;
-    s->is_whole = 0; /* for a scan of parts, the source is not asked */
+    s->is_whole = 0; /* a scan of parts does not ask the source */
     close_listing(s, &b, "d", root, 3);
     CHECK(!s->pace.next_ns && b->count == 2);
     struct task *none = monarch_new_task(s, "none", 0);
@@ -216,8 +217,8 @@ TEST(each_question_to_the_source_is_paced) {
 }
 
 /* A file system that is mounted below the source does not belong to the source. The directory on
- * which it is mounted is not walked. It is reported with the inode number that the listing above it
- * shows. */
+ * which it is mounted is not walked. It is reported with the inode number that the listing of its
+ * parent directory shows. */
 TEST(a_mounted_file_system_is_not_walked) {
     make();
     make_tree();
@@ -289,8 +290,8 @@ TEST(a_directory_is_settled_if_it_is_old) {
     done();
 }
 
-/* In a settled directory, a file is not looked up at the source if the catalog has it already, with
- * the inode number that the directory shows for its name. */
+/* In a settled directory, a file that the catalog already has is not looked up at the source. The
+ * directory must still show the catalog's inode number for the file's name. */
 TEST(a_known_file_is_not_asked_about) {
     struct monarch_writer *w = monarch_writer_new();
     struct monarch_entry e;

@@ -175,8 +175,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
     done();
 }
 
-/* A result is queued. If its copy is published, the slot of the fill becomes free. The threads are
- * woken if a fill from a peer may have waited for this slot. */
+/* A finished job's result is queued. If the job has published a copy, the slot of its fill becomes
+ * free. The threads are woken then, if a fill from a peer may have waited for a slot. */
 TEST(a_published_copy_frees_its_slot) {
     for (unsigned before = 0; before <= MONARCH_SLOTS_OF_SOURCE + 1; before++)
         for (int is_published = 0; is_published < 2; is_published++) {
@@ -191,7 +191,8 @@ TEST(a_published_copy_frees_its_slot) {
             SAME(p->done.length, 1);
             CHECK(p->done.first == &job);
             SAME(unlocked, is_published && before <= MONARCH_SLOTS_OF_SOURCE);
-            SAME(rests_ended, !is_published); /* Python must find out why it was not published */
+            /* Python must find out why the copy was not published. */
+            SAME(rests_ended, !is_published);
             SAME(bells_rung, 0);
             SAME(p->rung, !is_published);
             done();
@@ -287,7 +288,7 @@ TEST(an_order_is_begun) {
         CHECK(strcmp(moved, cases[i].moved) == 0);
         SAME(f->next_block, cases[i].next_block);
         SAME(f->users, 0);
-        SAME(rung.who, i == 1); /* others can move its blocks */
+        SAME(rung.who, i == 1); /* other threads can move blocks of this fill */
         SAME(took_kept, i == 2);
         CHECK(monarch_fill_of(p, 0) == f && ended == 0 && begun == 1);
         free(f);
@@ -295,8 +296,8 @@ TEST(an_order_is_begun) {
     }
 }
 
-/* If a fill cannot begin, its readers are answered. Orders of other kinds are done at once by this
- * thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
+/* If a fill cannot begin, its readers are answered. Orders that are no fills are done at once by
+ * this thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
  * begun. */
 TEST(an_order_ends_or_goes_back) {
     for (int way = 0; way < 4; way++) {
@@ -356,8 +357,8 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
 }
 
 /* Units are moved in runs. From the source, a run has as many units as a chunk; from a peer, as
- * many as a block. While readers wait, a run has only one unit. So has the first run of a file in
- * use, because a program will ask for its first unit. */
+ * many as a block. While readers wait, a run has only one unit. If a file is in use, its first run
+ * also has only one unit, because a program will ask for this unit first. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {
@@ -391,7 +392,7 @@ TEST(units_are_moved_in_runs) {
 }
 
 /* Units that other threads have claimed are skipped. Then this thread does not see all bytes of the
- * block, so it gives no stream for the block's sum. */
+ * block, so it does not put them into a stream for the block's sum. */
 TEST(units_of_others_are_skipped) {
     make();
     struct job job = {.peer = {-1}};
@@ -444,8 +445,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A sleeping thread wakes without a ring when a reader's claim may have ended, or to return the
- * memory of its buffer. */
+/* A sleeping thread wakes by itself in two cases: when a reader's claim may have ended, and when it
+ * is time to return the memory of the thread's buffer. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);
@@ -461,8 +462,8 @@ static void unmap_all(int n) {
             monarch_unmap_buffer(p->worker[i].buffer);
 }
 
-/* Threads are started until one of each kind has no work, or until all run. The kinds are threads
- * that read ahead and threads that do not. */
+/* There are two kinds of threads: those that read ahead and those that do not. More threads are
+ * started until one thread of each kind has no work, or until all threads run. */
 TEST(threads_are_started_until_one_of_each_kind_is_idle) {
     for (int most = 0; most < 6; most++) {
         make();

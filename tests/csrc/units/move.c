@@ -64,8 +64,8 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Gives slot 0 up after a failed try. more: difference between the slot's number that the caller
- * has seen and the slot's number now. */
+/* Gives slot 0 up after a failed try. more: by how much the number of the slot that the caller has
+ * seen exceeds the slot's present number. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

@@ -115,7 +115,7 @@ EXPORT void reads_answer(int error, size_t most) {
     monarch_real.pread = (void *)in_kernel;
 }
 /* Makes the next `fills` waits succeed: each fills the next unit of the copy in this slot.
- * replaces: whether such a wait also makes the entry one of another file. */
+ * replaces: whether such a wait also gives the entry to another file. */
 EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
     memset(&waits, 0, sizeof waits);
     waits.fill = (struct monarch_fill *)&s->fills->fill[slot];

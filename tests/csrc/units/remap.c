@@ -1,5 +1,5 @@
-/* Records what the calls say about mappings that wait for their copies. No such mapping is
- * changed. */
+/* Records what the interposed calls tell the table of mappings. The table itself does not change.
+ */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
 
@@ -40,7 +40,7 @@ EXPORT int remap_said(int64_t *out) {
     return times;
 }
 EXPORT int remap_refusals(int is) { return refusals[is]; }
-/* The functions below return -errno if the call fails. */
+/* If their system call fails, the functions below return -errno. */
 static int64_t of(int64_t r) { return r < 0 ? -errno : r; }
 EXPORT int64_t remap_munmap(uint64_t at, uint64_t n) { return of(munmap(AT(at), n)); }
 EXPORT int64_t remap_mremap(uint64_t at, uint64_t n, uint64_t more, int flags, uint64_t to) {

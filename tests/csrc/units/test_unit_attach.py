@@ -1,4 +1,4 @@
-"""Tests to which daemon's session a process is attached, and when it may use the session."""
+"""Tests which daemon's session a process attaches to, and when it may use the session."""
 
 from __future__ import annotations
 
@@ -297,8 +297,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """The directory may be gone because the session's daemon has ended without the library's
-    notice."""
+    """The session's directory may be gone because its daemon has ended and the library has not
+    noticed it."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))
@@ -336,8 +336,9 @@ def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Pat
 @settings(max_examples=examples(200))
 @given(st.integers(0, 2**31 - 1), st.integers(-5, 5), st.integers(0, 1), st.integers(0, 1))
 def test_the_latest_look_counts(lib: Any, look: int, by: int, was: int, off: int) -> None:
-    """Threads look whether the library is switched off. A thread stores the result of its look,
-    unless a later look has stored its result already. The number of looks may overflow."""
+    """From time to time, threads look whether the library is switched off. A thread stores the
+    result of its look, unless a later look has stored its result already. The number of looks may
+    overflow."""
     before, now = look << 1 | was, (look + by) % 2**31 << 1
     expected = now | off if by > 0 else before
     assert lib.attach_end_look(before, now, off) == expected

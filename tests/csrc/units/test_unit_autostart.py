@@ -74,8 +74,9 @@ def closing() -> Iterator[None]:
 
 @pytest.mark.usefixtures("closing")
 def test_the_claim_is_a_lock_and_a_time(lib: Any, place: Place) -> None:
-    """A successful claim returns a descriptor of the locked file `starts` and one of the log. Every
-    descriptor that the claim opens is closed on exec. Only this user can access the files."""
+    """A successful claim of a start returns a descriptor of the locked file `starts` and one of the
+    log. Every descriptor that the claim opens is closed on exec. Only this user can access the
+    files."""
     assert lib.claim_taken_until() == 0
     before = open_descriptors()
     start = lib.shared_now()
@@ -120,7 +121,7 @@ def test_times_that_others_could_have_written_do_not_count(lib: Any, place: Plac
 def test_a_place_that_others_could_have_made_is_refused(
     lib: Any, place: Place, tmp_path: Path, what: str
 ) -> None:
-    """The library makes no claim in a directory or file that another user may have made, because
+    """The library claims no start in a directory or file that another user may have made, because
     that user could choose where the daemon writes."""
     user = place.directory.parent
     if what == "link":
@@ -178,8 +179,8 @@ RECORD = ["config /c", "mounts 7", "wish yes", "source /data"]
 def test_a_record_holds_only_in_its_own_setting(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record holds only while its configuration, mount namespace, files and environment variables
-    are the same as when it was written."""
+    """A record in the file `autostart` holds only while its configuration, mount namespace, files
+    and environment variables are the same as when it was written."""
     there, gone = tmp_path / "there", tmp_path / "gone"
     there.write_text("content")
     now = there.stat()
@@ -213,8 +214,8 @@ def test_a_record_holds_only_in_its_own_setting(
 
 
 def test_the_first_record_of_the_setting_counts(records: Records) -> None:
-    """If several records match the process's setting, only the first one counts. The
-    configuration's sources are the sources of this record."""
+    """If several records in the file `autostart` match the process's setting, only the first one
+    counts. The configuration's sources are the sources of this record."""
     other = ["config /d", "wish yes", "source /other"]
     refused = ["config /c", "source /refused"]
     assert records.read(other, RECORD, refused) == YES
@@ -234,8 +235,8 @@ def test_a_file_is_of_a_source_if_it_lies_below_it(records: Records) -> None:
 
 
 def test_a_record_that_is_not_whole_is_none(records: Records) -> None:
-    """A record may be incomplete because another process is still writing it, or because the disk
-    was full. An incomplete record does not count."""
+    """A record in the file `autostart` may be incomplete because another process is still writing
+    it, or because the disk was full. An incomplete record does not count."""
     whole = "\n".join([FIRST_LINE, *RECORD, "end"]) + "\n"
     assert records.read_text(whole) == YES
     for n in range(len(whole)):
@@ -407,8 +408,8 @@ def test_a_daemon_is_started_if_the_user_wants_one(
     word: bool, asked: str | None, record: str | None, is_on: bool,
 ) -> None:  # fmt: skip
     """If MONARCH_AUTOSTART has a value, it decides whether daemons are started. Otherwise a record
-    of the same setting decides. Without such a record, the word `autostart` in the configuration
-    decides."""
+    in the file `autostart` decides, if there is one for the process's setting. Without such a
+    record, the word `autostart` in the configuration decides."""
     program.place.config.write_text("autostart" if word else "manual")
     if asked is not None:
         monkeypatch.setenv("MONARCH_AUTOSTART", asked)
@@ -485,8 +486,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """While the claim does not allow a start, the process pauses for a second at most. The last
-    start may turn out to be unneeded, and the claim then allows a start earlier."""
+    """If the claim does not allow a start yet, the process tries again after a second at most. It
+    does not wait longer, because the last start may turn out to be unneeded. Then the claim allows
+    a start earlier."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):
@@ -553,8 +555,9 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
 
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
-    """A thread makes no attempt if another thread of the process has reserved the attempt, even at
-    the last moment. In a forked child, a reservation by a thread of the parent does not count."""
+    """A thread makes no attempt to start a daemon if another thread of the process has reserved the
+    attempt, even at the last moment. In a forked child, a reservation by a thread of the parent
+    does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0
@@ -605,7 +608,7 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If there is a session at load, a start is needed in two cases: the session's daemon was
-    killed, or it lacks a source of this job."""
+    killed, or that daemon lacks a source of this job."""
     pids = Path("/proc/self/ns/pid").stat().st_ino
     control = session.control
     control.pids, control.pid, control.sources = pids, os.getpid(), 1

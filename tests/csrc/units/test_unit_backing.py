@@ -155,7 +155,8 @@ def test_a_range_closes_what_stands_behind_its_descriptors(
 
 
 def test_a_range_may_have_only_the_last_descriptor_behind(lib: Any, pairs: list[Pair]) -> None:
-    """A range may contain only one number, the highest backing descriptor in the table."""
+    """A call may name a range of a single number, that of the highest backing descriptor in the
+    table."""
     last = pairs[2].behind
     assert lib.backing_that_stays(last, last, last) == last
     lib.backing_close_range(last, last)
@@ -234,7 +235,8 @@ def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
     lib: Any, pairs: list[Pair], call: str
 ) -> None:
     """The program's descriptor has a higher number than its backing descriptor. A call on a range
-    whose only or last number is this descriptor also finds the backing descriptor."""
+    that contains the program's descriptor, but not the backing descriptor, changes the backing
+    descriptor too."""
     last = pairs[2]
     fd = fcntl.fcntl(last.fd, fcntl.F_DUPFD_CLOEXEC, last.behind + 1)
     lib.backing_close(last.fd)

@@ -54,8 +54,9 @@ def test_a_file_that_was_read_before_it_had_an_entry_is_being_read(lib: Any, ses
 
 def test_a_descriptor_on_its_way_keeps_its_slot(lib: Any, session: Made) -> None:
     """A program hands a descriptor to the daemon. No other claim takes the slot until the daemon
-    has closed the descriptor, because a thread may wait for the end of this claim. After a second,
-    the program counts as killed, and its claim as recalled."""
+    has closed the descriptor, because a thread may wait for the end of this claim. If the
+    descriptor has not arrived after a second, the program counts as killed, and its claim as
+    recalled."""
     claim = lib.claims_begin(session.s, 7)
     assert claim == slot(session, 7) and names(claim, 7) and claim & HANDED
     now = lib.shared_now()
@@ -145,9 +146,9 @@ UNIT, UNITS = 262144, 65536
         lambda by: st.integers(0, 8).map(lambda k: by + (UNIT << k) * UNITS))),
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
-    """The unit is MONARCH_UNIT, or a larger power-of-two multiple of it if the file has more units
-    than the bitmap of a fill has bits. The unit must divide the block. If there is no such unit,
-    the unit is the block."""
+    """The unit is usually MONARCH_UNIT. If the file has more units than the bitmap of a fill has
+    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If there is
+    no such unit, the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]

@@ -102,9 +102,9 @@ def test_a_file_is_read_directly_until_its_fill_is_under_way(
 def test_one_read_tells_whether_a_file_is_read_at_random(
     lib: Any, session: Made, size: int, bytes_read: int, n: int, end: int, is_at_random: bool
 ) -> None:
-    """is_at_random judges the read that completes an eighth of the file. If the program reads the
-    file from its beginning, the end of this read equals the number of bytes read so far. If not,
-    the file is read at random. A file of one unit never counts as read at random."""
+    """The library looks at the read that completes an eighth of the file. If this read ends at the
+    number of bytes read so far, the program reads the file from its beginning. Otherwise,
+    is_at_random returns 1. A file of one unit never counts as read at random."""
     session.entries[ENTRY].size = size
     assert lib.handover_is_at_random(session.s, ENTRY, bytes_read, n, end) == is_at_random
 

@@ -38,9 +38,9 @@ def hint(lead: int, prefix: int = 0) -> int:
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(0, 4095)), max_size=25))
 def test_the_table_keeps_what_was_learnt_last(lib: Any, script: list[tuple[int, int, int]]) -> None:
-    """A set of the table contains at most four directories. In a full set, a new directory replaces
-    one of those that the library can learn again at the lowest cost. NEW removes the entry of its
-    own directory only."""
+    """The table consists of sets, each for at most four directories. A new directory in a full set
+    replaces one of those that the library can learn again at the lowest cost. Keeping a directory
+    with the lead NEW removes only that directory's own entry."""
     lib.links_forget()
     model: dict[int, int] = {}
     for tag, lead, prefix in script:
@@ -97,9 +97,9 @@ def test_a_hint_is_that_of_the_path_its_directory_or_one_above(table: Any) -> No
 
 
 def test_only_a_link_itself_is_known_of_what_lies_below_it(table: Any) -> None:
-    """Files that lie directly in a known directory below a link have this directory's hint. Deeper
-    directories get a hint only from the link's own entry. Here the link has no entry, so the
-    library must learn anew where they lead."""
+    """The table knows a directory below a link, but not the link itself. Files directly in this
+    directory get its hint. Files in deeper directories could get a hint only from an entry of the
+    link. So the library must learn anew where these files lead."""
     learn(table, "/x/link/sub", DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/f") == hint(DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/deep/f") == NEW
@@ -173,8 +173,8 @@ def known(lib: Any, path: Path) -> int:
 def test_an_open_through_a_link_teaches_where_it_leads(
     table: Any, served: Served, out: Path
 ) -> None:
-    """An open teaches one of three facts: the link and the file's directory lead into a source; the
-    file's directory contains links to files of a source; or the file's directory leads
+    """An open teaches the library one of three facts: the link and the file's directory lead into a
+    source; the file's directory contains links to files of a source; or the file's directory leads
     elsewhere."""
     link = out / "dir"
     n = len(bytes(link))
@@ -209,9 +209,9 @@ def test_while_a_scan_goes_on_a_file_may_be_found_yet(
 
 
 def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out: Path) -> None:
-    """A stat or a listing of a link teaches to which directory of a source the link leads, however
-    many slashes are behind the path. A stat teaches nothing if the path leads to a file or outside
-    all sources, or if its text already shows where it leads."""
+    """A stat or a listing of a link teaches the library to which directory of a source the link
+    leads, however many slashes are behind the path. A stat teaches it nothing if the path leads to
+    a file or outside all sources, or if its text already shows where it leads."""
     link = out / "dir"
     expected = hint(DIRECTORY, len(bytes(link)))
     for end in (b"", b"/", b"///"):
@@ -233,8 +233,8 @@ def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out
 def test_a_directory_is_entered_only_if_it_is_the_scanned_one(
     table: Any, served: Served, out: Path
 ) -> None:
-    """The link may lead elsewhere by now, or another directory may be at the scanned directory's
-    path. The library then forgets the hint."""
+    """A link led to a scanned directory. By now it may lead elsewhere, or another directory may be
+    at the path of the scanned one. Then the library forgets what it has learned about the link."""
     link = out / "dir"
     n = len(bytes(link))
 
@@ -278,8 +278,8 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # One in AGAIN of such failures removes the hint, so that the library looks at the directory
-    # again.
+    # A hint that fails is removed only once in AGAIN failures. Then the library looks at the
+    # directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)
@@ -410,7 +410,7 @@ def test_a_directory_by_its_descriptor_is_the_one_that_was_opened(
 ) -> None:
     """Another directory may have the name of the opened one by now. If the opened directory was
     removed, the kernel reports its name with ` (deleted)` at the end, and another directory may
-    have that name. The descriptor leads to neither of them."""
+    have that name. The descriptor must not lead to these other directories."""
     root, tier = tmp_path / "data", tmp_path / "tier"
     for name in ("d", "gone", "gone (deleted)", "moved"):
         (root / name).mkdir(parents=True)

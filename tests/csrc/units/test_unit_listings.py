@@ -1,4 +1,4 @@
-"""Tests directory streams: which streams list from the catalog, and when a stream becomes one of
+"""Tests directory streams: which streams list from the catalog, and when a stream changes over to
 the source."""
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def test_the_catalog_lists_what_the_kernel_lists(
 
 
 def test_a_place_in_a_listing_is_returned_to(lib: Any, served: Served) -> None:
-    """The places of a listing may be sought in any order. A place behind the end counts as the
-    end."""
+    """A program may seek to the places of a listing in any order. A place behind the end counts as
+    the end."""
     stream = Stream(lib, served.root / "d")
     places, found = [], []
     while True:
@@ -246,8 +246,8 @@ def whole(
 
 @pytest.mark.parametrize("where", ["", "d", "empty"])
 def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: str) -> None:
-    """The path may also be relative to a descriptor. errno is 0 whenever the program's function
-    that chooses names is called."""
+    """The path may also be relative to a descriptor. Whenever the library calls the program's
+    filter function, errno is 0."""
     path = served.root / where
     names = {name for name, *_ in kernels(path)}
     assert set(whole(lib, path)) == names

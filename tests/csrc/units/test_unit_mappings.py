@@ -110,7 +110,7 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    # The range falls into two pieces here, but no slot is free except its own.
+    # The removed range splits its slot into two pieces. The second piece finds no free slot.
     lib.table_say(12 * PAGE, 13 * PAGE, FORGET)
     pages = pages_of(lib)
     assert lib.table_waiting() == n

@@ -1,4 +1,5 @@
-"""Tests when a mapping of a source's file becomes one of its copy, and when it stays as it is."""
+"""Tests when the library replaces a mapping of a source's file by a mapping of its copy, and when
+it keeps the mapping as it is."""
 
 from __future__ import annotations
 
@@ -232,7 +233,7 @@ def test_memory_that_is_no_longer_the_files_is_left_alone(mapped: Mapped, case: 
     before = mapped.lines()
     assert mapped.look() == NONE
     assert mapped.lines() == before and mapped.promotions() == 0
-    if case == "gap":  # other memory may be at the gap's addresses by now
+    if case == "gap":  # by now, other memory may be at the addresses of the unmapped page
         libc.munmap(mapped.at, PAGE)
         libc.munmap(page + PAGE, 2 * PAGE)
         mapped.n = 0

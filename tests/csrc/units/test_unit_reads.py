@@ -329,8 +329,8 @@ def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
-    """Bytes are also counted once if the file is read by its name, because the descriptor refers to
-    another file by now."""
+    """If the descriptor refers to another file by now, the library reads the file by its name.
+    These bytes, too, are counted once."""
     reader.begins()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == N
@@ -389,8 +389,8 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
 
 
 def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
-    """The duration of each successful wait is noted once. If the rest is read at the source, the
-    duration of that read is noted too."""
+    """For each successful wait, its duration is noted once. If a read takes its last bytes from the
+    source, the duration of this part is noted too."""
     for waits, expected in ((0, 1), (2, 3), (4, 4)):
         fill(reader, 4)
         reader.served.control.fast_sources = 0

@@ -88,7 +88,8 @@ def test_memory_that_is_unmapped_waits_for_nothing(memory: Memory) -> None:
 
 
 def test_memory_that_moves_waits_for_nothing(memory: Memory) -> None:
-    """The memory to which a mapping is moved waits for nothing either."""
+    """If memory is moved to the place of a mapping, the mapping no longer waits for its copy. The
+    moved memory waits for nothing either."""
     at = memory.at
     assert memory.said("mremap", at, 4 * PAGE, 2 * PAGE, 0, 0) == (at, [(0, 4 * PAGE, FORGET)])
     assert [bool(memory.flags(i)) for i in range(3)] == [True, True, False]
@@ -101,7 +102,8 @@ def test_memory_that_moves_waits_for_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("is_lacking", [False, True])
 def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lacking: bool) -> None:
-    """The same holds with a libc that lacks pkey_mprotect."""
+    """Memory that the program makes writable or unreadable no longer waits for its copy. This also
+    holds with a libc that lacks pkey_mprotect."""
     memory.lib.remap_lacks(is_lacking)
     at, said = memory.at, [(1, PAGE, FORGET)]
     for call, more in (("mprotect", ()), ("pkey_mprotect", (-1,))):

@@ -73,9 +73,9 @@ def test_sources_and_tiers_are_found_by_their_device(lib: Any, session: Made) ->
 
 
 def test_hints_wait_for_the_daemon_in_their_slots(lib: Any, session: Made) -> None:
-    """The library writes the hint into a slot, and rings the daemon's doorbell. If the slot still
-    holds an unread hint, the new hint is lost. The library does not send a path that is too
-    long."""
+    """A hint names a path that a program has opened, but that the catalog lacks. The library writes
+    a hint into a slot, and rings the daemon's doorbell. If the slot still holds an unread hint, the
+    new hint is lost. The library does not send a path that is too long."""
     n = len(session.clients.scan_hint)
     for i in range(n):
         assert lib.session_hint(session.s, i % 16, b"path%d" % i, len(b"path%d" % i), i % 2)
@@ -116,7 +116,7 @@ def test_a_process_needs_all_groups_of_the_daemon(
 ) -> None:
     """The order of the groups does not matter. In a container with its own user namespace, some
     groups of a process may have no number (UNMAPPED). Each of these may be one of the daemon's
-    groups, so as many groups of the daemon may seem to be missing."""
+    groups. So for each of them, one group of the daemon may seem to be missing."""
     lasting.control.groups = len(theirs)
     for i, group in enumerate(theirs):
         lasting.control.group[i] = group
@@ -198,7 +198,7 @@ def test_a_source_is_ours_while_its_path_leads_to_it(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
     """For each source, the library remembers whether the path leads to the source, and whether the
-    alias does. It checks again only after roots_may_differ."""
+    alias does. It checks again only after the function roots_may_differ was called."""
     session.control.sources = 3
     for i in range(3):
         place = tmp_path / str(i)

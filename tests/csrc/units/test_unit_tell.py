@@ -130,8 +130,8 @@ def test_a_system_call_is_known_by_its_number_and_two_arguments(
 
 
 def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
-    """A thread that a signal would wake may have been stopped before its call, by a tracer or a
-    filter."""
+    """A thread counts as asleep only in a call that no signal ends. In a call that a signal ends,
+    as here, a tracer or a filter may have stopped the thread before the call."""
     ends = os.pipe()
     thread = threading.Thread(target=os.read, args=(ends[0], 1))
     thread.start()
@@ -146,7 +146,7 @@ def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
 
 
 def test_a_thread_that_only_the_calls_end_wakes_is_found(lib: Any) -> None:
-    """The thread is found by the number of its system call, and by two arguments of the call."""
+    """A thread in a system call is found by the number of the call, and by two of its arguments."""
     vfork, marked = 0x4000 | 17, 0x123456  # CLONE_VFORK | SIGCHLD
     ends = os.pipe()
     children = []

@@ -44,8 +44,9 @@ def words(lib: Any, *fds: int) -> list[int]:
 
 
 def test_a_word_names_the_session_the_open_and_the_entry(table: Any, session: Made) -> None:
-    """Two opens of the same file have different words. A descriptor with a number beyond the table
-    is not tracked. While the process cannot read unfinished copies, no descriptor is tracked."""
+    """Two opens of the same file have different words in the table of tracked descriptors. A
+    descriptor with a number beyond the table is not tracked. While the process cannot read
+    unfinished copies, no descriptor is tracked."""
     for number in (0, 1, 31):
         table.track_number(session.s, number, 1)
         for entry in (0, 7, 2**25 - 2):
@@ -74,8 +75,8 @@ def test_a_word_names_the_session_the_open_and_the_entry(table: Any, session: Ma
 def test_a_child_of_vfork_leaves_its_parents_words(
     table: Any, session: Made, old: int, flags: int, is_tracked: int
 ) -> None:
-    """A child of vfork may only write a word into an empty slot, and only a word whose reads go to
-    the source."""
+    """A child of vfork may write only into an empty slot of the table of descriptors. The word that
+    it writes must send all reads to the source."""
     table.track_set(FD, old)
     table.track_belongs(os.getpid() + 1, 0)
     table.track_track(session.s, FD, 7, flags)
@@ -164,8 +165,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """A call changes the words of a range, of a session, of all descriptors or of one descriptor.
-    All other descriptors keep their words."""
+    """A call changes words in the table of tracked descriptors: those of a range, of a session, of
+    all descriptors or of one descriptor. All other descriptors keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])
@@ -222,8 +223,8 @@ def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
 
 @pytest.mark.parametrize("call", ["flag", "untrack", "range", "pin"])
 def test_a_thread_waits_until_a_descriptor_is_unpinned(table: Any, call: str) -> None:
-    """A call that changes the word of a pinned descriptor waits, and then goes on with the word
-    that it finds."""
+    """While a descriptor is pinned, its word must not change. A call that changes the word waits,
+    and then goes on with the word that it finds."""
     calls = {
         "flag": lambda: table.track_flag(FD, SHARED),
         "untrack": lambda: table.track_untrack(FD),
@@ -316,9 +317,10 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
 
 
 def test_a_close_waits_until_a_seek_is_inside_the_kernel(table: Any) -> None:
-    """Once the seek is inside the kernel, the kernel holds a reference to the open file, and the
-    descriptor may be closed. If the library cannot see whether the seek is inside the kernel, a
-    close waits for a limited time. A close of many descriptors has one limit for all of them."""
+    """A close of a descriptor waits for a thread that is about to seek on it. Once the seek is
+    inside the kernel, the kernel holds a reference to the open file, and the close may go on. If
+    the library cannot see whether the seek is inside the kernel, the close waits for a limited
+    time. A close of many descriptors has one limit for all of them."""
     word = word_of(7, 3, flags=SEEKING | OFFSET)
     for asleep, expected in ((0, 40), (41, 48), (48, 48), (49, 56), (NEVER, 800)):
         table.track_set(FD, word)

@@ -130,8 +130,8 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    # Each wait adds to a debt, and the passing time repays the debt. So on a slow machine, one more
-    # wait of 5 s may fit.
+    # The process counts its waits as a debt, which the passing time repays. On a slow machine, so
+    # much time passes that one more wait of 5 s may be allowed.
     assert lasted in (60, 65)
 
 

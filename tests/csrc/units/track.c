@@ -22,8 +22,7 @@ static int is_asleep(long call, uint64_t first, uint64_t fourth) {
     asked[2] = fourth;
     return rounds >= sleeps_from;
 }
-/* number of times that a process has forgotten the descriptors which threads of its parent had
- * opened for a moment */
+/* how often a process has forgotten momentary descriptors that its parent's threads had opened */
 static int forgotten;
 #include "preload/process/momentary.h"
 static void forget_momentary(void) {
@@ -37,7 +36,8 @@ static void forget_momentary(void) {
 
 #include "made.h"
 
-/* Empties the table and makes it this process's own. Also cancels what other threads would do. */
+/* Empties the table and makes it this process's own. Also removes what a test has scripted for
+ * another thread. */
 EXPORT void track_forget(void) {
     monarch_track_mark();
     memset(monarch_track_table, 0, (highest + 1) * sizeof *monarch_track_table);
@@ -47,8 +47,8 @@ EXPORT void track_forget(void) {
     owner = (uint32_t)sys_getpid();
     *forked_mark = 1;
 }
-/* Makes the table that of the process `pid`, or nobody's if `pid` is 0. is_forked: whether this
- * process is a forked child of that process. If not, the two processes share their memory. */
+/* Makes the table belong to the process `pid`, or to no process if `pid` is 0. is_forked: whether
+ * this process is a forked child of that process. If not, the two processes share their memory. */
 EXPORT void track_belongs(uint32_t pid, int is_forked) {
     owner = pid;
     *forked_mark = !is_forked;

@@ -20,8 +20,8 @@ static int open_within(int dir, const char *path, int flags) {
     unguarded += within != 1 || !(flags & O_CLOEXEC);
     return sys_openat(dir, path, flags);
 }
-/* Returns whether each of these descriptors was opened with O_CLOEXEC and within a moment
- * (monarch_momentary_begin), and whether all moments have ended. */
+/* Returns whether each of these descriptors was opened with O_CLOEXEC, between
+ * monarch_momentary_begin and monarch_momentary_end, and whether each such pair is complete. */
 static int are_guarded(void) { return !within && !unguarded; }
 
 #define monarch_momentary_begin() begin_moment()
