@@ -24,7 +24,8 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* a pipe: gets a byte when the listener exists, and one at the end */
+    /* A pipe. It gets a byte when the listener exists, and another one when run() has ended. */
+    int done, into_done;
     int begins, into_begin; /* a pipe: gets a byte when the thread may begin */
 };
 

@@ -1,5 +1,6 @@
-/* Changes a POSIX lock while the library closes, in another thread, a descriptor of the same file.
- * The library has opened this descriptor to lock the source's file when the program locks a copy.
+/* Changes a POSIX lock in one thread while the library closes a descriptor of the same file in
+ * another thread. When a program locks a copy, the library puts the source's file on the program's
+ * descriptor. To do so, it opens a descriptor of this file, and closes it again.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *

@@ -52,7 +52,7 @@ static volatile int over;
 
 /* A descriptor's number from which all threads read, and the file that its owner opened on it. */
 static struct slot {
-    pthread_mutex_t lock; /* a thread holds it while it replaces `fd` and `file` */
+    pthread_mutex_t lock; /* held by a thread that replaces `fd` and `file` */
     int fd, file;
 } slots[SLOTS];
 
@@ -177,8 +177,9 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* The read fails with ESPIPE if the number is now a pipe. It returns 0 if the number is now
-     * another file, which ends before `at`. */
+    /* Another thread may have closed the number or opened something else on it. If the number was
+     * closed, the read fails with EBADF. If it is a pipe, the read fails with ESPIPE. If it is a
+     * file that ends before `at`, the read returns 0. */
     if ((r < 0 && errno != EBADF && errno != ESPIPE) ||
         (r > 0 && !is_of_one_file(words, (size_t)r, at)))
         is_wrong("a slot: %zd bytes at %zu of %d are not of one file (%s)\n", r, at, k,

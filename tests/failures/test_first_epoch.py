@@ -74,8 +74,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # The readers share the source's rate, so they finish their first units at about the same time.
-    # The first wait is counted only then.
+    # A wait is counted when it ends. The readers share the source's rate, so they finish their
+    # first units, and with them their first waits, at about the same time.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
@@ -154,7 +154,7 @@ def test_the_daemon_goes_in_the_middle(
 def test_the_daemon_stands_still_for_a_while(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """While the daemon is suspended, readers read the source. When the daemon runs again, they use
+    """While the daemon is suspended, readers read the source. When the daemon continues, they use
     the copies again."""
     source.rate(RATE)
     readers = [reading("read"), reading("pread")]

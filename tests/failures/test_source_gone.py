@@ -146,7 +146,8 @@ def test_the_source_is_unmounted_in_the_middle(
             # A process that has read the files before still reads the copies.
             loop.wait_passes(2)
             loop.end()
-        # A new process sees an empty directory that is not the source.
+        # The source is not mounted now, so a new process sees the empty directory of the mount
+        # point.
         assert read_all(session, files.root) == {}
         for name in list(behind.digests)[5:15]:
             assert same_without(session, ["cat", str(files.path(name))]).returncode == 1

@@ -29,8 +29,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
     """Each file has an owner, and half of the files have a second holder, which gets its copy after
-    the owner. The nodes must ask holders: otherwise later reads of files without a local copy would
-    come from the source if the source is faster."""
+    the owner. With the setting `fetch: holders`, a node that lacks a copy asks a holder even if the
+    source is faster. So later reads do not go to the source."""
     loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}

@@ -201,7 +201,7 @@ def connect(server: FileServer, secret: bytes = SECRET) -> Line:
 
 
 def adopted(server: FileServer) -> Line:
-    """Returns one end of a pair of Unix sockets, of which the server has adopted the other end."""
+    """Makes a pair of Unix sockets, and gives one of them to the server. Returns the other one."""
     mine, theirs = socket.socketpair()
     keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
     assert lib.monarch_peer_server_adopt(server._server, theirs.detach(), keys) == 0

@@ -122,7 +122,8 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) -> None:
-    """Of the 256 placements of four files on two nodes, no allowed one exceeds the bound."""
+    """There are 256 placements of four files on two nodes. None of the allowed placements has a
+    value above the bound."""
     rng = np.random.default_rng(seed)
     values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
     quotas = rng.integers(0, 16, 2)
@@ -189,7 +190,8 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
     """If 4 nodes together have exactly the room that the dataset needs, or 5 % more, our placement
     gives every file a holder.
 
-    NoPFS's literal placement leaves a sixth of the files without a holder."""
+    A placement that follows the NoPFS paper literally leaves a sixth of the files without a
+    holder."""
     job = shuffled(6000, cluster([[room]] * 4), epochs=epochs, batch=10)
     published, ours = (each(job).copies.file for each in (nopfs_literal, nopfs))
     missing = 1 - len(np.unique(published)) / job.files

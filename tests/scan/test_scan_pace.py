@@ -86,7 +86,8 @@ def test_names_are_expected_to_last_less_long_while_the_rate_of_fills_rises() ->
         if 0.1 * AHEAD_S < now_s < AHEAD_S:
             assert pace.lasts_s(100) == pytest.approx(0.1 / RISE, rel=0.3)
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After programs have paused, the scan measures the rate of fills anew, and expects it to rise.
+    # After a pause of the programs, the scan measures the rate of fills anew. As at the beginning,
+    # it assumes that the rate will rise.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
@@ -225,8 +226,8 @@ def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """The scan does not examine files that the catalog knows, unless their directory has changed
-    meanwhile. In such a directory a file may have been replaced, even by a file with the same inode
-    number."""
+    since the time `since_ns`. In such a directory a file may have been replaced, even by a file
+    with the same inode number."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     (tmp_path / "shm").mkdir()
@@ -319,9 +320,10 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """Of two sources, the one that no program reads is scanned first. This must not delay the fills
-    of the other source. While a job reads a source, the scan examines one name of unread
-    directories for every sixteen opens. If this limit held for the unread source too, the scan of
-    the other source would begin too late to fill any of its files ahead."""
+    of the other source. While a job reads a source, the scan of this source is slow: for every
+    sixteen opens, it examines one name in directories that no program reads. If the scan of the
+    unread source were as slow, the scan of the other source would begin too late to fill any of its
+    files ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)

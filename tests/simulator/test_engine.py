@@ -565,7 +565,7 @@ def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
     assert order.shape == (3, 3, 6)
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
-    # In a simulation of both epochs, each sample is used twice.
+    # The simulated job has two epochs, so each sample is used twice.
     assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
     assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 
