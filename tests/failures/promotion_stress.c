@@ -146,8 +146,8 @@ static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, si
     return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
 }
 
-/* Checks that a descriptor of this thread alone is open on file k: compares bytes and the inode
- * number. */
+/* Checks that a descriptor that only this thread uses is open on file k. Compares the bytes and the
+ * inode number. */
 static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
     uint64_t words[MOST / 8];
     size_t at, n;

@@ -16,7 +16,7 @@ Factory = Callable[..., Session]
 BLOCK = 64 << 10
 UNITS = 65536
 # Reads marks in a sparse file by pread and by read. Some of the marks lie beyond the part of the
-# file that the map covers.
+# file for which the map of a fill has bits.
 PROGRAM = """
 import os, sys
 path, *places = sys.argv[1:]

@@ -46,7 +46,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """Returns the same files with their paths in the slow source, as programs see them."""
+    """Returns the files of `behind` with their paths in the slow source, as programs see them."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen

@@ -125,8 +125,8 @@ def test_somebody_takes_the_room_while_files_are_filled(
     assert 20 < copies_on(first) < count
     check_all(session, files)
     assert_quiet(session)
-    # When this other file is removed and the copies are dropped, the room of the file is used for
-    # copies as well.
+    # The file that took the room is removed. When the copies are dropped and made again, they use
+    # this room as well.
     (first / "ballast").unlink()
     session.forget()
     assert settle(session) == {"present": count}

@@ -500,8 +500,8 @@ static void forget_thread(struct thread *t) {
     *t = (struct thread){0};
 }
 
-/* After the program's end: traces the other processes until all have ended, for LINGER_S at
- * most. */
+/* Called after the program's end. Traces the other processes until all have ended, but not for
+ * longer than LINGER_S. */
 static void linger(void) {
     signal(SIGTERM, SIG_DFL);
     uint64_t until_ns = now_ns() + LINGER_S * 1000000000ULL;

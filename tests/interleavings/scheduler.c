@@ -131,8 +131,8 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins, and is no interrupt. Each order belongs to the share of one process. The number of
- * the order's first interrupt determines this share. */
+ * thread begins; no option of it is an interrupt. The processes share the orders: the number of the
+ * decision in which an order has its first interrupt determines which process runs the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)

@@ -38,7 +38,7 @@ RECORD = 16
 
 @pytest.fixture(autouse=True)
 def arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes batches stay arrays, because importing torch takes seconds."""
+    """Leaves batches as arrays: torch would make tensors, but its import takes seconds."""
     monkeypatch.setattr(groups, "as_tensor", lambda array: array)
 
 

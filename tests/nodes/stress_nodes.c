@@ -37,7 +37,7 @@ static struct node {
     int copies;
     struct monarch_control control;
     struct monarch_writer *writer;
-    struct monarch_catalog *catalog; /* atomic; earlier catalogs stay in memory */
+    struct monarch_catalog *catalog; /* accessed atomically; earlier catalogs stay in memory */
     struct monarch_catalog *all[CATALOGS];
     struct monarch_clients *clients;
     struct monarch_fills *fills;

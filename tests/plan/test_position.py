@@ -269,8 +269,8 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """If the last accesses lie close together, they give a place only if chance can hardly be the
-    reason.
+    """The estimator accepts a place where the last accesses lie close together only if this can
+    hardly be chance.
 
     The probability that SEARCHED random accesses all lie in a given share p of the units is
     p ** SEARCHED."""

@@ -170,7 +170,7 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     if ratio >= 1.05:
         assert np.count_nonzero(placed.owner < 0) == 0
     elif ratio < 1:
-        # Second copies take only room that is too small for the files without an owner.
+        # A node makes second copies only in room that is too small for the files without an owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()

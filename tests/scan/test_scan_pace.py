@@ -118,7 +118,7 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # When no file has been filled for AHEAD_S, fewer names are allowed.
+    # When no file has been filled for AHEAD_S, the scan may run less far ahead.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -161,8 +161,8 @@ def walking(root: Path, **more: Any) -> Iterator[Walk]:
 
 
 def names(walk: Walk, most: float = float("inf"), for_s: float = 60.0) -> list[str]:
-    """Returns the files that a walk finds until it has found `most` files, until it has ended, or
-    for `for_s` [s]."""
+    """Returns the files that a walk finds. Stops when the walk has found `most` files or has ended,
+    or after `for_s` [s]."""
     found: list[str] = []
     until = time.monotonic() + for_s
     while len(found) < most and not walk.is_finished and time.monotonic() < until:
@@ -262,8 +262,8 @@ def test_of_a_file_that_is_being_read_the_server_is_not_asked(
     slow_factory: Callable[..., SlowSource],
 ) -> None:
     """The scan does not ask the server for the attributes of a file that a program reads, because
-    the kernel has cached them since the open. Here, cached names and attributes expire at once, so
-    the scan of another file asks for both its name and its attributes."""
+    the kernel has cached them since the open. Here, cached names and attributes expire at once. So
+    for a file that no program reads, the scan asks for both the name and the attributes."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")
