@@ -36,8 +36,8 @@ void must(int holds, const char *what) {
     }
 }
 
-/* From now on, when this thread makes the system call `call` with this first argument (-1: any),
- * the call waits for an answer of the listener. Returns the listener. */
+/* From now on, if this thread makes the system call `call` with `argument` as its first argument
+ * (-1: any), the call waits for an answer of the listener. Returns the listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {

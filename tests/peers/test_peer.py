@@ -92,8 +92,8 @@ class Scripted:
 
 
 def ask(peer: Peer) -> PeerStatus:
-    """Sends two requests and returns the status of the first. The second must have the same status
-    or CUT."""
+    """Sends two requests and returns the status of the first. The status of the second must be the
+    same or CUT."""
     room = np.zeros(2 * FILE.size, dtype=np.uint8)
     gets = new_gets([FILE, FILE])
     gets["memory"] = [room.ctypes.data, room.ctypes.data + FILE.size]

@@ -74,7 +74,8 @@ def test_made_complete_every_file_has_an_owner() -> None:
 
 
 def test_room_left_over_takes_what_is_used_most() -> None:
-    """Room that is left after every file has an owner holds second copies of the most used files.
+    """When every file has an owner, the room that is left holds second copies of the most used
+    files.
 
     The nodes have room for 10 and 8 files. Node 0 owns files 0 to 7, and node 1 owns files 8 to 11.
     In the room that is left, node 0 also holds files 8 and 9, and node 1 also holds files 4 to 7,

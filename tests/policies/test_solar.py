@@ -257,8 +257,8 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
-    """A sample counts as held if it was held when it was used, even if it is evicted later in the
-    same step.
+    """A sample counts as held if its node holds it at the time of its use, even if it is evicted
+    later in the same step.
 
     File 0 occurs twice in a step. Between the two uses, the load of file 1 evicts file 0."""
     buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))
