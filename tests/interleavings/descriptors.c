@@ -86,7 +86,7 @@ static void put_another_on(void) {
 }
 
 /* A bit for each half of the file: whether the half was read. The two threads share a file offset,
- * so each of them must read another half. */
+ * so one of them must read the first half, and the other one the second half. */
 static unsigned ranges;
 
 static void reset_offset(void) {

@@ -55,9 +55,9 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run. The first `known` decisions are those of the run before, except that the
- * last of them takes its next option. All later decisions take their first option. The memory is
- * shared with the processes of the runs. */
+/* The decisions of a run. The first `known` decisions are those of the previous run, except that
+ * the last of them takes its next option. All later decisions take their first option. The memory
+ * is shared with the processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;
@@ -131,7 +131,7 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins; no option of it is an interrupt. The processes share the orders: the number of the
+ * thread begins; it is never an interrupt. The processes share the orders: the number of the
  * decision in which an order has its first interrupt determines which process runs the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;

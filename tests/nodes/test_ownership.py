@@ -229,8 +229,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
             for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
-                # The other nodes learn the file's new keeper (`heir`) when they ask for the file.
-                # From then on, the new keeper keeps the file.
+                # The other nodes ask for the file, and so learn that `heir` keeps it now. When
+                # `heir` is asked, it adopts the file.
                 for other in made:
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))

@@ -130,8 +130,8 @@ def test_a_damaged_batch_is_refused(recorded: bytes) -> None:
 
 
 def test_a_hundred_bytes_a_file_are_enough(tmp_path: Path) -> None:
-    """A record takes at most 100 bytes a file if the names, sizes and times differ as much as those
-    of a real dataset."""
+    """A record takes at most 100 bytes per file if the names, sizes and times differ as much as
+    those of a real dataset."""
     random = np.random.default_rng(2)
     source, n = tmp_path / "source", 3000
     rows = enumerate(
