@@ -148,11 +148,11 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     uneven=st.floats(0, 0.7),
     seed=st.integers(0, 2**32),
 )
-# A hard case: all files that a node uses have the same value, and the optimal price of the node's
-# room equals this value.
+# A hard case: all files that a node uses have the same value, and the optimal price of a byte of
+# the node's room (nopfs/prices.py) equals this value.
 @example(nodes=4, epochs=1, ratio=0.5, spread=0.0, uneven=0.625, seed=1)
-# A hard case: the files without an owner have the value 1 on both nodes, and the optimal price of
-# both nodes' room is 1 too.
+# A hard case: the files without an owner have the value 1 on both nodes, and the optimal price of a
+# byte of room is 1 on both nodes too.
 @example(nodes=2, epochs=2, ratio=0.96875, spread=0.0, uneven=0.0, seed=0)
 def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     nodes: int, epochs: int, ratio: float, spread: float, uneven: float, seed: int
@@ -249,7 +249,8 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. A single node may read the same files, because all of them are placed on it anyway."""
+    file. The policy accepts the same files on a single node, because all of them are placed on it
+    anyway."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):

@@ -217,7 +217,7 @@ def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) 
 
 
 def test_what_is_read_in_vain_is_counted() -> None:
-    """The bytes of unwanted samples that are read too are counted for each step.
+    """A read may include unwanted samples. The policy counts their bytes for each step.
 
     The only node keeps no samples. Chunks have twelve samples of 100 bytes, and a read may include
     one unwanted sample between two wanted samples. The first step wants 0 2 4, and also reads 1 and
