@@ -249,8 +249,8 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. The policy accepts the same files on a single node, because all of them are placed on it
-    anyway."""
+    file. So the frequencies do not tell which node should hold a file. A single node may read the
+    same files, because there is no other node that could hold them."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):
