@@ -24,7 +24,8 @@ struct thread {
     int call;
     long argument;
     int listener;
-    int done, into_done;    /* a pipe: gets a byte when the listener exists, and one at the end */
+    /* A pipe. It gets a byte when the listener exists, and another one when run() has ended. */
+    int done, into_done;
     int begins, into_begin; /* a pipe: gets a byte when the thread may begin */
 };
 
@@ -35,8 +36,8 @@ void must(int holds, const char *what) {
     }
 }
 
-/* From now on, when this thread makes the system call `call` with this first argument (-1: any),
- * the call waits for an answer of the listener. Returns the listener. */
+/* From now on, if this thread makes the system call `call` with `argument` as its first argument
+ * (-1: any), the call waits for an answer of the listener. Returns the listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {

@@ -1,6 +1,6 @@
 /* Changes a POSIX lock in one thread while another thread locks and closes descriptors. When a
- * program locks a copy, the library opens a descriptor of the source's file, and locks this file
- * too. It closes this descriptor when the program closes the copy.
+ * program locks a copy, the library opens a descriptor of the source's file, and takes the lock on
+ * this file instead. It closes this descriptor when the program closes the copy.
  *
  *   lock_crowd fcntl|lockf FILE OTHER
  *

@@ -1,5 +1,7 @@
-/* Changes a POSIX lock while the library closes, in another thread, a descriptor of the same file.
- * The library has opened this descriptor to lock the source's file when the program locks a copy.
+/* Changes a POSIX lock in one thread while the library closes a descriptor of the same file in
+ * another thread. When a program locks a descriptor of a copy, the library opens the source's file
+ * and takes the lock on this file. It gives the new descriptor a high number, and closes the number
+ * that it had first.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
@@ -103,7 +105,8 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    /* This lock makes the library put the source's file on the descriptor. */
+    /* This lock makes the library open the source's file for fds[0]. Later locks through fds[0] use
+     * this open file, so they make the library close no descriptor. */
     must(flock(fds[0], LOCK_SH) == 0, "flock");
     if (has_waited) {
         start_writer(argv);

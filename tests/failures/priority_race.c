@@ -24,7 +24,7 @@
 #include "hold.h"
 
 #define WORK_NS 500000
-/* If a thread runs for longer than this without sleeping, the kernel ends the program [us]. */
+/* The kernel ends the program if a thread runs for longer than this time [us] without sleeping. */
 #define LIMIT_US 1000000
 
 enum { READER = 1, CLOSER, MAIN };

@@ -3,9 +3,9 @@
  *   promoted_lock flock|fcntl FILE
  *
  * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. Then a thread
- * reads by pread. If this thread is about to put the copy on the descriptor's number, it is held
- * before that. Meanwhile another thread takes a shared lock through the descriptor. Prints whether
- * the reader was held, and "locked" if another program finds the lock.
+ * reads by pread, which may promote the descriptor. If so, the thread is held just before it puts
+ * the copy on the descriptor's number. Meanwhile another thread takes a shared lock through the
+ * descriptor. Prints whether the reader was held, and "locked" if another program finds the lock.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -53,7 +53,7 @@ static volatile int over;
 
 /* A descriptor's number from which all threads read, and the file that its owner opened on it. */
 static struct slot {
-    pthread_mutex_t lock; /* a thread holds it while it replaces `fd` and `file` */
+    pthread_mutex_t lock; /* held by a thread that replaces `fd` and `file` */
     int fd, file;
 } slots[SLOTS];
 
@@ -157,8 +157,8 @@ static ssize_t read_range(int fd, unsigned k, uint64_t *rng, uint64_t *words, si
     return below(rng, 4) ? pread(fd, words, *n, (off_t)*at) : preadv(fd, parts, 2, (off_t)*at);
 }
 
-/* Checks that a descriptor of this thread alone is open on file k: compares bytes and the inode
- * number. */
+/* Checks that a descriptor that only this thread uses is open on file k. Compares the bytes and the
+ * inode number. */
 static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -188,10 +188,11 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* The number may be one of a descriptor that the library has opened for itself: of a socket
-     * (ESPIPE), or of a directory (EISDIR) or file (ENOENT, ESRCH) of /proc. The bytes of a file
-     * that belongs to the library, such as the catalog, are of none of this program's files. The
-     * read returns 0 if the file that has the number now ends before `at`. */
+    /* Another thread may have closed the number, and then the read fails with EBADF. The library
+     * may have opened something for itself and got the number. If that is a socket, the read fails
+     * with ESPIPE. A directory of /proc gives EISDIR, and a file of /proc may give ENOENT or ESRCH.
+     * A file of the library, such as the catalog, has no bytes of this program's files. If the
+     * number is another file that ends before `at`, the read returns 0. */
     static const int expected[] = {EBADF, ESPIPE, EISDIR, ENOENT, ESRCH};
     int is_expected = r >= 0;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)

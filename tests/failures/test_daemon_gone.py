@@ -60,7 +60,7 @@ def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[No
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
-        source.latency(getattr=0.25)  # the scan takes 20 s, and the reader's first file 1 or 2 s
+        source.latency(getattr=0.25)  # the scan takes 20 s, the reader's first file 1 to 2 s
     yield
     source.rate(0)
     source.latency(getattr=0)

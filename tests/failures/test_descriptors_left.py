@@ -1,5 +1,5 @@
-"""The library leaves no descriptor of its own open, even if the program meanwhile closes the
-descriptor with which the library is working."""
+"""The library leaves no descriptor of its own open, even if the program closes a descriptor while
+the library is working with it."""
 
 from __future__ import annotations
 

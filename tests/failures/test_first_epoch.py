@@ -74,8 +74,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # The readers share the source's rate, so they finish their first units at about the same time.
-    # The first wait is counted only then.
+    # A wait is counted when it ends. The readers share the source's rate, so they finish their
+    # first units, and with them their first waits, at about the same time.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 
@@ -154,7 +154,7 @@ def test_the_daemon_goes_in_the_middle(
 def test_the_daemon_stands_still_for_a_while(
     session: Session, source: SlowSource, reading: Callable[..., Reader]
 ) -> None:
-    """While the daemon is suspended, readers read the source. When the daemon runs again, they use
+    """While the daemon is suspended, readers read the source. When the daemon continues, they use
     the copies again."""
     source.rate(RATE)
     readers = [reading("read"), reading("pread")]
@@ -259,8 +259,8 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, reads: tuple[int, int]
 ) -> None:
-    """All reads succeed even if readers wait for more units than there is room for demands (256). A
-    read of several units makes several demands."""
+    """There is room for 256 demands. All reads succeed even if readers wait for more units than
+    that. A read of several units makes several demands."""
     threads, chunk = reads
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)
@@ -391,7 +391,7 @@ def test_a_handler_that_reads_or_never_returns(
     assert found[: len(known)] == known
     if not jumps:
         assert found[len(known) :] == known[1000:1100]
-    # The reads out of which the handler has jumped do not disturb later readers.
+    # The handler has jumped out of some reads. These reads do not disturb later readers.
     source.rate(0)
     script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
     assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

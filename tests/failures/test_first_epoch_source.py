@@ -220,7 +220,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         }
         assert got["first"] == got["too"] == old[:UNIT]
         for name in ("rest", "on"):
-            if who == "the_library":  # the change is recorded before the writer's call returns
+            if who == "the_library":  # it records the change before the writer's call returns
                 assert got[name] == new[UNIT:], name
             else:
                 assert is_of(got[name], UNIT, old, new)

@@ -1,5 +1,5 @@
-"""A process lacks one of the daemon's groups. The process runs as the owner of the copies, but must
-not get from a copy what it may not read in the source."""
+"""A process lacks one of the daemon's groups. The process runs as the owner of the copies. Even so,
+if it may not read a file in the source, it must not get the content from a copy."""
 
 from __future__ import annotations
 

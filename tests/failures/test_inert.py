@@ -80,8 +80,8 @@ def test_a_configuration_that_is_missing_is_said_once(
 def test_our_own_command_says_itself_what_is_missing(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files
 ) -> None:
-    """In a shell script that is named `monarch`, like Monarch's command, the library prints no
-    message, because the command itself says what is missing."""
+    """The library prints no message in a shell script that is named `monarch`. Monarch's own
+    command has this name too, and says itself what is missing."""
     session = session_factory(files.root)
     script, other = tmp_path / "monarch", tmp_path / "other"
     for file in (script, other):

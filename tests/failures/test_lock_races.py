@@ -53,7 +53,7 @@ def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
         assert (done.returncode, done.stderr) == (0, "")
         is_held, *locks = done.stdout.splitlines()
         assert bool(int(is_held)) == preload, (
-            "the program held a close without the library, or no close with it"
+            "without the library, a close was held; or with it, no close was held"
         )
         found.append(locks)
     assert found[0] == found[1]

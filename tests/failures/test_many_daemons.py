@@ -79,7 +79,7 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # and must not have mapped memory at address 0 instead.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
-            # The process may grow by less than about the size of a catalog per daemon.
+            # For each daemon, the process may grow by less than about the size of a catalog.
             assert now - early < 2.5e6 * (MANY - 5)
         assert sizes[-1][1] - sizes[4][1] < 16_384 * (MANY - 5)
         session.start()

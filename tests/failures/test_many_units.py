@@ -15,8 +15,8 @@ from monarch_py.native import lib
 Factory = Callable[..., Session]
 BLOCK = 64 << 10
 UNITS = 65536
-# Reads marks in a sparse file by pread and by read. Some of the marks lie beyond the part of the
-# file that the map covers.
+# Reads marks in a sparse file by pread and by read. A fill's map has bits for only a part of this
+# file. Some of the marks lie beyond this part.
 PROGRAM = """
 import os, sys
 path, *places = sys.argv[1:]

@@ -329,8 +329,8 @@ except BlockingIOError: step("held")
 
 
 WHERE = ["the_same", "another", "of_the_copy"]
-# These cases cover each kind of lock. A POSIX lock is tried with each value of WHERE, because the
-# kernel drops it when the process closes any descriptor of the file.
+# These cases cover each kind of lock. For a POSIX lock, all values of WHERE are tried, because the
+# kernel drops the lock when the process closes any descriptor of the file, not only the locked one.
 SOME_LOCKS = [
     ("flock", "of_the_copy"),
     ("posix", "the_same"),

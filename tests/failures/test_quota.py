@@ -93,7 +93,7 @@ def test_a_file_of_a_byte_may_take_a_large_page(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
     """A tier on a tmpfs with huge pages stays within its quota, although statfs(2) reports blocks
-    of 4 KiB for this file system too."""
+    of 4 KiB even for this file system."""
     mount = mounts.tmpfs("large_pages", 256 * MIB, huge="always")
     (mount / "byte").write_bytes(b"1")
     if (mount / "byte").stat().st_blocks * 512 < 2 * MIB:

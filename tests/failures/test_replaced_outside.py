@@ -160,7 +160,8 @@ with open(sys.argv[1]) as file:
     assert session.totals()["misses"] == 0
 
 
-# Calls with a path of 4096 bytes and no end: its last byte is the last byte of a mapping.
+# Calls with a path of 4096 bytes that has no terminating zero. The byte after the path is not
+# mapped.
 ENDLESS = """
 import ctypes, errno, mmap
 libc = ctypes.CDLL(None, use_errno=True)

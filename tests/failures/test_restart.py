@@ -46,7 +46,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """Returns the same files with their paths in the slow source, as programs see them."""
+    """Returns the files of `behind` with their paths in the slow source, as programs see them."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen
@@ -402,7 +402,7 @@ def test_a_file_written_just_before_its_fill_is_recorded_only_after_a_second_loo
 ) -> None:
     source = slow_factory()
     behind = Files(source.backing).add_many(10, 20_000)
-    # Because their time is in the future, the files count as just changed during the whole test.
+    # The files have a time in the future, so they count as just changed during the whole test.
     for name in behind.digests:
         os.utime(behind.path(name), (time.time() + 3600,) * 2)
     files = Files(source.mountpoint)

@@ -57,7 +57,7 @@ def test_the_daemon_refuses_with_one_sentence_and_the_job_goes_on(
     assert_one_sentence(serve.stderr, shm)
     start = session.monarch("start")
     assert start.returncode == 3
-    assert_one_sentence(start.stderr, shm)  # this holds even if the log has no room for the message
+    assert_one_sentence(start.stderr, shm)  # even if the log has no room for the message
     done = session.monarch("run", "-q", "--", "sha256sum", str(files.path("f00000")))
     assert done.returncode == 0
     assert_one_sentence(done.stderr, shm)

@@ -45,7 +45,8 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
     for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
         done = same_without(session, ["cat", str(tree / name)])
         assert done.returncode == 1, name
-        # Until the daemon has tried to fill the file, `stat` gives the attributes of the scan.
+        # Until the daemon has tried to fill the file, `stat` gives the attributes that the scan has
+        # found.
         look = ["stat", "-c", "%n %s %i", str(tree / name)]
         here = session.run(look, preload=False).returncode
         wait_until(partial(_ends, session, look, here), what=f"what {name} is")
@@ -146,7 +147,8 @@ def test_the_source_is_unmounted_in_the_middle(
             # A process that has read the files before still reads the copies.
             loop.wait_passes(2)
             loop.end()
-        # A new process sees an empty directory that is not the source.
+        # The source is not mounted now, so a new process sees the empty directory of the mount
+        # point.
         assert read_all(session, files.root) == {}
         for name in list(behind.digests)[5:15]:
             assert same_without(session, ["cat", str(files.path(name))]).returncode == 1

@@ -143,8 +143,8 @@ def test_the_end_does_not_wait_for_a_source_that_hangs(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """Two daemons end in time although their threads hang at the source: the first daemon's in a
-    fill, and the second daemon's in a scan. The next daemon finds a clean tier."""
+    """Two daemons end in time although their threads hang at the source. In the first daemon, a
+    fill hangs; in the second daemon, a scan hangs. The next daemon finds a clean tier."""
     mounted = slow_factory()
     behind = Files(mounted.backing).add_many(COUNT, 10_000)
     (tmp_path / "tier").mkdir()

@@ -125,7 +125,8 @@ def test_somebody_takes_the_room_while_files_are_filled(
     assert 20 < copies_on(first) < count
     check_all(session, files)
     assert_quiet(session)
-    # After the copies are dropped, the room of the removed file is used as well.
+    # The file that took the room is removed. When the copies are dropped and made again, they use
+    # this room as well.
     (first / "ballast").unlink()
     session.forget()
     assert settle(session) == {"present": count}
@@ -136,7 +137,7 @@ def test_a_full_disk_is_not_tried_for_ever_for_empty_files(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
     """The daemon does not try forever to copy empty files to a full disk. An empty file needs no
-    room for content, but for its name."""
+    room for content, but it needs room for its name."""
     count = sized(1000, 3000)
     files = Files(tmp_path / "source").add_many(count, 0)
     point = mounts.ext4("first", 16 * MIB)

@@ -70,8 +70,8 @@ def test_the_directory_of_the_tier_is_removed(
         add_late(session, files)
         loop.wait_passes(2)
         loop.end()
-    # The daemon gives up the tier, and new copies go to the other tier. Before the daemon notices,
-    # fills may fail.
+    # When the daemon notices that the directory is gone, it gives up the tier, and new copies go to
+    # the other tier. Until then, fills may fail.
     wait_until(
         lambda: "was removed or replaced" in session.status()["tiers"][0]["why"],
         what="a tier that is given up",

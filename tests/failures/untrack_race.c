@@ -33,8 +33,9 @@ int main(int argc, char **argv) {
     char link[32], name[4096] = "";
     must(argc == 3, "usage");
     other = argv[2];
-    /* hold() first opens descriptors on the lowest free numbers. These three numbers are freed
-     * below, so that hold() does not use the number `fd`. */
+    /* hold() opens descriptors on the lowest free numbers. The numbers in `low` are kept free for
+     * them: they are taken until `fd` is open, and then closed. So hold() does not use the number
+     * `fd`. */
     int low[] = {dup(0), dup(0), dup(0)};
     fd = open(argv[1], O_RDONLY);
     for (int i = 0; i < 3; i++)

@@ -30,9 +30,9 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# For each role, the class of its site. The faults go into these processes: a daemon; a program that
-# reads; the daemon of one of two nodes; a daemon that follows a plan; `monarch run` and all
-# processes that it starts.
+# The class that implements each role. A role says which process gets the faults. `daemon`: a
+# daemon; `reader`: a program that reads; `node`: the daemon of one of two nodes; `planned`: a
+# daemon that follows a plan; `run`: `monarch run` and all processes that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,
@@ -66,7 +66,7 @@ def plan(
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
             if fault.action == "kill" and bearer != role:
-                continue  # "kill" would kill the process of the role, and not this reader
+                continue  # "kill" would kill the role's process, but a reader makes this call
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

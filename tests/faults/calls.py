@@ -9,8 +9,8 @@ from dataclasses import dataclass
 __all__ = ["CALLS", "LATE_DAEMON_MS", "LATE_READER_MS", "Call", "Fault", "faults_of"]
 
 # Delays of calls [ms]. One delay in LONG_DELAY_EACH is a long one. A program waits for a daemon for
-# 5 s at most, so a call of the daemon can be delayed for more than 5 s. A delayed call of a program
-# makes the program itself wait, so its long delay is shorter.
+# at most 5 s, so the long delay of a daemon's call is longer than that. If a program's own call is
+# delayed, the program itself has to wait, so this delay is shorter.
 LONG_DELAY_EACH = 20
 DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 

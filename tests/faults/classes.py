@@ -18,7 +18,8 @@ NAMES = {call.number: name for name, call in CALLS.items()}
 
 @dataclass(frozen=True, slots=True)
 class CallClass:
-    """Equal calls: by threads of one name, on files of one kind, at one place in Monarch's code.
+    """A class of equal calls: they are made by threads of one name, on files of one kind, and at
+    one place in Monarch's code.
 
     key : the class as faulter.c logs it;  count : how often the class is in the trace
     """

@@ -95,8 +95,8 @@ static struct thread {
                         * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* The process's ranges, read when `mapped` had the value `ranges_at`. If `ranges_at` is 0, they
-     * have not been read yet. */
+    /* The ranges in the thread's process, which were read when `mapped` had the value `ranges_at`.
+     * If `ranges_at` is 0, they have not been read yet. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];
@@ -293,23 +293,26 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns whether only the interpreter uses the path `target`, which has the form of put_plain():
- * it is a top directory that exists, such as /usr, but not /dev, /proc or /sys, which Monarch reads
- * too. Paths in the scenario's directories have lost their beginning, so they do not exist. */
+/* Returns whether only the interpreter uses the file at `target`, a path in the form of
+ * put_plain(). Outside the scenario's directories, this form is a top directory, such as /usr. The
+ * interpreter uses the files below the top directories, except for /dev, /proc and /sys, which
+ * Monarch reads too. In the scenario's directories, the path has lost its beginning, so nothing
+ * exists at this path. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* Calls that differ only in their stacks are of one kind. `quiet` counts the calls of a kind since
- * its last new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
+/* A kind consists of all calls that differ only in their stacks. The table contains kinds and
+ * classes, each with the hash of its text. `quiet` counts the calls of a kind in a row that were of
+ * known classes. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
  * read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {
     uint64_t hash;
     unsigned quiet;
-    int is_known; /* if `hash` is the hash of a class: whether the class has occurred before */
+    int is_known; /* for a class: whether it has occurred before */
 } kinds[MOST_KINDS];
 
 static uint64_t hash_of(const char *text) {
@@ -406,8 +409,8 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        /* This call is a forked child's. "kill" would end only the program. So the next call of
-         * the class gets the fault. */
+        /* A forked child makes this call, but "kill" would end only the program itself. So the next
+         * call of the class gets the fault instead. */
         countdown = 1;
         return;
     }
@@ -497,8 +500,8 @@ static void forget_thread(struct thread *t) {
     *t = (struct thread){0};
 }
 
-/* After the program's end: traces the other processes until all have ended, for LINGER_S at
- * most. */
+/* Called after the program's end. Traces the other processes until all have ended, but not for
+ * longer than LINGER_S. */
 static void linger(void) {
     signal(SIGTERM, SIG_DFL);
     uint64_t until_ns = now_ns() + LINGER_S * 1000000000ULL;

@@ -123,7 +123,7 @@ class Site:
         self.source.mkdir()
         make_known(self.source, SIZES)
         self.log = self.directory / "faults.log"
-        # A session that ends does not keep copies of files that were changed shortly before their
+        # When a session ends, it drops the copies of files that were changed shortly before their
         # fill.
         time.sleep(OLD_S)
 

@@ -226,8 +226,8 @@ CALL(int, pthread_create,
     step();
     return r;
 }
-/* Does nothing, to save time: libc would open a file in /proc to name another thread, and a process
- * that has entries in /proc takes longer to end. */
+/* Does nothing, to save time. libc names another thread by opening a file of it in /proc, and a
+ * process whose files in /proc were opened takes longer to end. */
 CALL(int, pthread_setname_np, (pthread_t id, const char *name)) {
     (void)id, (void)name;
     return 0;

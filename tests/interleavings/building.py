@@ -1,4 +1,5 @@
-"""Builds the C code of csrc so that a scheduler (scheduler.h) decides which thread makes a step."""
+"""Builds the C code of csrc so that a scheduler (scheduler.h) decides which thread makes the next
+step."""
 
 from __future__ import annotations
 

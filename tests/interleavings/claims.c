@@ -11,7 +11,7 @@
 #include "scheduler.h"
 #include "trials.h"
 
-/* A claim expires CLAIM_NS after it was made, or up to a tick earlier [ns]. */
+/* CLAIM_NS: the time after which a claim expires [ns]. It may expire up to a tick earlier. */
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
 /* LOOK_NS: interval at which the engine checks an order that waits for a reader (READER_NS in
@@ -88,7 +88,8 @@ static void read_and_die(void) {
     syscall(SYS_close, held_fd);
 }
 
-/* Returns whether the daemon finds the file among those that it may fill ahead. */
+/* Returns whether monarch_find_absent() finds the file. With this function, the daemon looks for
+ * files that it may fill ahead. */
 static int is_found_absent(unsigned file) {
     uint64_t at = 0, ids[FILES];
     uint64_t n =
@@ -99,8 +100,8 @@ static int is_found_absent(unsigned file) {
     return 0;
 }
 
-/* Orders fills of both files. The order for MEDIUM waits for the claim's end; OTHER is filled
- * meanwhile. */
+/* Orders fills of MEDIUM and OTHER. The order for MEDIUM waits until the program's claim of MEDIUM
+ * ends. The fill of OTHER does not wait. */
 static void fill_ahead(void) {
     EXPECT(!is_found_absent(MEDIUM) || may_have_ended());
     order_ahead(MEDIUM);

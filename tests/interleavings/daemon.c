@@ -16,8 +16,8 @@
 #include "scheduler.h"
 
 #define BLOCK_BYTES (4 * MONARCH_UNIT)
-/* Time limit of end_daemon [ns]. It is longer than a claim lasts plus the time in which the engine
- * notices the claim's end. */
+/* Time limit of end_daemon [ns]. It is longer than the duration of a claim plus the time until the
+ * engine notices that the claim has ended. */
 #define LIMIT_NS 3000000000ULL
 #define STOP_MS 5000
 

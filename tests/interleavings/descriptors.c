@@ -85,8 +85,8 @@ static void put_another_on(void) {
     EXPECT(close(held_fd) == 0);
 }
 
-/* A bit for each half of the file that was read. Two threads share a file offset, so they must read
- * different halves. */
+/* A bit for each half of the file: whether the half was read. The two threads share a file offset,
+ * so one of them must read the first half, and the other one the second half. */
 static unsigned ranges;
 
 static void reset_offset(void) {

@@ -55,8 +55,8 @@ static void read_and_hand_over(void) {
 }
 
 /* The lock must end when the program closes its last descriptor of the open file. It may last
- * longer only if the daemon took so long to close its own descriptor that flock() stopped waiting
- * for this close. */
+ * longer in one case: the daemon took so long to close its own descriptor that flock() stopped
+ * waiting for this close. */
 static void lock_and_close(void) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(again_fd, LOCK_EX) == 0);

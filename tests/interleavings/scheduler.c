@@ -24,10 +24,10 @@
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
-/* Exit status of a run that must be repeated. A run repeats the first decisions of the run before.
- * If one of them now has another number of options, the run proves nothing. This may happen if a
- * file has another inode number than before: if the numbers of two files share a bit of a filter,
- * the library takes other steps. */
+/* Exit status of a run that must be repeated. A run repeats the first decisions of the previous
+ * run. If one of these decisions now has another number of options, the run proves nothing. This
+ * may happen if a file has another inode number than before. The library keeps a filter with a few
+ * bits for each inode number, and takes other steps if the numbers of two files share a bit. */
 #define LED_ELSEWHERE 3
 /* The most attempts to run one order. */
 #define MOST_TRIES 5
@@ -36,9 +36,9 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
-    uint32_t bits;     /* WAITING: wake() must be called with one of these bits */
-    uint64_t until_ns; /* WAITING: the wait ends at this time at the latest */
+    const void *on;    /* if WAITING: wake(on) ends the wait; if NULL, any thread's step ends it */
+    uint32_t bits;     /* if WAITING: wake() must be called with one of these bits */
+    uint64_t until_ns; /* if WAITING: the wait ends at this time at the latest */
     int is_woken, is_joined;
     sem_t may_run;
     pthread_t id;
@@ -55,9 +55,9 @@ struct choice {
     uint8_t taken, options;
 };
 
-/* The decisions of a run. The first `known` decisions are those of the run before, except that the
- * last of them takes its next option. All later decisions take their first option. The memory is
- * shared with the processes of the runs. */
+/* The decisions of a run. The first `known` decisions are those of the previous run, except that
+ * the last of them takes its next option. All later decisions take their first option. The memory
+ * is shared with the processes of the runs. */
 static struct decisions {
     struct choice choice[MOST_CHOICES];
     unsigned known, made;
@@ -131,8 +131,8 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins, and is no interrupt. Each order belongs to the share of one process. The number of
- * the order's first interrupt determines this share. */
+ * thread begins; it is never an interrupt. The processes share the orders: the number of the
+ * decision in which an order has its first interrupt determines which process runs the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
@@ -164,7 +164,7 @@ static unsigned add_threads(int first, enum state state, int *options, unsigned 
     return n;
 }
 
-/* Puts the option of the thread whose wait ends first at the front of the `n` options. */
+/* Moves one of the `n` options to the front: the thread whose wait ends first. */
 static void put_earliest_first(int *options, unsigned n) {
     for (unsigned i = 1; i < n; i++)
         if (threads[options[i]].until_ns < threads[options[0]].until_ns) {
@@ -214,9 +214,9 @@ void wake(const void *what, int most, uint32_t bits) {
         }
 }
 
-/* Advances the clock to `until_ns`. In the skipped time, some thread could have gone on: from the
- * start if a thread is ready, otherwise from the end of the first wait. Adds the duration for which
- * this thread is held up to `held_ns`. */
+/* Advances the clock to `until_ns`. Adds to `held_ns` the part of the skipped time in which some
+ * thread could have gone on. If a thread is ready, this is the whole skipped time. Otherwise, it is
+ * the time after the end of the first wait. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

@@ -17,7 +17,9 @@
 #define TRIAL_THREADS 4
 struct trial {
     const char *name;
-    void (*reset)(void); /* threads started here run until all of them wait; then `thread` starts */
+    /* Threads that reset() starts run until all of them wait. Only then do the functions of
+     * `thread` start. */
+    void (*reset)(void);
     void (*thread[TRIAL_THREADS])(void);
     void (*check)(void);
 };

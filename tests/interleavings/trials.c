@@ -51,7 +51,8 @@ int main(int argc, char **argv) {
     const struct trial *trial = argc == 8 ? find(argv[1]) : NULL;
     if (!trial)
         return 2;
-    mallopt(M_ARENA_MAX, 1); /* one arena suffices: only one thread runs at a time */
+    /* One arena of malloc suffices, because only one thread runs at a time. */
+    mallopt(M_ARENA_MAX, 1);
     set_up(argv[7]);
     take_share((unsigned)atoi(argv[4]), (unsigned)atoi(argv[5]), (unsigned)atoi(argv[6]));
     print_counts(explore(trial, restore, (unsigned)atoi(argv[2]), strtoull(argv[3], NULL, 10)));

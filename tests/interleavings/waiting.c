@@ -102,8 +102,9 @@ static void open_and_read(void) {
     EXPECT(close(fd) == 0);
 }
 
-/* Pauses, and then runs the daemon's loop. When the pause ends, the daemon must have no more
- * descriptors from programs than fit into its table, unless an interrupt has held a thread up. */
+/* Pauses, and then runs the daemon's loop. When the pause ends, the daemon must not have more
+ * descriptors from programs than fit into its table. The exception: an interrupt may have held a
+ * thread up. */
 static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());

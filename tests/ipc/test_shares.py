@@ -1,4 +1,5 @@
-"""The lock `turn`, which is held at a daemon's start and end, and the notes of a run's command."""
+"""The lock `turn`, which is held while a daemon starts or ends, and the notes that a run makes of
+its command."""
 
 from __future__ import annotations
 
@@ -56,8 +57,9 @@ def test_a_command_is_never_taken_for_the_daemon(tmp_path: Path) -> None:
 def test_a_command_is_noted_before_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The child process of a run notes its command before it executes the command. So the daemon
-    serves the command even if the run is killed right after that."""
+    """The child process of `monarch run` notes the run's command before it executes the command. So
+    the daemon serves the command even if `monarch run` is killed as soon as the command has
+    started."""
     note = Shares.note_command
 
     def note_in_child(shares: Shares, command: Identity) -> None:

@@ -47,7 +47,7 @@ def of_machine(
         (0.0, 0.002, 0.001, 4),  # 4 workers use all cores
         (0.0, 0.002, 0.064, 2),
         (0.001, 0.001, 0.033, 4),
-        (0.001, 0.001, 0.0, 7),  # 8 workers would save only 4.7 %
+        (0.001, 0.001, 0.0, 7),  # 8 workers would need only 4.7 % less time
     ],
 )
 def test_the_fewest_workers_that_do(

@@ -36,7 +36,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     # samples from the source. They also read a few samples that one node holds but that were dealt
     # to the other node.
     assert 40 <= told.pop("share") <= 80
-    # The quotas of two ranks differ from the quota that is valid for all, so these two are refused.
+    # Two ranks have another quota than the first rank that checks its inputs. These two are
+    # refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
     # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.

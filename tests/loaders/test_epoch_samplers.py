@@ -121,10 +121,8 @@ def test_of_one_holder_each_no_step_moves_more_than_it_must(
 
 
 def most_local(holders: npt.NDArray[np.int32], samples: list[int], room: list[int]) -> int:
-    """Returns the size of a maximum matching: how many samples can at most be dealt to one of their
-    holders.
-
-    room : the number of samples that each node takes
+    """Returns the size of a maximum matching: the largest number of samples that can be dealt so
+    that each goes to one of its holders.
     """
     places = [node for node, count in enumerate(room) for _ in range(count)]
     taken: dict[int, int] = {}
@@ -443,9 +441,9 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
     old = samplers(SolarSampler, 200, 4, 2, 1, epoch_order=True, epochs=8)
     want = [[whole(step) for step in steps_of(old, epoch)] for epoch in range(8)]
     state = json.loads(json.dumps(old[0].state_dict(0)))
-    # The new samplers have one node instead of two, so the samples have other holders. One of the
-    # samplers has another number of epochs. The other would not reorder its epochs without the
-    # loaded state.
+    # The new samplers have one node instead of two, so the samples have other holders. The first
+    # new sampler has another number of epochs. The second one would not reorder its epochs without
+    # the loaded state.
     for more in ({"epochs": 5, "epoch_order": True}, {}):
         new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
         steps_of(new, 0)  # makes the sampler compute its own order first

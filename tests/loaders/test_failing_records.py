@@ -115,7 +115,7 @@ def job(dataset: Any) -> Iterator[Iterator[Any]]:
 
 READERS = [staged, kept, groups, job]
 # A dataset raises the same error under each loader, and a loader passes on all errors alike. So
-# not all pairs need be tried without --long.
+# without --long, only these pairs of a loader and a damage are tried.
 SHORT = [
     (staged, "missing"),
     (staged, "a pack that was cut"),

@@ -38,7 +38,7 @@ RECORD = 16
 
 @pytest.fixture(autouse=True)
 def arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes batches stay arrays, because importing torch takes seconds."""
+    """Leaves batches as arrays: torch would make tensors, but its import takes seconds."""
     monkeypatch.setattr(groups, "as_tensor", lambda array: array)
 
 
@@ -54,8 +54,8 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """Yields a loader that is closed at the end of the context. Only if `options` contains
-    `epochs`, the loader may warn that there are more epochs than samples in a group."""
+    """Yields a loader that is closed at the end of the context. The loader may warn that there are
+    more epochs than samples in a group, but only if `options` contains `epochs`."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -227,8 +227,8 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))
 def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
-    """Each epoch yields its own samples in its own order, also if the loader has read the first
-    groups of another epoch ahead."""
+    """Each epoch yields its own samples in its own order, even if the loader has read ahead the
+    first groups of another epoch."""
     values = write(tmp_path / "a.bin", 64)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
 

@@ -116,8 +116,8 @@ def image(samples: list[bytes]) -> Any:
 
 
 def ratios(place: Path, images: Images, make: Any, *, seeds: int, epochs: int) -> list[float]:
-    """Returns, for each seed, the final validation loss with group shuffle, divided by the one with
-    a full shuffle."""
+    """Returns, for each seed, the final validation loss with group shuffle, divided by the loss
+    with a full shuffle."""
     validation = Images.drawn(4000, 2)
     (place / "train.bin").write_bytes(images.images.tobytes())
     dataset = RecordDataset(place / "train.bin", record_bytes=4 * SIDE * SIDE)

@@ -230,8 +230,8 @@ def foreign(root: Path, pack: Path, *words: str) -> None:
 
 
 def test_the_index_of_a_tar_of_whole_seconds(root: Path, tmp_path: Path) -> None:
-    """Here the names in the tar begin with ./, and its times are whole seconds. The index leaves
-    out files that are missing, and files whose size or time (in whole seconds) has changed."""
+    """In this tar, the names begin with ./, and the times are whole seconds. The index leaves out
+    files that are missing, and files whose size or time (in whole seconds) has changed."""
     pack = tmp_path / "train.tar"
     foreign(root, pack, "--format=gnu")
     changed = ["a/0", "a/1", "b/deep/er/2"]

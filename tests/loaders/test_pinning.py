@@ -27,7 +27,7 @@ class FakeCuda:
         self.calls = 0
         self.status = 0
         self.waits = 0
-        self.events: list[list[int]] = []  # for each event: how many queries still answer no
+        self.events: list[list[int]] = []  # for each event: how many queries say "not yet"
         self.cuda = SimpleNamespace(
             cudart=lambda: self, Event=self._event, synchronize=lambda: None
         )

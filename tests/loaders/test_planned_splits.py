@@ -172,7 +172,7 @@ def test_daemons_keep_files_where_the_plan_deals_them(
     holders = plan.parts[0].loader.holders
     assert holders is not None
     index = plan.datasets[0]
-    # These hashes would give other holders than the hashes from which the plan was made.
+    # The plan was made from other hashes. With the hashes below, the files would get other holders.
     names = [f"other/{number:03}".encode() for number in range(FILES)]
     hashes = [int(lib.monarch_path_hash(1, name, len(name))) for name in names]
     catalog: Any = Catalog(list(zip(hashes, index.sizes.tolist(), strict=True)), list(range(FILES)))

@@ -242,7 +242,7 @@ def test_whole_files_by_number(tmp_path: Path) -> None:
 
 
 def test_files_of_a_directory_are_read_by_path(tmp_path: Path) -> None:
-    """The samples of a directory are numbered in the order of its files' paths, also if the files
+    """The samples of a directory are numbered in the order of its files' paths, even if the files
     are stored in different ways."""
     parts = [content(64, seed) for seed in range(len(STORED))]
     for number, (values, stored) in enumerate(zip(parts, STORED.values(), strict=True)):
@@ -403,7 +403,7 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
         (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms a request, 1 GB/s
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms a request, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
-        (4e-3, 3e-3, MOST_GAP),  # the longer read took less time, so there is no rate
+        (4e-3, 3e-3, MOST_GAP),  # the longer read takes less time, so no rate can be computed
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:

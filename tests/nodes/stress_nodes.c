@@ -24,7 +24,7 @@
 
 #define NODES 3
 #define READERS 2           /* number of readers of each node */
-#define RANKS 5             /* readers have ranks below RANKS; 0: none */
+#define RANKS 5             /* readers have the ranks 1 to RANKS - 1; 0: no rank */
 #define BLOCK (1024 * 1024) /* large, so that several answers are under way on a link */
 #define RANGES 6            /* number of ranges of file numbers; each range has one large file */
 #define FILES 20
@@ -37,7 +37,7 @@ static struct node {
     int copies;
     struct monarch_control control;
     struct monarch_writer *writer;
-    struct monarch_catalog *catalog; /* atomic; earlier catalogs stay in memory */
+    struct monarch_catalog *catalog; /* accessed atomically; earlier catalogs stay in memory */
     struct monarch_catalog *all[CATALOGS];
     struct monarch_clients *clients;
     struct monarch_fills *fills;
@@ -317,7 +317,8 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
-/* Peers ask this node for files for which their owner has no room. */
+/* Takes the files that peers have requested because the owners of these files have no room. Checks
+ * that each file has moved to this node. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)

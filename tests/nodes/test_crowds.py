@@ -53,7 +53,7 @@ def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
 ) -> None:
     """In the engine of the crowded node, the greatest allowed number of orders waits for the slow
     node. Then the slow node asks the crowded node for whole blocks of several units, for which no
-    reader waits. It must get them soon."""
+    reader waits. The slow node must get these blocks soon."""
     sources = mounts(2)
     backing, large, size = sources[0].backing, [f"large{n}" for n in range(8)], 768 * KIB
     small = make_files(backing, 4600, KIB)

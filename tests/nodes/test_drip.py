@@ -21,7 +21,7 @@ SIZE, FILES, STOP_S = 8 * MIB, 6, 8.0
 
 
 class Drips:
-    """A peer that sends valid bytes of an endless answer to each client."""
+    """A peer that sends an endless answer to each client. All bytes of the answer are valid."""
 
     def __init__(self, listener: socket.socket, party: Party) -> None:
         self.asked = threading.Event()

@@ -1,5 +1,5 @@
-"""A plan evicts copies on several nodes. A node evicts only copies of files of which other nodes
-have copies, so that these files are not read from the source again."""
+"""A plan evicts copies on several nodes. A node evicts a copy only if another node has a copy of
+the same file. So the file is not read from the source again."""
 
 from __future__ import annotations
 

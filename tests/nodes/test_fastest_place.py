@@ -97,5 +97,6 @@ def test_holders_are_asked_however_slow_they_are_where_the_user_says_so(
     for _ in range(sized(1, 2)):
         chosen, came = nodes.epoch()
         assert chosen == 0
-        # A file comes from the source if its reader could not wait for it, so `came` is not exact.
+        # If a reader cannot wait for a file, the file comes from the source. So `came` is not
+        # exact.
         assert came > 0

@@ -1,4 +1,5 @@
-"""A node whose link is cut in the middle of an epoch and mended later is asked for files again."""
+"""The link of a node is cut in the middle of an epoch, and mended later. Then the other nodes ask
+this node for files again."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:
     for place in places:
         place.mkdir()
     total = dict.fromkeys(LEAST, 0)
-    # With a sanitizer, a busy machine may need more than one round to reach all numbers.
+    # On a busy machine, a program with a sanitizer may need several rounds until every number
+    # reaches its minimum in LEAST.
     for turn in range(MOST_ROUNDS):
         said = stress.check("nodes", *places, SECONDS, SEED + turn)
         for what, count in zip(total, map(int, said.split()), strict=True):

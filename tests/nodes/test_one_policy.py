@@ -105,8 +105,8 @@ class Trace:
 
     @cached_property
     def scenario(self) -> Scenario:
-        """A tier is faster than a link, so that a node reads its own copy if it has one. Apart from
-        that, times do not matter here."""
+        """The scenario of the trace. A tier is faster than a link, so that a node reads its own
+        copy if it has one. Apart from that, times do not matter."""
         fast, tiers = Curve({1: FAST}), range(self.rooms.shape[1])
         return Scenario(
             name="trace",

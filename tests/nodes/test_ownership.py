@@ -53,8 +53,9 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
-    """Returns the owner of each file, by the file's hash: the node that `made` asks for the file,
-    or `made` itself if it keeps the file for others."""
+    """Returns the owner of each file, by the file's hash, as far as the node `made` knows it. The
+    owner is `made` itself if it keeps the file for others. Otherwise it is the node that `made`
+    asks for the file."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.replicas
     return {
@@ -228,8 +229,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
             for entry, heir in passed_on.items():
                 assert heir != rank and heir not in visited[entry]
                 visited[entry].add(heir)
-                # The other nodes learn the file's new keeper (`heir`) when they ask for the file.
-                # From then on, the new keeper keeps the file.
+                # The other nodes ask for the file, and so learn that `heir` keeps it now. When
+                # `heir` is asked, it adopts the file.
                 for other in made:
                     if other.cluster.rank not in (rank, heir):
                         other.move(ids[[entry]], np.array([heir], dtype=np.int32))
@@ -245,8 +246,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
         assert [holdings.moved[int(e)] for e in ids[others]] == each.policy.owners(
             ids[others]
         ).tolist()
-    # The last node cannot pass a file on: it owns the file without having room for it, and stages
-    # it for all nodes.
+    # The last node cannot pass a file on. It owns the file, but has no room for it, so it stages
+    # the file for all nodes.
     holders = [each.policy.owners(ids).tolist() for each in made]
     assert holders[0] == holders[1] == holders[2]
     assert all(each.policy.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)

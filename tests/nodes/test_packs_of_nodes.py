@@ -58,8 +58,7 @@ def test_a_node_reads_none_of_another_nodes_files_along(
     mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
     """When a node reads its own members of the pack, it does not also read members that other nodes
-    own. If those members counted as wanted, the node would read many of them here, because the
-    members are large."""
+    own. If those members counted as wanted, the node would read many of them."""
     sources, count, size = mounts(3), 200, 100 << 10
     with packed(sources, tmp_path, count, size):
         assert sum(source.counts()["bytes_read"] for source in sources) <= 1.3 * count * size

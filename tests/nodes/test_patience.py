@@ -38,8 +38,8 @@ def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """The asker has ordered whole blocks of several units, for which no reader waits. Then a reader
-    begins with the files that the owner would read last, and the owner learns that a reader waits
-    for them."""
+    begins with the files that the owner would read last. The owner learns that a reader waits for
+    these files, and reads them sooner."""
     files, size = 24, 384 * KIB
     cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
     asker = cluster.nodes[1]

@@ -23,11 +23,12 @@ RANKS, FILES, SIZE, EPOCHS, SEED = 3, 360, 40_000, 6, 11
 VICTIM = 1
 # The room that a copy takes in a tier [bytes].
 COUNTED = 40_960
-# Room for all files on three nodes, and for a twentieth more.
+# The quota of each node [bytes]. Three nodes together have room for all files, and for a twentieth
+# more.
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
 SLOW = 5e6
 # On a busy machine, a node may stop waiting for another node, and read a few files from the source
-# itself: at most this much in all nodes [bytes].
+# itself. All nodes together may read at most this much in this way [bytes].
 SOME = FILES * SIZE // 10
 
 

@@ -29,8 +29,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     planned_factory: Callable[..., PlannedNodes],
 ) -> None:
     """Each file has an owner, and half of the files have a second holder, which gets its copy after
-    the owner. The nodes must ask holders: otherwise later reads of files without a local copy would
-    come from the source if the source is faster."""
+    the owner. With the setting `fetch: holders`, a node that lacks a copy asks a holder even if the
+    source is faster. So later reads do not go to the source."""
     loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}
@@ -43,7 +43,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     assert all(map(follows, planned.all))
     assert planned.read_by_fills() == FILES * SIZE
     assert sum(each["fallbacks"] for each in totals) == 0
-    # According to the plan, each node keeps more files than the third that it owns.
+    # Each node owns a third of the files. According to the plan, it keeps more files than these.
     assert sum(each["bytes_from_peers"] for each in totals) > 0
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in planned.all)
 

@@ -1,4 +1,4 @@
-"""All nodes together read the source once, also in the first epoch."""
+"""All nodes together read the source once, even in the first epoch."""
 
 from __future__ import annotations
 

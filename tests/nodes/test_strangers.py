@@ -141,8 +141,8 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
-    # A request contains the file's times. If a node has other times for this file, it takes it for
-    # another file.
+    # A request contains the file's times. A node gives a file only if it knows the file with the
+    # same times.
     peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     fetch_ranges(peer, gets)

@@ -201,7 +201,7 @@ def connect(server: FileServer, secret: bytes = SECRET) -> Line:
 
 
 def adopted(server: FileServer) -> Line:
-    """Returns one end of a pair of Unix sockets, of which the server has adopted the other end."""
+    """Makes a pair of Unix sockets, and gives one of them to the server. Returns the other one."""
     mine, theirs = socket.socketpair()
     keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
     assert lib.monarch_peer_server_adopt(server._server, theirs.detach(), keys) == 0
@@ -229,8 +229,9 @@ def request(file: FileId, **fields: Any) -> bytes:
 
 
 def read_frame(line: Line) -> tuple[int, int, int]:
-    """Receives a frame and returns its kind, tag and value. Checks the frame's seal unless it is a
-    SUM frame, whose seal also depends on the content. Raises EOFError if the connection ends."""
+    """Receives a frame and returns its kind, tag and value. Checks the frame's seal, except the
+    seal of a SUM frame, which also depends on the content. Raises EOFError if the connection
+    ends."""
     data = b""
     while len(data) < FRAME_BYTES:
         more = line.connection.recv(FRAME_BYTES - len(data))

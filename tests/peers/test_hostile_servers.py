@@ -132,7 +132,7 @@ def swapped(line: Line) -> bytes:
 
 
 def cut_out(line: Line) -> bytes:
-    """Returns the second block as a server sends it behind the first block, without the first."""
+    """Returns the second block without the first, but sealed as if it came after the first."""
     line.right(FIRST)
     return line.right(SECOND)
 

@@ -92,8 +92,8 @@ class Scripted:
 
 
 def ask(peer: Peer) -> PeerStatus:
-    """Sends two requests and returns the status of the first. The second must have the same status
-    or CUT."""
+    """Sends two requests and returns the status of the first. The status of the second must be the
+    same or CUT."""
     room = np.zeros(2 * FILE.size, dtype=np.uint8)
     gets = new_gets([FILE, FILE])
     gets["memory"] = [room.ctypes.data, room.ctypes.data + FILE.size]
@@ -267,9 +267,9 @@ def test_a_secret_is_long_and_new() -> None:
 def test_a_success_that_was_under_way_makes_no_success_of_a_pause(
     made: tuple[Peer, Scripted],
 ) -> None:
-    """One thread's fetch fails, which begins a pause, and another thread's fetch then succeeds. A
-    fetch during the pause must return the failure. It must not return OK, because it gets no
-    bytes."""
+    """While one thread's fetch is under way, another thread's fetch fails, and a pause begins. Then
+    the first fetch succeeds. A fetch that is refused because of the pause must still return the
+    status of the failure. It gets no bytes, so it must not return OK."""
     peer, script = made
     failed: list[PeerStatus] = []
 

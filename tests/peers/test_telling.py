@@ -38,8 +38,8 @@ def test_the_answer_comes_whole(server_factory: Callable[..., FileServer], size:
     words = bytes(range(256)) * (size // 256 + 1)
     server = server_factory(status=lambda: words[:size])
     assert status_of(server) == words[:size]
-    # The count is of connections that request files, which the server passes to its C code. It
-    # answers queries in Python.
+    # `accepted` counts only connections that request files. The server passes these connections to
+    # its C code, but answers queries in Python.
     assert server.counts()["accepted"] == 0
 
 
@@ -119,8 +119,8 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # The server disconnects one more client, because it answers at most MOST_AT_A_TIME. The
-        # others get their answer when it is ready.
+        # The server answers at most MOST_AT_A_TIME clients at a time, so it disconnects one more
+        # client. The other clients get their answers when these are ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

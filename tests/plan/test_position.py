@@ -177,11 +177,12 @@ def test_what_comes_is_what_was_not_seen_yet_and_then_the_next_run() -> None:
 
 
 def test_the_next_run_is_known_late() -> None:
-    """The job begins the next run before the estimator knows this run, so the run's accesses count
-    as misfits. When the estimator learns of the run, they no longer count.
+    """The job begins the second run before the estimator has learned of this run. So at first, the
+    accesses of the second run count as misfits. When the estimator learns of the run, they no
+    longer count.
 
     Reads by other programs still count, so the number of misfits falls to about what it was before
-    the accesses of the next run."""
+    the second run."""
     samples, ranks, rng = 8000, 8, random.Random(4)
     runs = runs_of(timeline_of(samples, ranks, workers=2))
     follower = PositionEstimator(runs[0], ranks=ranks)
@@ -268,8 +269,8 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """If the last accesses lie close together, they give a place only if chance can hardly be the
-    reason.
+    """The estimator accepts a place where the last accesses lie close together only if this can
+    hardly be chance.
 
     The probability that SEARCHED random accesses all lie in a given share p of the units is
     p ** SEARCHED."""

@@ -36,8 +36,8 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
 
 def ours(reader: str, shards: int, rank: int, options: dict[str, Any]) -> list[list[int]]:
     """Returns the samples of one rank in each epoch."""
-    # The sampler takes the seed of rank 0, and adds `seed_step` for each further rank. So the seed
-    # of rank 0 is computed from the seed of this rank.
+    # The seed in `options` is the seed of this rank. The sampler takes the seed of rank 0, and adds
+    # `seed_step` for each further rank. So the seed of rank 0 is computed first.
     step = {"seed": options["seed"] - rank, "seed_step": 1} if "seed" in options else {}
     known = {**options, **step, "delivered": True}
     loader = Loader(DALIReader(SAMPLES, shards, reader, **known), shards, 2, split="chunks")

@@ -74,7 +74,8 @@ def shuffled(
     nodes = machine.nodes
     steps = files // (nodes * batch)
 
-    # A node with fewer ranks than the node with the most ranks fills only its part of the batch.
+    # The batch of each node has room for as many ranks as the largest node has. A node with fewer
+    # ranks fills only a part of its batch.
     own = batch * machine.ranks // machine.ranks.max()
 
     def orders(epoch: int) -> npt.NDArray[Any]:
@@ -93,7 +94,8 @@ def order_of(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
 
 
 def holders(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
-    """Returns an array (nodes, accesses): the holder of each access's file, see `Served`."""
+    """Returns an array (nodes, accesses) with the holder of the file of each access (see
+    `Served`)."""
     assert decision.served is not None
     return decision.served(epoch, order_of(job, decision, epoch)).holder
 

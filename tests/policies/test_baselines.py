@@ -26,8 +26,9 @@ ORDERS = [
 def test_nothing_is_kept_by_the_first_three() -> None:
     """The perfect, naive and staging-buffer policies keep no copies.
 
-    They differ in which accesses wait for the file system: with `perfect` none, with `naive` all,
-    and with `staging_buffer` the accesses whose files reach the staging buffer too late."""
+    They differ in which accesses wait for the file system. With `perfect`, no access waits. With
+    `naive`, all accesses wait. With `staging_buffer`, an access waits if its file reaches the
+    staging buffer too late."""
     job = written(ORDERS, cluster([[6], [6]]))
     decisions = [policy(job) for policy in (perfect, naive, staging_buffer)]
     assert [len(each.copies.file) for each in decisions] == [0, 0, 0]

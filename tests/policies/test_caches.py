@@ -255,7 +255,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # Each evicted file is used later than the new file that is used soonest.
+        # The new file that is used soonest is used sooner than every evicted file.
         assert held_use[goes].min() > coming_use[stays].min()
 
 

@@ -133,7 +133,8 @@ SWAPPED = [[[1], *EVEN[1:]], [[0], *ODD[1:]]]
 
 
 def test_reuse_distance_by_hand() -> None:
-    """A file whose next use is more than 2 I - h iterations away is evicted.
+    """In epochs of I iterations, a file that a node uses in iteration h of an epoch is evicted if
+    its next use is more than 2 I - h iterations away.
 
     Two nodes have room for everything. Node 0 reads the even files, and node 1 reads the odd files;
     only in the third epoch, node 0 reads file 1 and node 1 reads file 0. Node 0 uses file 0 in the

@@ -24,7 +24,7 @@ def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
 @pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
 def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
     """The copies of a class fit into it, and no copy is listed twice. Orders name only existing
-    files. An access that finds a copy finds it in a class for copies."""
+    files. If an access finds a copy, the copy is not in the staging buffer."""
     job = job_of(ranks)
     try:
         decision = POLICIES[name](job)

@@ -47,7 +47,7 @@ def test_a_plan_says_more_of_its_files_and_is_forgotten() -> None:
     policy.lose(ids(0))
     assert not policy.keeps(ids(0)).any()
     policy.forget_plan()
-    # The node still keeps and owns file 0, where the plan had placed it.
+    # The plan's holders remain. This node keeps file 0, and node 1 owns it.
     assert policy.keeps(ids(0, 1, 2)).tolist() == [True, True, False]
     assert policy.owners(ids(0, 1, 2)).tolist() == [1, 0, 0]
 

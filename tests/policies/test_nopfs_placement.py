@@ -74,7 +74,8 @@ def test_made_complete_every_file_has_an_owner() -> None:
 
 
 def test_room_left_over_takes_what_is_used_most() -> None:
-    """Room that is left after every file has an owner holds second copies of the most used files.
+    """When every file has an owner, the room that is left holds second copies of the most used
+    files.
 
     The nodes have room for 10 and 8 files. Node 0 owns files 0 to 7, and node 1 owns files 8 to 11.
     In the room that is left, node 0 also holds files 8 and 9, and node 1 also holds files 4 to 7,
@@ -122,7 +123,8 @@ def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
 @settings(max_examples=examples(15), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
 def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) -> None:
-    """Of the 256 placements of four files on two nodes, no allowed one exceeds the bound."""
+    """There are 256 placements of four files on two nodes. None of the allowed placements has a
+    value above the bound."""
     rng = np.random.default_rng(seed)
     values, sizes = rng.integers(0, 5, (2, 4)), rng.integers(1, 6, 4)
     quotas = rng.integers(0, 16, 2)
@@ -146,11 +148,11 @@ def test_no_placement_is_worth_more_than_the_bound(seed: int, everything: bool) 
     uneven=st.floats(0, 0.7),
     seed=st.integers(0, 2**32),
 )
-# A hard case: all files that a node uses have the same value, and the optimal price of the node's
-# room equals this value.
+# A hard case: all files that a node uses have the same value, and the optimal price of a byte of
+# the node's room (nopfs/prices.py) equals this value.
 @example(nodes=4, epochs=1, ratio=0.5, spread=0.0, uneven=0.625, seed=1)
-# A hard case: the files without an owner have the value 1 on both nodes, and the optimal price of
-# both nodes' room is 1 too.
+# A hard case: the files without an owner have the value 1 on both nodes, and the optimal price of a
+# byte of room is 1 on both nodes too.
 @example(nodes=2, epochs=2, ratio=0.96875, spread=0.0, uneven=0.0, seed=0)
 def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     nodes: int, epochs: int, ratio: float, spread: float, uneven: float, seed: int
@@ -169,7 +171,7 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     if ratio >= 1.05:
         assert np.count_nonzero(placed.owner < 0) == 0
     elif ratio < 1:
-        # Second copies take only room that is too small for the files without an owner.
+        # A node makes second copies only in room that is too small for the files without an owner.
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
@@ -189,7 +191,8 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
     """If 4 nodes together have exactly the room that the dataset needs, or 5 % more, our placement
     gives every file a holder.
 
-    NoPFS's literal placement leaves a sixth of the files without a holder."""
+    A placement that follows the NoPFS paper literally leaves a sixth of the files without a
+    holder."""
     job = shuffled(6000, cluster([[room]] * 4), epochs=epochs, batch=10)
     published, ours = (each(job).copies.file for each in (nopfs_literal, nopfs))
     missing = 1 - len(np.unique(published)) / job.files
@@ -246,7 +249,8 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. A single node may read the same files, because all of them are placed on it anyway."""
+    file. So the frequencies do not tell which node should hold a file. A single node may read the
+    same files, because there is no other node that could hold them."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):

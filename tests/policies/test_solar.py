@@ -129,7 +129,7 @@ def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, 
     counts = np.bincount(node[loaded], minlength=nodes)
     assert taken.max() <= most
     assert (node[~loaded] == holder[~loaded]).all()
-    # A node loads at least two samples fewer than another node only if it has reached the cap.
+    # If a node loads at least two samples fewer than another node, it has reached the cap.
     assert (taken[counts < counts.max() - 1] == most).all()
 
 
@@ -217,7 +217,7 @@ def test_the_sets_of_steps_stay(nodes: int, part: float, cap: float, seed: int) 
 
 
 def test_what_is_read_in_vain_is_counted() -> None:
-    """The bytes of unwanted samples that are read too are counted for each step.
+    """A read may include unwanted samples. The policy counts their bytes for each step.
 
     The only node keeps no samples. Chunks have twelve samples of 100 bytes, and a read may include
     one unwanted sample between two wanted samples. The first step wants 0 2 4, and also reads 1 and
@@ -257,8 +257,8 @@ def test_reordered_epochs_are_the_same_epochs() -> None:
 
 @pytest.mark.parametrize("loaded", [True, False])
 def test_what_a_load_of_its_step_has_evicted_counts_as_it_was_read(loaded: bool) -> None:
-    """A sample counts as held if it was held when it was used, even if it is evicted later in the
-    same step.
+    """A sample counts as held if its node holds it at the time of its use, even if it is evicted
+    later in the same step.
 
     File 0 occurs twice in a step. Between the two uses, the load of file 1 evicts file 0."""
     buffers = _Buffers(written([[[[0, 1]], [[2, 3]]]], cluster([[1], [1]])))

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-# Imported for the readers that they register.
+# Each of these modules registers its readers when it is imported.
 import readers_calls  # noqa: F401
 import readers_children  # noqa: F401
 import readers_dali  # noqa: F401

@@ -347,7 +347,7 @@ def test_it_sees_the_same_cold_and_warm(
 
     def before(turn: int) -> None:
         if turn < number:
-            # Wait first, because forget() would not drop the copy of a fill that has begun.
+            # forget() drops no copy whose fill is under way. So wait until all fills have ended.
             shared_session.wait_idle()
             shared_session.forget()
             return

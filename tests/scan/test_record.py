@@ -71,7 +71,8 @@ def test_a_record_says_what_the_scan_found(tree: Path, tmp_path: Path) -> None:
     os.utime(other / "0001", ns=(-(10**18), -(10**18) + 1))
     os.utime(other / "0002", (1e10, 1e10))
     for directory in (tree, other):
-        # The first walk changes access times. Later walks then find the same times.
+        # The first walk changes the access times of directories. The later walks do not change them
+        # again, so all of them find the same times.
         walked(directory, 0)
     record = read_record(record_sources(config_of(tmp_path, tree, other)))
     for number, directory in enumerate((tree, other)):
@@ -129,8 +130,8 @@ def test_a_damaged_batch_is_refused(recorded: bytes) -> None:
 
 
 def test_a_hundred_bytes_a_file_are_enough(tmp_path: Path) -> None:
-    """A record takes at most 100 bytes a file if the names, sizes and times differ as much as those
-    of a real dataset."""
+    """A record takes at most 100 bytes per file if the names, sizes and times differ as much as
+    those of a real dataset."""
     random = np.random.default_rng(2)
     source, n = tmp_path / "source", 3000
     rows = enumerate(

@@ -33,8 +33,8 @@ def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None
 
 
 def test_only_young_directories_wait_for_their_listing(tmp_path: Path) -> None:
-    """After the scan, only directories that had not changed just before the scan get a listing. A
-    directory that had just changed is young: it may change again without a new timestamp."""
+    """A directory that changed just before the scan is young: it may change again without a new
+    timestamp. After the scan, all directories but the young ones get a listing."""
     catalog = Catalog(SessionDir(tmp_path), ffi.new("uint64_t *"))
     entries = np.zeros(3, dtype=ENTRY)
     entries["path"], entries["path_len"] = range(3), 1

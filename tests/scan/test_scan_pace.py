@@ -86,7 +86,8 @@ def test_names_are_expected_to_last_less_long_while_the_rate_of_fills_rises() ->
         if 0.1 * AHEAD_S < now_s < AHEAD_S:
             assert pace.lasts_s(100) == pytest.approx(0.1 / RISE, rel=0.3)
     assert pace.lasts_s(100) == pytest.approx(0.1, rel=0.3)
-    # After programs have paused, the scan measures the rate of fills anew, and expects it to rise.
+    # After a pause of the programs, the scan measures the rate of fills anew. As at the beginning,
+    # it assumes that the rate will rise.
     later_s, filled = 2 * AHEAD_S + IDLE_S, int(2000 * AHEAD_S)
     step(pace, AHEAD_S, opens=8, filled=filled)
     assert step(pace, later_s, opens=8, filled=filled) == ALL_NAMES
@@ -117,7 +118,7 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # When no file has been filled for AHEAD_S, fewer names are allowed.
+    # When no file has been filled for AHEAD_S, the scan may run less far ahead.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -160,8 +161,8 @@ def walking(root: Path, **more: Any) -> Iterator[Walk]:
 
 
 def names(walk: Walk, most: float = float("inf"), for_s: float = 60.0) -> list[str]:
-    """Returns the files that a walk finds until it has found `most` files, until it has ended, or
-    for `for_s` [s]."""
+    """Returns the files that a walk finds. Stops when the walk has found `most` files or has ended,
+    or after `for_s` [s]."""
     found: list[str] = []
     until = time.monotonic() + for_s
     while len(found) < most and not walk.is_finished and time.monotonic() < until:
@@ -225,8 +226,8 @@ def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """The scan does not examine files that the catalog knows, unless their directory has changed
-    meanwhile. In such a directory a file may have been replaced, even by a file with the same inode
-    number."""
+    since the time `since_ns`. In such a directory a file may have been replaced, even by a file
+    with the same inode number."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     (tmp_path / "shm").mkdir()
@@ -261,8 +262,8 @@ def test_of_a_file_that_is_being_read_the_server_is_not_asked(
     slow_factory: Callable[..., SlowSource],
 ) -> None:
     """The scan does not ask the server for the attributes of a file that a program reads, because
-    the kernel has cached them since the open. Here, cached names and attributes expire at once, so
-    the scan of another file asks for both its name and its attributes."""
+    the kernel has cached them since the open. Here, cached names and attributes expire at once. So
+    for a file that no program reads, the scan asks for both the name and the attributes."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")
@@ -319,9 +320,10 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """Of two sources, the one that no program reads is scanned first. This must not delay the fills
-    of the other source. While a job reads a source, the scan examines one name of unread
-    directories for every sixteen opens. If this limit held for the unread source too, the scan of
-    the other source would begin too late to fill any of its files ahead."""
+    of the other source. While a job reads a source, the scan of this source is slow: for every
+    sixteen opens, it examines one name in directories that no program reads. If the scan of the
+    unread source were as slow, the scan of the other source would begin too late to fill any of its
+    files ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)

@@ -68,8 +68,8 @@ WAYS = ("open", "open_at", "open_relative", "fopen", "fopen64", "fopen_relative"
 def test_every_way_to_open_tells_of_a_file(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Each way to open a file has its own directory, because the scan lists a directory in which
-    many files are opened."""
+    """Each way to open a file has a directory of its own. If programs open many files of one
+    directory, the scan lists this directory, and so finds the files itself."""
     slow = slow_factory()
     for way in WAYS:
         Files(slow.backing).add(f"{way}/early", 1000)

@@ -192,8 +192,8 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
 
 
 def test_a_link_that_cannot_be_read_is_an_error() -> None:
-    """If a link cannot be read, the scan's look at it returns the error. The test uses links of a
-    process that has ended, which cannot be read."""
+    """If a link cannot be read, monarch_stat_entry returns the error. The test uses a link in the
+    /proc directory of a process that has ended. Such a link cannot be read."""
     process = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)

@@ -54,8 +54,8 @@ def fetch_seconds(
 
     r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,
     and t the rate of the file system. The threads of a class share its rate, and the clients share
-    the rate of the file system. Each thread gets the whole rate of a link, as in the paper, which
-    has no congestion.
+    the rate of the file system. Each thread gets the whole rate of a link, as in the paper, whose
+    model has no congestion of links.
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])
@@ -65,7 +65,8 @@ def fetch_seconds(
     away = np.where(absent, 0.0, np.minimum(there, link))
     among = max(1.0, clients)
     source = np.full(len(sizes), cluster.pfs_rate(among) / among)
-    # The lines below set missing copies to infinity, also for empty files, where 0 / 0 is NaN.
+    # The lines below set the times for missing copies to infinity. This includes empty files, for
+    # which 0 / 0 is NaN.
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.stack([sizes / rate for rate in (own, away, source)], axis=1)
     seconds[own == 0, Source.LOCAL] = np.inf

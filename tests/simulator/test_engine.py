@@ -500,8 +500,8 @@ def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
     """A local read does not wait for a remote file that is being copied into the same class.
 
     Rank 0's file of 10 bytes takes 10 s over a link of 1 byte/s. Writing the file to the class
-    takes 0.1 s; in the simulation, the class is busy for this time when the file is requested. So
-    rank 1's local read is delayed by at most 0.1 s."""
+    takes 0.1 s. The simulation does this write when the file is requested, not when it has come. So
+    it delays rank 1's local read by at most 0.1 s."""
     machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
     copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])
     # In the second epoch, rank 0 of node 0 reads file 0 from node 1, and rank 1 of node 0 reads
@@ -565,7 +565,7 @@ def test_samples_are_dealt_to_the_ranks_that_there_are() -> None:
     assert order.shape == (3, 3, 6)
     assert np.count_nonzero(order != NO_FILE, axis=2).tolist() == [[4] * 3, [2] * 3, [6] * 3]
     assert sorted(order[order != NO_FILE].tolist()) == list(range(36))
-    # In a simulation of both epochs, each sample is used twice.
+    # The simulated job has two epochs, so each sample is used twice.
     assert simulate(of, POLICIES["nopfs"]).bytes["staging"] == 0
     assert sum(simulate(of, POLICIES["nopfs"]).bytes.values()) == 2 * 36
 

@@ -27,8 +27,9 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# For each set of rates, the policies whose runs of MNIST do not need --long. Without --long, the
-# scenario stressS3 is run too, but LBANN's policies refuse it. So they are in this table.
+# For each set of rates, the policies whose runs of MNIST do not need --long. `paper` has LBANN's
+# policies, because no other short run covers them: the scenario stressS3 never needs --long, but
+# LBANN's policies refuse it.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
@@ -90,7 +91,8 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies do not read all samples. The samples that they read may be smaller.
+        # These policies do not read all samples. The samples that they read may be smaller than the
+        # other ones.
         "deepio-opportunistic",
         "parallel-staging",
     )

@@ -118,8 +118,9 @@ def test_clients_are_those_that_read_now() -> None:
         log.read(2, 1.05)  # within the window after now
         log.read(3, 7.0)  # long after now
         log.read(3, 8.0)
-        # Now is 1.0. The published program counts all nodes that read after now: nodes 2 and 3.
-        # With the switch off, the log counts the nodes that read within the window: 1 and 2.
+        # The clients are counted at the time 1.0. The published program counts all nodes that read
+        # after this time: nodes 2 and 3. Without the switch CLIENTS_OF_THE_FUTURE, the log counts
+        # the nodes that read within the window around this time: nodes 1 and 2.
         assert log.clients(1.0, 0) == 3
         assert log.clients(1.0, 3) == seen_by_3
         assert log.clients(0.0, 0) == before
@@ -211,8 +212,7 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # Node 0 asks the node `asked`, which holds the file. This node itself would ask another
-        # holder, node 2.
+        # Node 0 asks the node `asked`. If that node had to ask for the file, it would ask node 2.
         assert holders.elsewhere(asked, 7) == 2
 
 
@@ -227,8 +227,9 @@ def test_class_prefetchers_share_the_pfs_with_who_is_there() -> None:
     first = run("nopfs", B.CLASSES_AT_ALL_CLIENTS, size=1000.0)
     published = run("nopfs", size=1000.0)
     alone, shared = 1000 / (3 * MB) + 1000 / (20 * MB), 1000 / (15 * MB / 4) + 1000 / (20 * MB)
-    # Node 0 fetches its first file before any other node has logged a read. With the switch off,
-    # node 0 is then the only client. As published, all nodes count as clients.
+    # Node 0 fetches its first file before any other node has logged a read. Without the switch
+    # CLASSES_AT_ALL_CLIENTS, node 0 is then the only client. In the published program, all nodes
+    # count as clients.
     assert min(t for t in first.holders.since[0] if t) == pytest.approx(alone)
     assert min(t for t in published.holders.since[0] if t) == pytest.approx(shared)
 

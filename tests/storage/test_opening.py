@@ -51,8 +51,8 @@ def are_clean(config: Config) -> list[bool]:
 def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """A start fails for lack of memory while it opens the second tier. Both tiers stay clean: the
-    first tier, which was already open, and the second tier."""
+    """A start runs out of memory while it opens the second tier. The first tier is already open
+    then. Both tiers stay clean."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:
