@@ -104,7 +104,7 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
     ]
     right.bar(names, middle, yerr=errors, color=[PLAIN, OURS], width=0.5, capsize=4)
     right.set_ylabel("samples: median and quartiles of the steps")
-    right.set_title("Most - fewest loads of a rank in a step", fontsize=10)
+    right.set_title("Loads in a step: most of a rank minus fewest of a rank", fontsize=10)
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:

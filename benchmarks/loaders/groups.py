@@ -152,7 +152,7 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
     results = [
         Result(
             f"waiting_{name}",
-            f"{name}, computing takes 2 x reading: waiting / computing",
+            f"{name}, computing takes twice as long as reading: waiting / computing",
             "ratio",
             statistics.median(shares),
             0.01,

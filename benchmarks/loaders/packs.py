@@ -136,7 +136,7 @@ def main() -> int:
     results = [
         line(
             "packed_operations",
-            f"warm from a pack, {what}: operations / file",
+            f"`monarch warm` with a pack, {what}: requests to the source / file",
             "",
             [packed.asked / FILES for packed, *_ in rounds],
             OPERATIONS_LIMIT,
@@ -153,7 +153,7 @@ def main() -> int:
         line("alone", "  time without the pack", "s", [alone.took_s for _, _, alone, _ in rounds]),
         line(
             "alone_operations",
-            "  operations / file without the pack",
+            "  requests to the source / file without the pack",
             "",
             [alone.asked / FILES for _, _, alone, _ in rounds],
         ),

@@ -124,7 +124,7 @@ def evenly() -> Iterator[Result]:
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
-    what = f"SOLAR, C/D 0.8: most - fewest loads ({free.mean():.1%} of steps)"
+    what = f"SOLAR, C/D 0.8: most minus fewest loads ({free.mean():.1%} of steps)"
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
@@ -132,7 +132,7 @@ def evenly() -> Iterator[Result]:
     for name, each in (("SolarSampler", loads), ("equal batches", equal)):
         spread = each.max(axis=1) - each.min(axis=1)
         low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
-        what = f"{name}: most - fewest loads of a rank in a step"
+        what = f"{name}: most loads of a rank in a step minus fewest"
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 

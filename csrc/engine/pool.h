@@ -69,7 +69,8 @@ enum monarch_role {
     MONARCH_READS_AHEAD = 4,
 };
 
-/* orders that were set aside because the peer that they ask already had its share of the threads */
+/* Orders that were set aside. Each asks a peer that already as many threads of this node ask as may
+ * ask one peer at a time (can_ask_unasked in schedule.c). */
 struct late {
     struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
     /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are

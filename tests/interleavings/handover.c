@@ -16,7 +16,8 @@
 #include "site.h"
 #include "trials.h"
 
-#define RECALL_NS 50000000ULL /* longest time that a lock waits for the daemon's close [ns] */
+/* the longest time [ns] that flock waits until the daemon has closed its descriptor of the file */
+#define RECALL_NS 50000000ULL
 
 static int held_fd, again_fd, socket_fd;
 static unsigned programs_done;

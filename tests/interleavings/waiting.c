@@ -9,7 +9,8 @@
 #include "scheduler.h"
 #include "trials.h"
 
-#define RECALL_NS 50000000ULL /* longest time that a lock waits for the daemon's close [ns] */
+/* the longest time [ns] that flock waits until the daemon has closed its descriptor of the file */
+#define RECALL_NS 50000000ULL
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0

@@ -248,8 +248,9 @@ PUBLIC int open_by_handle_at(int mount, struct file_handle *handle, int flags) {
 }
 
 /* Adds an open to the actions of a posix_spawn. The child makes this open inside libc, unseen by
- * the library. So if the open writes and `path` leads to a copy, this function passes on the path
- * of the source's file instead. spawn.c records the change before the child is made. */
+ * the library. So if the file is opened for writing and `path` leads to a copy, this function
+ * passes on the path of the source's file instead. Before the child is made, spawn.c records that
+ * the child may change the file. */
 PUBLIC int posix_spawn_file_actions_addopen(posix_spawn_file_actions_t *actions, int fd,
                                             const char *path, int flags, mode_t mode) {
     char real[MONARCH_PATH_MAX];

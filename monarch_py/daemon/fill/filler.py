@@ -101,8 +101,8 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # When this node last had no room for a file that it should keep [s], and when this lack of
-        # room began [s].
+        # The time [s] at which this node last had no room for a file that it should keep, and the
+        # time [s] at which this lack of room began.
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
         # All copies that earlier daemons have made have smaller numbers than `first_copy`.

@@ -208,9 +208,10 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Notes that programs read through a directory, and with `is_deep` through all its
-        subdirectories. A lazy scan lists only directories in which files were read, so it ignores
-        calls with `is_deep`."""
+        """Requests the listing of a directory whose files programs read one after the other. With
+        `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores such a
+        request: it lists all subdirectories only once NAMES of them were requested themselves
+        (`ask_for`)."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 

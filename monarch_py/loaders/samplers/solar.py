@@ -24,10 +24,10 @@ class SolarSampler(HeldSampler):
     a cap. The other samples are dealt so that all nodes load equally many samples (section 4.3 of
     the SOLAR paper).
 
-    A sample has at most one holder, which is the same in all epochs. No other choice of holders
-    could save more loads: an epoch uses each sample once, and loads only samples without a holder
-    from the source. A node takes a sample of another holder in two cases only: the holder has
-    reached the cap, or a rank would have fewer than `least` samples.
+    A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
+    once. So an epoch saves at most as many loads as there are samples with a holder, whichever
+    samples these are. A node takes a sample that another node holds in two cases only: the holder
+    has reached the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
         room for so many samples

@@ -33,7 +33,7 @@ static void done(void) {
 
 static struct monarch_entry *entry(uint64_t id) { return monarch_table(c) + id; }
 
-/* Returns the guess about the entry's copy, as stored in the index by path. */
+/* Returns the field `copy` of the entry's slot in the index by path (monarch_guess_of). */
 static uint64_t guess_of(uint64_t id) {
     for (uint64_t i = 0; i < c->slots; i++)
         if (monarch_path_slot(c, i)->place && monarch_slot_id(monarch_path_slot(c, i)->place) == id)

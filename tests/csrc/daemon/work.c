@@ -191,7 +191,7 @@ TEST(a_published_copy_frees_its_slot) {
             SAME(p->done.length, 1);
             CHECK(p->done.first == &job);
             SAME(unlocked, is_published && before <= MONARCH_SLOTS_OF_SOURCE);
-            /* Python must find out why the copy was not published. */
+            /* if the copy was not published, Python is woken, because it must find out why */
             SAME(rests_ended, !is_published);
             SAME(bells_rung, 0);
             SAME(p->rung, !is_published);

@@ -200,8 +200,8 @@ def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data:
 
 
 def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
-    """monarch_untrack_session and monarch_untrack_seen do not wait for other threads. So they do
-    not remove a word that another thread has pinned, or with which another thread is seeking."""
+    """monarch_untrack_session and monarch_untrack_seen do not wait for other threads. So they keep
+    a descriptor's word if another thread has pinned the descriptor, or is about to call lseek."""
     for flags, is_kept in ((0, 0), (PINNED, 1), (SEEKING, 1), (OFFSET | SHARED, 0)):
         word = word_of(7, 4, flags=flags)
         for by_session in (False, True):
