@@ -260,3 +260,20 @@ TEST(a_table_starts_or_leaves_nothing) {
     lacks_memory = thread_fails = 0;
     done();
 }
+
+/* An order takes only a descriptor of its own file: the entry's number may belong to a new file by
+ * now, which has another inode. */
+TEST(an_order_takes_a_descriptor_of_its_file) {
+    make();
+    struct handed *h = hand(1);
+    h->entry.ino = 50;
+    monarch_keep(t, h, 0);
+    for (uint64_t ino = 49; ino < 52; ino++) {
+        struct job job = {.handed = -1, .peer = {-1}, .result.id = 1, .entry.ino = ino};
+        job.result.kind = MONARCH_FILL;
+        SAME(find(t, &job), ino == 50 ? 0 : -1);
+        monarch_note_kept(p, &job);
+        SAME(job.is_kept, ino == 50);
+    }
+    done();
+}
