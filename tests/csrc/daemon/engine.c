@@ -1,6 +1,12 @@
 #include <malloc.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* The number of the allocation that fails; -1: none. */
 static int allocations, fails_at = -1;
@@ -30,6 +36,37 @@ static void end_fill(struct monarch_engine *e, struct fill *f) {
     ended_fills += f->failed;
     free(f);
 }
+static int options[16];
+static int note_option(int option, int value) {
+    options[option < 0 ? -option : option] = value;
+    return 1;
+}
+/* If `policy` is not -1, the scheduling attributes of a thread with this policy; if it is -2, the
+ * kernel does not know them. set: the attributes that were set last, as the kernel gets them. */
+static int policy = -1, sets;
+static uint64_t set[6];
+static long attributes(long number, ...) {
+    va_list all;
+    va_start(all, number);
+    int thread = va_arg(all, int);
+    uint32_t *them = va_arg(all, uint32_t *);
+    va_end(all);
+    if (policy == -1)
+        return syscall(number, thread, them, sizeof set, 0);
+    if (number == SYS_sched_getattr && policy != -2) {
+        memset(them, 0, sizeof set);
+        them[1] = (uint32_t)policy;
+        them[4] = 7; /* the niceness */
+        return 0;
+    }
+    sets += number == SYS_sched_setattr;
+    if (number == SYS_sched_setattr)
+        memcpy(set, them, sizeof set);
+    return -1;
+}
+#define syscall(number, ...) \
+    ((number) == SYS_futex ? syscall(number, __VA_ARGS__) : attributes(number, __VA_ARGS__))
+#define mallopt note_option
 #define calloc scarce_calloc
 #define monarch_start_threads start_threads
 #define monarch_unlock_and_ring unlock_and_ring
@@ -357,4 +394,27 @@ TEST(the_kernel_is_asked_for_short_slices) {
     int here = open(".", O_RDONLY | O_CLOEXEC);
     SAME(monarch_syncfs(here), 0);
     close(here);
+}
+
+/* The C library is told to give large blocks back to the kernel, and to keep few arenas. */
+TEST(the_memory_of_a_scan_is_given_back) {
+    monarch_limit_malloc();
+    SAME(options[-M_MMAP_THRESHOLD], 128 * 1024);
+    SAME(options[-M_ARENA_MAX], 2);
+}
+
+/* Only threads of the usual policies get a short slice: others have no slice. */
+TEST(a_slice_is_shortened_where_there_is_one) {
+    const int policies[] = {SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_FIFO, SCHED_RR, -2};
+    for (int i = 0; i < 6; i++) {
+        policy = policies[i];
+        sets = 0;
+        memset(set, 0, sizeof set);
+        monarch_shorten_slice();
+        SAME(sets, i < 2);
+        struct scheduling s;
+        memcpy(&s, set, sizeof s);
+        SAME(s.runtime_ns, i < 2 ? SLICE_NS : 0);
+        CHECK(i >= 2 || (s.policy == (uint32_t)policy && s.nice == 7 && s.deadline_ns == 0));
+    }
 }

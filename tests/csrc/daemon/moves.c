@@ -204,10 +204,18 @@ TEST(a_fill_may_have_descriptor_zero) {
         }
         f = monarch_fill_begin(e, job);
         CHECK(f && (is_handed ? f->from : f->to) == 0);
-        close(f->to);
-        close(f->from);
-        root = high;
-        done();
+        monarch_fill_move(e, f, 0, 1, buffer, NULL);
+        if (is_handed)
+            unlink("file"); /* the end of the fill asks the source, and finds no file any more */
+        monarch_fill_end(e, f);
+        SAME(job->result.status, is_handed ? MONARCH_SOURCE_CHANGED : MONARCH_DONE);
+        SAME(fcntl(0, F_GETFD), -1);
+        SAME(e->counts[MONARCH_FILES], !is_handed);
+        if (!is_handed)
+            free(job->result.block_sums);
+        close(high);
+        free(job);
+        free_engine(e);
     }
 }
 
