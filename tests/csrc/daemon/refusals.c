@@ -1,6 +1,9 @@
 /* What source_file.c does if the kernel refuses something, or gives descriptor 0. */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 /* The errors of the next calls of dup3, ended by 0. */
@@ -25,12 +28,30 @@ static int control(int fd, int what, int flags) {
     }
     return fcntl(fd, what, flags);
 }
+/* If set, what the next reads with RWF_DONTCACHE return, ended by 99: an error, or how many bytes
+ * they read at most. */
+static const long *drop_results;
+static int drop_reads;
+#include "shared/sys.h"
+static long read_and_drop(long number, long fd, long parts, long n, long at, long high, long how) {
+    struct iovec *part = (struct iovec *)parts;
+    if (number != SYS_preadv2 || n != 1 || high || how != 0x80)
+        abort();
+    drop_reads++;
+    long r = drop_results && *drop_results != 99 ? *drop_results++ : -EOPNOTSUPP;
+    if (r <= 0)
+        return r;
+    return pread((int)fd, part->iov_base, (size_t)r < part->iov_len ? (size_t)r : part->iov_len,
+                 at);
+}
+#define sys6 read_and_drop
 #define CONTROL(fd, what, flags, ...) control(fd, what, flags)
 #define fcntl(fd, ...) CONTROL(fd, __VA_ARGS__, 0, 0)
 #define dup3 dup_to
 #include "copy/source_file.c"
 #undef dup3
 #undef fcntl
+#undef sys6
 
 #include "checks.h"
 
@@ -82,6 +103,7 @@ TEST(a_descriptor_is_replaced_at_last) {
             int status = 0;
             make(zero);
             dup_errors = is_busy ? again : NULL;
+            errno = EPERM; /* that of an earlier call */
             SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
             SAME(dups, is_busy ? 4 : 1);
             SAME(lseek(handed, 0, SEEK_CUR), 0);
@@ -149,5 +171,34 @@ TEST(a_source_that_refuses_is_not_asked_again) {
     monarch_engine_direct_io(e, 0);
     SAME(e->buffered_sources, UINT32_MAX);
     close(fd);
+    done(1);
+}
+
+/* A read that the file system refuses to drop from the page cache is made again from where it was,
+ * and the source is not asked for such reads any more. Interrupted and short reads go on. If the
+ * file cannot be read at all, this says nothing about the file system. */
+TEST(a_source_that_keeps_pages_is_noted) {
+    static const long results[][5] = {
+        {-EOPNOTSUPP, 99}, {-EINTR, 30, -EINTR, -EINVAL, 99}, {-EINTR, 60, 1, 39, 99}, {60, 0, 99}};
+    char bytes[100];
+    make(1);
+    job->entry.source = 3;
+    for (int i = 0; i < 4; i++) {
+        e->kept_sources = 0;
+        drop_results = results[i];
+        drop_reads = 0;
+        memset(bytes, 0, sizeof bytes);
+        SAME(monarch_read_source(e, job, handed, bytes, 100, 0), i == 3 ? 60 : 100);
+        check_bytes(7, 0, 0, bytes, i == 3 ? 60 : 100);
+        SAME(e->kept_sources, i < 2 ? 8 : 0);
+        SAME(drop_reads, i == 0 ? 1 : i == 3 ? 2 : 4);
+        if (i < 2) {
+            SAME(monarch_read_source(e, job, handed, bytes, 100, 0), 100);
+            SAME(drop_reads, i == 0 ? 1 : 4);
+        }
+    }
+    drop_results = results[0];
+    SAME(monarch_read_source(e, job, -1, bytes, 100, 0), -EBADF);
+    SAME(e->kept_sources, 0);
     done(1);
 }

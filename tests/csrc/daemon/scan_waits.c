@@ -163,3 +163,20 @@ TEST(a_portion_is_like_its_directory) {
     }
     done();
 }
+
+/* A directory may have no names, or as many as fill its portions: then none are left over. Each
+ * name is examined once. */
+TEST(a_directory_may_have_any_number_of_names) {
+    CHECK(mkdir("many", 0700) == 0);
+    for (int n = 0; n <= 2 * PORTION + 1; n++) {
+        char path[20];
+        make();
+        s->may_look[0] = ALL_NAMES;
+        walk("many");
+        SAME(strlen(trace), n);
+        CHECK(strspn(trace, "v") == strlen(trace));
+        done();
+        snprintf(path, sizeof path, "many/%d", n);
+        close(make_file(path, 1, 1));
+    }
+}
