@@ -192,3 +192,38 @@ TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
             done();
         }
 }
+
+/* The unit that a reader waits for is claimed once. Then the units behind it are next. A demand
+ * that a thread has taken needs no other thread. */
+TEST(a_demand_is_taken_once) {
+    make();
+    struct monarch_fill map = {0};
+    uint64_t claimed[1] = {0};
+    struct fill f = {.job = &of_source,
+                     .map = &map,
+                     .blocks = 1,
+                     .blocks_left = 1,
+                     .next_block = 1,
+                     .units = 8,
+                     .claimed = claimed};
+    struct worker me = {.pool = p, .origin = MONARCH_FROM_SOURCE, .peer = -1};
+    struct waiting reader = {.demand = monarch_demand(5, 3, 2, 7), .place = 9};
+    struct work w = {0};
+    e->clients->demand[9] = reader.demand;
+    monarch_add_fill(p, &f);
+    SAME(has_demand(p, MONARCH_FROM_SOURCE), 1);
+    SAME(has_demand(p, MONARCH_FROM_PEER), 0);
+    SAME(find_unit(p, &me, &f, &reader, &w), 1);
+    CHECK(w.fill == &f && w.unit == 3 && w.is_unit && f.users == 1 && claimed[0] == 8);
+    CHECK(f.next_unit == 4 && f.asked_by == 7 && f.asked_ns && p->taken[9] == reader.demand);
+    SAME(has_demand(p, MONARCH_FROM_SOURCE), 0);
+    e->clients->demand[9] = reader.demand = monarch_demand(5, 3, 4, 7); /* it waits again */
+    SAME(has_demand(p, MONARCH_FROM_SOURCE), 1);
+    SAME(find_unit(p, &me, &f, &reader, &w), 0); /* another thread moves the unit */
+    SAME(f.users, 1);
+    CHECK(e->clients->demand[9] == reader.demand);
+    map.done[0] = 8; /* the unit has come, so the demand is answered at once */
+    SAME(find_unit(p, &me, &f, &reader, &w), 0);
+    SAME(e->clients->demand[9], 0);
+    done();
+}
