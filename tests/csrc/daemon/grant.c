@@ -135,7 +135,13 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         monarch_table(c)[2].word = monarch_word(cases[i].state, 0, 0, 0);
         if (cases[i].is_requested)
             monarch_set_bit(&e->clients->wanted, 2);
+        if (!can_lock) /* it is taken by somebody else, and stays so */
+            pthread_mutex_lock(&w->lock);
         monarch_order_demanded(p, &me);
+        if (!can_lock) {
+            SAME(pthread_mutex_trylock(&w->lock), EBUSY);
+            pthread_mutex_unlock(&w->lock);
+        }
         SAME(me.unordered_count, 0);
         SAME(ordered_count, cases[i].is_ordered);
         if (ordered_count) {

@@ -201,8 +201,11 @@ TEST(a_look_asks_policy_for_what_is_refused) {
     SAME(orders, 0);
     monarch_keep(t, hand(1), 0);
     can_lock = 0;
+    pthread_mutex_lock(&w->lock); /* it is taken by somebody else, and stays so */
     monarch_look_at_kept(p);
     CHECK(orders == 0 && rests_ended == 0 && t->count == 1);
+    SAME(pthread_mutex_trylock(&w->lock), EBUSY);
+    pthread_mutex_unlock(&w->lock);
     can_lock = 1;
     answers = MONARCH_REFUSED;
     for (int i = 0; i < 2; i++) { /* policy is asked once */

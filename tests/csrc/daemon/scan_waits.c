@@ -26,6 +26,11 @@ static void report(struct monarch_scan *s, struct monarch_batch **batch, struct 
     if (e->kind == MONARCH_FILE)
         note('v');
 }
+static int lacks_memory;
+static struct task *new_task(struct monarch_scan *s, const char *path, size_t room) {
+    return lacks_memory ? NULL : monarch_new_task(s, path, room);
+}
+#define monarch_new_task new_task
 #define pthread_cond_wait wait_at
 #define monarch_hand_over_batch hand_over
 #define monarch_report report
@@ -159,6 +164,9 @@ TEST(a_portion_is_like_its_directory) {
         CHECK(t && strcmp(t->path, "x/y") == 0 && t->names == 0);
         CHECK(t->is_wanted == (bits & 1) && t->is_settled == bits >> 1);
         free(t);
+        lacks_memory = 1;
+        CHECK(!new_portion(s, directory, 10));
+        lacks_memory = 0;
         free(directory);
     }
     done();
