@@ -188,7 +188,9 @@ static int receive(const struct handovers *h, struct monarch_handover *what, int
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = &control,
-                             .msg_controllen = sizeof control};
+                             /* CMSG_LEN, because the padding of `control` has room for a second
+                              * descriptor, which nobody would close */
+                             .msg_controllen = CMSG_LEN(sizeof(int))};
     struct epoll_event from;
     if (epoll_wait(h->epoll, &from, 1, -1) != 1 || from.data.fd == h->end)
         return 0;

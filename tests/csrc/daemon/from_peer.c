@@ -398,3 +398,13 @@ TEST(a_reader_waits_for_one_silent_peer_only) {
             free_engine(e);
         }
 }
+
+/* A demand for another file, before or after this one, is no demand for these bytes. */
+TEST(a_reader_of_another_file_waits_for_that_file) {
+    make(4, -1);
+    for (uint64_t entry = 4; entry < 7; entry++) {
+        e->clients->demand[3] = monarch_demand(entry, 2, 2, 0);
+        SAME(is_awaited(e, &fill, 2 * UNIT, UNIT), entry == 5);
+    }
+    free_engine(e);
+}

@@ -456,3 +456,21 @@ TEST(a_new_file_gets_an_entry_within_the_grant) {
         done();
     }
 }
+
+/* A new file counts as read only if its program has read the whole file. */
+TEST(a_new_file_is_read_if_its_program_says_so) {
+    for (int is_read = 0; is_read < 2; is_read++) {
+        make();
+        grant();
+        p->grant.meets = 1;
+        struct handed *h = hand(MONARCH_NO_ENTRY, "new");
+        struct job *job;
+        h->is_read = is_read;
+        SAME(monarch_order_handed(p, c, h, &job), MONARCH_TAKEN);
+        SAME(monarch_bit_is_set(e->clients->read.word, h->id), is_read);
+        free(job);
+        monarch_give_back(p, h);
+        free(h);
+        done();
+    }
+}

@@ -268,3 +268,23 @@ TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
     SAME(is_settled(h, &wanted), 1);
     done();
 }
+
+/* All files that have moved here are told, once and in their order. */
+TEST(files_that_moved_here_are_told_once) {
+    const uint64_t most = sizeof h->moved_here / sizeof *h->moved_here;
+    const uint64_t counts[] = {0, 1, 2, most};
+    uint64_t *ids = calloc(most + 1, sizeof *ids);
+    for (int i = 0; i < 4; i++) {
+        make();
+        for (uint64_t k = 0; k < counts[i]; k++)
+            h->moved_here[k] = 100 + k;
+        h->moved_count = counts[i];
+        memset(ids, 0, (most + 1) * sizeof *ids);
+        SAME(monarch_holdings_moved(h, ids), counts[i]);
+        for (uint64_t k = 0; k <= most; k++)
+            SAME(ids[k], k < counts[i] ? 100 + k : 0);
+        SAME(monarch_holdings_moved(h, ids), 0);
+        done();
+    }
+    free(ids);
+}

@@ -433,3 +433,26 @@ TEST(the_first_error_is_kept) {
     CHECK(s->errors == 2 && s->error == EACCES);
     done();
 }
+
+/* A scan goes on while any task is left, of whatever kind. A task of each kind may begin alone,
+ * with the allowance of its kind only; a wanted directory needs none. */
+TEST(each_kind_of_task_is_enough) {
+    for (int kind = 0; kind < 4; kind++)
+        for (int may = 0; may < 3; may++) {
+            make(4);
+            monarch_scan_want(s, "w", 0);
+            s->may_look[0] = s->may_look[1] = 0;
+            CHECK(!monarch_has_tasks(s) && !may_begin(s));
+            struct task *only = add(kind & 1 ? "w" : "x", kind & 2 ? 2 : 0);
+            s->may_look[0] = may == 1;
+            s->may_look[1] = may == 2;
+            SAME(monarch_has_tasks(s), 1);
+            SAME(may_begin(s), kind == 1 || may == (kind & 1 ? 2 : 1));
+            if (!may_begin(s))
+                s->may_look[0] = s->may_look[1] = ALL_NAMES;
+            CHECK(monarch_take_task(s) == only);
+            SAME(monarch_has_tasks(s), 0);
+            free(only);
+            done();
+        }
+}

@@ -341,3 +341,44 @@ TEST(a_copy_that_is_shorter_or_gone_fails) {
     SAME(job->result.error, EISDIR);
     done_with(e, job);
 }
+
+/* A file that ends where a read begins has become shorter, like one that ends within a read. */
+TEST(a_file_that_ends_between_two_reads_has_changed) {
+    const off_t ends[] = {0, 1, MONARCH_CHUNK - 1, MONARCH_CHUNK, MONARCH_CHUNK + 1};
+    for (int kind = MONARCH_CHECK; kind <= MONARCH_COMPARE; kind++)
+        for (int i = 0; i < 5; i++) {
+            struct monarch_engine *e = make_engine(BLOCK * 32);
+            struct job *job = order(e, (enum monarch_job_kind)kind, 2 * MONARCH_CHUNK);
+            uint64_t sum = 77;
+            int fd = open("file", O_RDWR | O_CLOEXEC);
+            CHECK(ftruncate(fd, ends[i]) == 0);
+            SAME(sum_of(e, job, fd, buffer, &sum), -1);
+            SAME(job->result.status, MONARCH_SOURCE_CHANGED);
+            SAME(sum, 77);
+            close(fd);
+            done_with(e, job);
+        }
+}
+
+/* Upkeep works with descriptor 0 as with any other, and closes it. */
+TEST(upkeep_may_have_descriptor_zero) {
+    const enum monarch_job_kind kinds[] = {MONARCH_CHECK, MONARCH_COMPARE, MONARCH_PAGE_IN};
+    for (int i = 0; i < 3; i++) {
+        struct monarch_engine *e = make_engine(BLOCK);
+        struct job *job = order(e, kinds[i], 100);
+        struct stat st;
+        uint64_t sum, bytes;
+        int high = fcntl(here, F_DUPFD_CLOEXEC, 10);
+        CHECK(here == 0 && fstat(here, &st) == 0);
+        e->control->source[0].dev = st.st_dev;
+        close(here);
+        here = job->copies = job->source_root = high;
+        monarch_do_upkeep(e, job, buffer);
+        SAME(job->result.status, MONARCH_DONE);
+        SAME(fcntl(0, F_GETFD), -1);
+        SAME(monarch_sum_file("file", BLOCK, &sum, &bytes), 0);
+        CHECK(sum == job->expected_sum && bytes == 100);
+        SAME(fcntl(0, F_GETFD), -1);
+        done_with(e, job);
+    }
+}

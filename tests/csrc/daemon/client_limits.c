@@ -1,0 +1,339 @@
+/* The limits of a link's waits, on a clock that only waits advance, and what a link does without
+ * memory. */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "shared/clock.h"
+
+#define MS 1000000ULL
+
+/* If nothing has come, a wait lasts until its limit, or for `wait_ns` if that is set and shorter.
+ * Then at_wait is called, which may send something. limits: the limit of each wait [ms]. least: how
+ * many bytes each wait waited for. */
+static uint64_t time_ns = 1000000000000, wait_ns;
+static int waits, limits[100], least[100], poll_errno, lowat, lowats;
+static void (*at_wait)(void);
+static uint64_t told_ns(void) { return time_ns; }
+static int wait_for(struct pollfd *p, nfds_t n, int ms) {
+    if (poll(p, n, 0) == 1)
+        return 1;
+    if (waits < 100) {
+        limits[waits] = ms;
+        least[waits] = lowat;
+    }
+    waits++;
+    time_ns += wait_ns && wait_ns < (uint64_t)ms * MS ? wait_ns : (uint64_t)ms * MS;
+    if (at_wait)
+        at_wait();
+    errno = poll_errno;
+    return poll_errno ? -1 : 1;
+}
+static int set_option(int fd, int level, int name, const void *value, socklen_t n) {
+    if (name == SO_RCVLOWAT) {
+        lowat = *(const int *)value;
+        lowats++;
+    }
+    return setsockopt(fd, level, name, value, n);
+}
+static ssize_t write_result = -1;
+static ssize_t write_at(int fd, const void *from, size_t n, off_t at) {
+    return write_result >= 0 ? write_result : pwrite(fd, from, n, at);
+}
+static int lacks_memory, macs_left = 100;
+static void *scarce_malloc(size_t n) { return lacks_memory ? NULL : malloc(n); }
+#include "peers/mac.h"
+static struct monarch_mac *scarce_mac(const unsigned char *key) {
+    return macs_left-- > 0 ? monarch_mac_new(key) : NULL;
+}
+#include "shared/buffer.h"
+static char *scarce_buffer(size_t n) { return lacks_memory ? NULL : monarch_new_buffer(n); }
+#define monarch_now_ns told_ns
+#define poll wait_for
+#define setsockopt set_option
+#define pwrite write_at
+#define malloc scarce_malloc
+#define monarch_mac_new scarce_mac
+#define monarch_new_buffer scarce_buffer
+#include "peers/client.c"
+#undef malloc
+#undef monarch_mac_new
+
+#include "checks.h"
+
+#define FIRST_MS 2000
+#define BETWEEN_MS 1000
+#define SIZE (5 * LEAST_BYTES_PER_S) /* a peer may take 5 s for it, besides the limits */
+
+static const unsigned char keys[3][MONARCH_KEY_BYTES] = {"of the server", "of the client",
+                                                         "of the content"};
+static struct monarch_peer_keys mine;
+static link_t *l;
+static int server;
+static struct monarch_mac *says;
+static uint64_t said, began_ns;
+static char all[SIZE], memory[SIZE];
+static get range;
+
+static void make(uint64_t length) {
+    int ends[2], room = 4 * SIZE;
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    server = ends[1];
+    setsockopt(server, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    memcpy(mine.mine, keys[1], sizeof mine.mine);
+    memcpy(mine.theirs, keys[0], sizeof mine.theirs);
+    l = monarch_peer_link_new(ends[0], &mine, keys[2], FIRST_MS, BETWEEN_MS);
+    CHECK(l);
+    says = monarch_mac_new(keys[0]);
+    make_bytes(7, 0, 0, all, SIZE);
+    memset(memory, 0, SIZE);
+    range = (get){.size = SIZE, .length = length, .memory = (uint64_t)(uintptr_t)memory};
+    said = 0;
+    waits = poll_errno = lowats = 0;
+    wait_ns = 0;
+    at_wait = NULL;
+    began_ns = time_ns;
+}
+
+static void done(void) {
+    monarch_peer_link_close(l);
+    close(server);
+    monarch_mac_free(says);
+}
+
+static uint64_t passed_ms(void) { return (time_ns - began_ns) / MS; }
+
+static void put_bytes(const char *bytes, size_t n) {
+    for (ssize_t r; n; bytes += r, n -= (size_t)r)
+        CHECK((r = send(server, bytes, n, MSG_DONTWAIT)) > 0);
+}
+
+static void give(uint32_t kind, uint64_t value, const struct monarch_digest *digest) {
+    struct monarch_peer_frame f = {.magic = MONARCH_PEER_FRAME, .kind = kind, .value = value};
+    monarch_seal(says, said++, &f, MONARCH_SEALED_OF_FRAME, digest, f.seal);
+    put_bytes((char *)&f, sizeof f);
+}
+
+static void put_sum(const char *of, uint64_t n) {
+    struct monarch_digest digest;
+    struct monarch_mac *content = monarch_mac_new(keys[2]);
+    monarch_mac_begin(content, 0);
+    monarch_mac_add(content, of, n);
+    monarch_mac_end(content, digest.bytes);
+    monarch_mac_free(content);
+    give(MONARCH_PEER_SUM, monarch_xxh3(of, n), &digest);
+}
+
+static int fetch_it(void) { return monarch_peer_fetch(l, &range, 1, NULL, NULL, NULL); }
+
+/* --- limits ----------------------------------------------------------------------------------- */
+
+static void do_nothing(void) {}
+static void put_one(void) { put_bytes(all, 1); }
+
+/* A peer that sends nothing, or an unfinished frame byte by byte, is late after the limit for the
+ * first frame. Interrupted waits do not extend the limit. */
+TEST(a_peer_has_so_long_for_the_first_frame) {
+    for (int way = 0; way < 4; way++)
+        for (int is_small = 0; is_small < 2; is_small++) {
+            make(is_small ? 100 : SIZE);
+            wait_ns = way ? 300 * MS : 0;
+            poll_errno = way == 1 ? EINTR : 0;
+            at_wait = way == 2 ? put_one : do_nothing;
+            if (way == 3)
+                put_bytes(all, sizeof(struct monarch_peer_frame) - 1);
+            SAME(fetch_it(), -1);
+            SAME(range.status, MONARCH_PEER_TIMEOUT);
+            /* a small answer is received with its first frame: a first byte starts a new wait */
+            uint64_t more = is_small && way == 2 ? 300 : 0;
+            SAME(passed_ms(), FIRST_MS + more);
+            SAME(limits[0], FIRST_MS);
+            done();
+        }
+}
+
+/* After the first frame, each wait for a frame or for bytes has the other limit. */
+TEST(a_peer_has_so_long_between_frames) {
+    for (int way = 0; way < 3; way++) {
+        make(SIZE);
+        give(MONARCH_PEER_DATA, 1000, NULL);
+        put_bytes(all, way == 0 ? 1000 : way == 1 ? 999 : 0);
+        if (way == 2) {
+            wait_ns = 10 * MS;
+            at_wait = put_one;
+        }
+        SAME(fetch_it(), -1);
+        SAME(range.status, MONARCH_PEER_TIMEOUT);
+        SAME(passed_ms(), BETWEEN_MS);
+        SAME(range.received, 0);
+        done();
+    }
+}
+
+static int parts;
+static uint64_t part_bytes;
+static void put_part(void) {
+    give(MONARCH_PEER_DATA, part_bytes, NULL);
+    put_bytes(all + (uint64_t)parts * part_bytes, part_bytes);
+    if ((uint64_t)++parts * part_bytes == range.length) {
+        put_sum(all, range.length);
+        give(MONARCH_PEER_END, MONARCH_PEER_OK, NULL);
+    }
+}
+
+/* A peer that always sends something in time must also send LEAST_BYTES_PER_S on the whole. A peer
+ * that does is never cut. */
+TEST(an_answer_has_a_least_rate) {
+    const uint64_t most_ms = FIRST_MS + BETWEEN_MS + 1000 * SIZE / LEAST_BYTES_PER_S;
+    for (int is_late = 0; is_late < 2; is_late++) {
+        make(SIZE);
+        parts = 0;
+        part_bytes = SIZE / 10;
+        wait_ns = (most_ms / 10 + (is_late ? 1 : 0)) * MS;
+        at_wait = put_part;
+        SAME(fetch_it(), is_late ? -1 : 0);
+        SAME(range.status, is_late ? MONARCH_PEER_TIMEOUT : MONARCH_PEER_OK);
+        CHECK(passed_ms() == 10 * (wait_ns / MS));
+        if (!is_late)
+            CHECK(range.received == SIZE && memcmp(memory, all, SIZE) == 0);
+        done();
+    }
+    make(SIZE);
+    parts = 0;
+    part_bytes = 1;
+    wait_ns = 900 * MS;
+    at_wait = put_part;
+    SAME(fetch_it(), -1);
+    SAME(range.status, MONARCH_PEER_TIMEOUT);
+    CHECK(passed_ms() > most_ms && passed_ms() <= most_ms + 900);
+    done();
+}
+
+/* A wait ends when all bytes that are still missing have come, so that the last bytes are not late.
+ * For many bytes it ends sooner. The kernel is told only if the number has changed. */
+TEST(a_wait_is_for_what_is_missing) {
+    make(SIZE);
+    const size_t missing[] = {40, 1, AT_A_WAKE, AT_A_WAKE, 5};
+    SAME(lowat, AT_A_WAKE);
+    for (int i = 0; i < 5; i++) {
+        int value = 0;
+        socklen_t n = sizeof value;
+        SAME(await(l, missing[i], time_ns + (i ? 1 : MS)), MONARCH_PEER_OK);
+        SAME(getsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &value, &n), 0);
+        SAME(value, missing[i]);
+        SAME(limits[i], 1); /* milliseconds are rounded up, so that no wait ends too early */
+    }
+    SAME(lowats, 4);
+    SAME(await(l, 5, time_ns), MONARCH_PEER_TIMEOUT);
+    SAME(waits, 5);
+    poll_errno = ENOMEM;
+    SAME(await(l, 5, time_ns + 1), MONARCH_PEER_CUT);
+    done();
+}
+
+static void put_all(void) {
+    put_bytes(all, range.length);
+    put_sum(all, range.length);
+    give(MONARCH_PEER_END, MONARCH_PEER_OK, NULL);
+    at_wait = NULL;
+}
+
+/* While the bytes of a frame come, a wait is for the rest of the frame, but not for more than
+ * AT_A_WAKE bytes, and not for longer than WAKE_NS. */
+TEST(bytes_are_received_many_at_a_time) {
+    for (int is_large = 0; is_large < 2; is_large++) {
+        static char much[2 * AT_A_WAKE];
+        make(is_large ? sizeof much : SIZE);
+        range.memory = (uint64_t)(uintptr_t)much;
+        give(MONARCH_PEER_DATA, range.length, NULL);
+        if (is_large)
+            poll_errno = ENOMEM; /* the first wait tells enough */
+        at_wait = is_large ? NULL : put_all;
+        SAME(fetch_it(), is_large ? -1 : 0);
+        SAME(limits[0], WAKE_NS / MS);
+        SAME(least[0], is_large ? AT_A_WAKE : SIZE);
+        SAME(waits, 1);
+        SAME(range.status, is_large ? MONARCH_PEER_CUT : MONARCH_PEER_OK);
+        done();
+    }
+}
+
+/* A peer that takes no requests is late, and one that has hung up is gone. */
+TEST(a_peer_that_takes_no_request_is_late) {
+    for (int is_gone = 0; is_gone < 2; is_gone++) {
+        make(100);
+        struct timeval t = {0, 1000};
+        char block[4096] = {0};
+        setsockopt(l->fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+        while (send(l->fd, block, sizeof block, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+            ;
+        if (is_gone)
+            shutdown(server, SHUT_RDWR);
+        SAME(fetch_it(), -1);
+        SAME(range.status, is_gone ? MONARCH_PEER_CUT : MONARCH_PEER_TIMEOUT);
+        SAME(waits, 0);
+        done();
+    }
+}
+
+/* A link's socket waits in its calls, for as long as the limit between two frames at most. Small
+ * requests are sent at once. */
+TEST(a_links_socket_has_its_options) {
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
+    struct timeval t;
+    socklen_t n = sizeof t;
+    set_options(fd, 3250);
+    CHECK(!(fcntl(fd, F_GETFL) & O_NONBLOCK));
+    SAME(getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, &n), 0);
+    CHECK(t.tv_sec == 3 && t.tv_usec >= 249000 && t.tv_usec <= 260000);
+    n = sizeof value;
+    SAME(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &n), 0);
+    CHECK(value);
+    SAME(getsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &value, &n), 0);
+    SAME(value, AT_A_WAKE);
+    close(fd);
+}
+
+/* --- want ------------------------------------------------------------------------------------- */
+
+/* Without memory there is no link, and the socket stays the caller's. */
+TEST(a_link_is_made_as_a_whole_or_not_at_all) {
+    int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int way = 0; way < 4; way++) {
+        lacks_memory = way == 3;
+        macs_left = way;
+        CHECK(!monarch_peer_link_new(fd, &mine, keys[2], 1, 1));
+        CHECK(fcntl(fd, F_GETFD) >= 0);
+    }
+    close(fd);
+}
+
+/* Without a buffer, nothing is asked for. */
+TEST(a_fetch_without_a_buffer_asks_for_nothing) {
+    for (int is_fetch = 0; is_fetch < 2; is_fetch++) {
+        make(100);
+        range.received = 5;
+        lacks_memory = 1;
+        SAME(is_fetch ? fetch_it() : monarch_peer_take(l, &range, 0, NULL, NULL, NULL), -1);
+        lacks_memory = 0;
+        CHECK(range.status == MONARCH_PEER_NO_ROOM && range.error == ENOMEM && !range.received);
+        char byte;
+        SAME(recv(server, &byte, 1, MSG_DONTWAIT), -1);
+        SAME(waits, 0);
+        done();
+    }
+}
+
+/* A file that takes no byte has no room, although the write has no error. */
+TEST(a_write_of_nothing_is_an_error) {
+    make(100);
+    range.memory = 0;
+    give(MONARCH_PEER_DATA, 100, NULL);
+    put_all();
+    write_result = 0;
+    SAME(fetch_it(), -1);
+    CHECK(range.status == MONARCH_PEER_NO_ROOM && range.error == EIO);
+    done();
+}

@@ -1,0 +1,257 @@
+/* A unit is shown to readers only if all its bytes are in the copy, whatever fails. */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "copy/pack.h"
+#include "copy/source_file.h"
+
+/* What fails: the fill's step, and for a read or write, its number, counted from 0. */
+enum step {
+    NOTHING,
+    STOPPED,  /* the engine stops before the source is opened */
+    OPEN,     /* the file cannot be opened */
+    STOPS,    /* the engine stops between two reads */
+    OTHER,    /* another thread has given the fill up meanwhile */
+    RECALL,   /* the program wants its descriptor back, and the file is gone */
+    READ,     /* a read fails */
+    SHORT,    /* the file is shorter than before */
+    WRITE,    /* a write fails */
+    FULL,     /* the tier is full */
+    NO_WRITE, /* a write writes nothing */
+    STEPS,
+};
+static enum step fails;
+static int at_part, reads, writes, opens;
+static struct fill *f;
+static struct monarch_engine *e;
+static int source_of(struct monarch_engine *of, struct fill *fill, int *status) {
+    opens++;
+    *status = MONARCH_SOURCE_ERROR;
+    errno = EACCES;
+    return fails == OPEN ? -1 : 0; /* descriptor 0 is one like any other */
+}
+static int give_back_recalled(struct monarch_engine *of, struct fill *fill, int from, int *status) {
+    if (fails == STOPS && reads + 1 == at_part)
+        e->stopping = 1;
+    if (fails == OTHER && reads == at_part)
+        fill->failed = 1;
+    *status = MONARCH_SOURCE_CHANGED;
+    errno = ENOENT;
+    return fails == RECALL && reads == at_part ? -1 : 0;
+}
+static ssize_t read_part(struct monarch_engine *of, struct fill *fill, int from, char *buffer,
+                         uint64_t n, uint64_t at) {
+    int is_it = reads++ == at_part;
+    return fails == READ && is_it ? -EIO : fails == SHORT && is_it ? (ssize_t)n - 1 : (ssize_t)n;
+}
+static ssize_t write_at(int fd, const void *from, size_t n, off_t at) {
+    int is_it = writes++ == at_part;
+    errno = fails == FULL ? ENOSPC : fails == WRITE ? EROFS : EINTR; /* EINTR is an old one */
+    return is_it && (fails == WRITE || fails == FULL) ? -1
+           : is_it && fails == NO_WRITE               ? 0
+                                                      : (ssize_t)n;
+}
+static int in_pack;
+static int read_pack_of(struct monarch_engine *of, struct job *job, char *to) {
+    return in_pack ? 0 : -1;
+}
+/* whether reads of the copy, for the sum of a block, fail or are short */
+static int copy_read;
+static ssize_t read_copy(int fd, char *to, size_t n, off_t at) {
+    return copy_read < 0 ? -EIO : (ssize_t)n - copy_read;
+}
+#define monarch_source_of source_of
+#define monarch_give_back_recalled give_back_recalled
+#define monarch_read_part read_part
+#define monarch_pack_read read_pack_of
+#define monarch_read_fully read_copy
+#define pwrite write_at
+#include "copy/fill.c"
+#undef pwrite
+
+#include "checks.h"
+
+static struct job *job;
+static char buffer[MONARCH_CHUNK];
+static int root;
+
+/* Makes a fill of a file of one block of `size` bytes, without a descriptor of the copy. */
+static void make(uint64_t size) {
+    e = make_engine(4 * MONARCH_CHUNK);
+    root = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    unlink("file");
+    close(make_file("file", 1, 7));
+    job = make_job(root, root, "file", 0x77);
+    job->entry.size = size;
+    job->slot = 9;
+    job->result.id = 5;
+    f = new_fill(e, job);
+    f->to = f->from = -1;
+    e->clients->demand[1] = monarch_demand(5, 0, 2, 0);
+    reads = writes = opens = in_pack = copy_read = 0;
+}
+
+static void done(void) {
+    free(f->sums);
+    free(f->digests);
+    free(f);
+    close(root);
+    free(job);
+    free_engine(e);
+}
+
+/* Checks whether the fill has shown its first `units` units to readers. */
+static void check_shown(uint64_t units, int is_shown) {
+    for (uint64_t u = 0; u < f->units; u++)
+        SAME(f->map->done[u / 64] >> (u % 64) & 1, is_shown && u < units);
+    SAME(e->fills->units, is_shown ? units : 0);
+    SAME(e->clients->demand[1] == 0, is_shown); /* the reader that waits is answered */
+    SAME(f->left[0], f->units - (is_shown ? units : 0));
+}
+
+/* If any step of a move fails, in whatever part of it, its units are not shown, the fill fails, and
+ * its result says why. Nothing is read or written after the failure. */
+TEST(no_unit_is_shown_without_its_bytes) {
+    const struct {
+        int status, error;
+    } right[STEPS] = {
+        [STOPPED] = {MONARCH_ABANDONED, 0},    [OPEN] = {MONARCH_SOURCE_ERROR, EACCES},
+        [STOPS] = {MONARCH_ABANDONED, 0},      [RECALL] = {MONARCH_SOURCE_CHANGED, ENOENT},
+        [READ] = {MONARCH_SOURCE_ERROR, EIO},  [SHORT] = {MONARCH_SOURCE_CHANGED, 0},
+        [WRITE] = {MONARCH_TIER_ERROR, EROFS}, [FULL] = {MONARCH_TIER_FULL, ENOSPC},
+        [NO_WRITE] = {MONARCH_TIER_ERROR, EIO}};
+    for (int way = NOTHING; way < STEPS; way++)
+        for (at_part = 0; at_part < 3; at_part++) {
+            make(3 * MONARCH_CHUNK + 5);
+            fails = (enum step)way;
+            e->stopping = way == STOPPED;
+            uint64_t units = 3 * MONARCH_CHUNK / f->unit_bytes;
+            if (way == STOPS && at_part == 0)
+                e->stopping = 1;
+            monarch_fill_move(e, f, 0, units, buffer, NULL);
+            check_shown(units, way == NOTHING);
+            SAME(f->failed, way != NOTHING);
+            SAME(monarch_fill_is_over(f), way != NOTHING);
+            if (way != NOTHING && way != OTHER) {
+                SAME(job->result.status, right[way].status);
+                SAME(job->result.error, right[way].error);
+            }
+            int parts = way == NOTHING ? 3 : way == STOPPED || way == OPEN ? 0 : at_part;
+            SAME(reads, parts + (way == READ || way == SHORT || way >= WRITE));
+            SAME(writes, parts + (way >= WRITE));
+            SAME(opens, way != STOPPED && !(way == STOPS && at_part == 0));
+            done();
+        }
+}
+
+/* A file in a pack is not opened, also while the engine stops. If the pack cannot be read, the file
+ * itself is. If its copy cannot be written, no unit is shown. */
+TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
+    for (int way = 0; way < 4; way++) {
+        make(100);
+        job->pack = (struct pack *)job;
+        in_pack = way != 1;
+        fails = way == 2 ? FULL : NOTHING;
+        e->stopping = way == 3;
+        at_part = 0;
+        monarch_fill_move(e, f, 0, 1, buffer, NULL);
+        check_shown(1, way != 2);
+        SAME(opens, way == 1);
+        SAME(writes, 1);
+        SAME(job->result.status == MONARCH_TIER_FULL, way == 2);
+        done();
+    }
+}
+
+/* A block ends with its last unit. Its sum is computed from the copy if the thread has not seen all
+ * of its bytes. If the copy cannot be read, the fill fails and the block stays unfinished. */
+TEST(a_block_without_a_sum_fails_the_fill) {
+    /* the copy is read well, is short, cannot be read, or has ended */
+    const int results[] = {0, 1, -1, MONARCH_CHUNK};
+    for (int i = 0; i < 4; i++) {
+        make(2 * MONARCH_CHUNK);
+        fails = NOTHING;
+        copy_read = results[i];
+        monarch_fill_move(e, f, 0, 1, buffer, NULL);
+        CHECK(f->blocks_left == 1 && !f->failed);
+        monarch_fill_move(e, f, 1, f->units - 1, buffer, NULL);
+        SAME(f->blocks_left, i > 0);
+        SAME(f->failed, i > 0);
+        SAME(job->result.error, i ? EIO : 0);
+        if (i)
+            SAME(job->result.status, MONARCH_TIER_ERROR);
+        done();
+    }
+}
+
+/* The copy may get descriptor 0, and so may the descriptor that a program hands over. */
+TEST(a_fill_may_have_descriptor_zero) {
+    for (int is_handed = 0; is_handed < 2; is_handed++) {
+        make(1);
+        struct stat st;
+        int high = fcntl(root, F_DUPFD_CLOEXEC, 10);
+        CHECK(root == 0 && high >= 10 && fstat(root, &st) == 0);
+        e->control->source[0].dev = st.st_dev;
+        job->copies = job->source_root = high;
+        unlink("0000000000077");
+        free(f->sums);
+        free(f);
+        close(root);
+        if (is_handed) {
+            job->handed = open("file", O_RDONLY | O_CLOEXEC);
+            SAME(job->handed, 0);
+        }
+        f = monarch_fill_begin(e, job);
+        CHECK(f && (is_handed ? f->from : f->to) == 0);
+        monarch_fill_move(e, f, 0, 1, buffer, NULL);
+        if (is_handed)
+            unlink("file"); /* the end of the fill asks the source, and finds no file any more */
+        monarch_fill_end(e, f);
+        SAME(job->result.status, is_handed ? MONARCH_SOURCE_CHANGED : MONARCH_DONE);
+        SAME(fcntl(0, F_GETFD), -1);
+        SAME(e->counts[MONARCH_FILES], !is_handed);
+        if (!is_handed)
+            free(job->result.block_sums);
+        close(high);
+        free(job);
+        free_engine(e);
+    }
+}
+
+/* If a fill cannot begin, its copy is removed, and a descriptor that was handed over is closed,
+ * whatever numbers they have. */
+TEST(a_fill_that_cannot_begin_leaves_nothing) {
+    for (int way = 0; way < 3; way++) {
+        make(1);
+        struct stat st;
+        int high = fcntl(root, F_DUPFD_CLOEXEC, 10);
+        CHECK(fstat(root, &st) == 0);
+        e->control->source[0].dev = st.st_dev;
+        job->copies = job->source_root = high;
+        unlink("0000000000077");
+        free(f->sums);
+        free(f);
+        close(root);
+        if (way == 0) { /* the copy's name is taken */
+            close(make_file("0000000000077", 1, 1));
+            job->handed = open("file", O_RDONLY | O_CLOEXEC);
+            SAME(job->handed, 0);
+        } else if (way == 1) { /* the source's file is gone */
+            unlink("file");
+        } else { /* the program has opened another file */
+            job->handed = open("/dev/null", O_RDONLY | O_CLOEXEC);
+            unlink("file");
+        }
+        int before = open_descriptors() - (job->handed >= 0);
+        CHECK(!monarch_fill_begin(e, job));
+        SAME(open_descriptors(), before);
+        SAME(job->handed, -1);
+        SAME(access("0000000000077", F_OK), way == 0 ? 0 : -1);
+        CHECK(job->result.status != MONARCH_DONE && job->result.status != 0);
+        unlink("0000000000077");
+        close(high);
+        free(job);
+        free_engine(e);
+    }
+}
