@@ -170,15 +170,8 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
     return monarch_result(r);
 }
 
-/* Returns whether `fd` has referred to the caller's file since the beginning of the call. To
- * compare the file alone would not be enough: the number `fd` may have belonged to another file in
- * between. The track word shows that, because each open has a word of its own. */
-static int is_callers_still(int fd, const struct monarch_wanted *w) {
-    return !((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w);
-}
-
 /* Reads from the source the bytes that the copy did not provide. After the read, checks whether the
- * descriptor has referred to the caller's file all the time. If not, the bytes may come from
+ * descriptor has referred to the caller's open file all the time. If not, the bytes may come from
  * another file, and are discarded. The range is then read a second time. If the copy is complete by
  * now, as after a promotion by another thread, the second read is from the copy. Otherwise it is
  * from the source's file, which is opened by its name. */
@@ -187,7 +180,9 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    if (is_callers_still(fd, w))
+    /* It is not enough to compare the files. The number `fd` may have belonged to another file, and
+     * now belong to the caller's file again. The track words tell such opens apart. */
+    if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
     uint64_t word = monarch_word_of(w), got = 0;
