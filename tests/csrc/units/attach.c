@@ -79,6 +79,7 @@ EXPORT int attach_second_has_passed(int is_forgotten) {
 }
 EXPORT int attach_lacks_room(void) { return monarch_lacks_room(); }
 EXPORT int attach_is_off(const struct session *s) { return monarch_is_off(s); }
+EXPORT void attach_switch(struct session *s, int is_off) { s->off = (uint32_t)is_off; }
 EXPORT int attach_is_released(const struct session *s) { return (int)s->released; }
 EXPORT void *attach_before(const struct session *s) { return s->before; }
 EXPORT unsigned attach_number(const struct session *s) { return s->number; }
