@@ -73,6 +73,7 @@ EXPORT void attach_tick(void) {
     last_tick = 0;
     monarch_tick(monarch_current);
 }
+EXPORT void attach_forget_tick(void) { last_tick = 0; }
 EXPORT int attach_second_has_passed(int is_forgotten) {
     last_tick = is_forgotten ? 0 : last_tick;
     return second_has_passed();
