@@ -25,7 +25,7 @@ static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
 int monarch_find_session_dir(const char *config) {
     const char *shm = secure_getenv("MONARCH_SHM");
     char resolved[MONARCH_SOURCE_PATH * 4], *at = session_dir;
-    if (!shm || strlen(shm) > DIR_MAX - 64)
+    if (!shm || !*shm || strlen(shm) > DIR_MAX - 64)
         shm = "/dev/shm";
     if (strlen(config) >= sizeof resolved || !REAL(realpath)(config, resolved))
         return 0;

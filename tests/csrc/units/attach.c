@@ -73,12 +73,14 @@ EXPORT void attach_tick(void) {
     last_tick = 0;
     monarch_tick(monarch_current);
 }
+EXPORT void attach_forget_tick(void) { last_tick = 0; }
 EXPORT int attach_second_has_passed(int is_forgotten) {
     last_tick = is_forgotten ? 0 : last_tick;
     return second_has_passed();
 }
 EXPORT int attach_lacks_room(void) { return monarch_lacks_room(); }
 EXPORT int attach_is_off(const struct session *s) { return monarch_is_off(s); }
+EXPORT void attach_switch(struct session *s, int is_off) { s->off = (uint32_t)is_off; }
 EXPORT int attach_is_released(const struct session *s) { return (int)s->released; }
 EXPORT void *attach_before(const struct session *s) { return s->before; }
 EXPORT unsigned attach_number(const struct session *s) { return s->number; }

@@ -14,3 +14,15 @@ EXPORT int handover_is_at_random(struct session *s, uint64_t id, uint64_t bytes,
     return is_read_at_random(-1, &monarch_entries(s->catalog)[id], bytes, n, end);
 }
 EXPORT void handover_note_locks(uint64_t dev, uint64_t ino) { monarch_note_locks(dev, ino); }
+EXPORT int handover_is_fast_device(struct session *s, uint64_t dev) {
+    return is_fast_device(s, dev);
+}
+/* Writes the path of the descriptor's file within its source to `out`. Returns the source's number,
+ * or -1 if the file is in no source, or if the path is too long. */
+EXPORT int handover_find_path(struct session *s, int fd, char *out) {
+    struct monarch_handover what;
+    if (!find_path(s, fd, &what))
+        return -1;
+    memcpy(out, what.path, what.path_len + 1);
+    return strlen(out) == what.path_len ? (int)what.source : -2;
+}

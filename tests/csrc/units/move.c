@@ -77,3 +77,9 @@ EXPORT int move_take(uint32_t more) {
     return take(&mover, &monarch_slots[0], &seen);
 }
 EXPORT int move_is_locked(void) { return (int)mover.lock; }
+EXPORT int move_start(void) {
+    mover.helper = 1;
+    return monarch_start_mover(&mover);
+}
+EXPORT int move_thread(void) { return (int)__atomic_load_n(&mover.tid, __ATOMIC_ACQUIRE); }
+EXPORT int move_has_helper(void) { return (int)__atomic_load_n(&mover.helper, __ATOMIC_ACQUIRE); }

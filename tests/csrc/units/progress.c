@@ -19,3 +19,9 @@ EXPORT void progress_took(uint64_t open_ns, uint64_t read_ns) {
 EXPORT uint64_t progress_latency(void) { return monarch_latency_ns(); }
 EXPORT int progress_is_at_hand(void) { return monarch_source_is_at_hand(); }
 EXPORT int progress_is_near(void) { return monarch_source_is_near(); }
+EXPORT void progress_stream(struct session *s, uint64_t id, uint64_t stream) {
+    monarch_progress_stream(s, id, (const FILE *)stream);
+}
+EXPORT void progress_end(uint64_t stream, int fd) {
+    monarch_progress_end((const FILE *)stream, fd);
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from csrc.units.loading import Made
+from csrc.units.loading import Made, ffi
 
 UNKNOWN, FAR, NEAR = range(3)
 AT_FDCWD = -100
@@ -83,3 +83,38 @@ def test_the_position_is_found_anew_after_each_move(
             seen.add(lib.cwd_position())
     assert lib.cwd_chdir(b"/none") == -1 and lib.cwd_fchdir(-1) == -1
     assert Path.cwd() == Path("/proc")
+
+
+def test_a_position_that_is_found_during_a_move_is_forgotten(
+    lib: Any, session: Made, somewhere: Path
+) -> None:
+    """Another thread may look for the position before or after the kernel has changed the
+    directory. What it has found counts neither during the call nor after it."""
+    session.control.sources = 1
+    source, path = session.control.source[0], bytes(somewhere / "data")
+    source.path, source.path_len = path, len(path)
+    lib.cwd_watch(session.s)
+    try:
+        for where in (Path("/usr"), somewhere / "data"):
+            fd = os.open(where, os.O_RDONLY)
+            for move, to in ((lib.cwd_chdir, bytes(where)), (lib.cwd_fchdir, fd)):
+                lib.cwd_find(session.s)
+                assert lib.cwd_position() & 3 != UNKNOWN
+                assert move(to) == 0
+                assert lib.cwd_seen_within() & 3 == UNKNOWN
+                assert lib.cwd_position() & 3 == UNKNOWN
+            os.close(fd)
+    finally:
+        lib.cwd_watch(ffi.NULL)
+
+
+def test_a_directory_that_was_removed_is_far(lib: Any, session: Made, somewhere: Path) -> None:
+    session.control.sources = 1
+    source, path = session.control.source[0], bytes(somewhere / "data")
+    source.path, source.path_len = path, len(path)
+    gone = somewhere / "data" / "gone"
+    gone.mkdir()
+    assert lib.cwd_chdir(bytes(gone)) == 0
+    gone.rmdir()
+    lib.cwd_find(session.s)
+    assert lib.cwd_position() & 3 == FAR

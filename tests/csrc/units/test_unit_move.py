@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from csrc.units.place import Place, open_descriptors
 from csrc.units.serving import SECOND, Served
+from support.session import wait_until
 
 from monarch_py.native import State
 
@@ -286,3 +287,27 @@ def test_only_the_slot_that_was_seen_is_taken_or_given_up(mapped: Mapped) -> Non
     lib.move_drop(0, 0)
     assert lib.table_waiting() == 0
     assert not lib.move_take(0)
+
+
+def test_a_thread_replaces_the_mappings_until_none_waits(mapped: Mapped) -> None:
+    """A signal of the program must not be handled by the thread. Only the signal with which libc's
+    setuid interrupts all threads is not blocked."""
+    lib = mapped.lib
+    mapped.wait()
+    assert lib.move_start() == 1
+    try:
+        wait_until(lib.move_thread, what="the thread's number")
+        task = Path(f"/proc/self/task/{lib.move_thread()}")
+        wait_until(
+            lambda: (task / "comm").read_text() == "monarch-maps\n", what="the thread's name"
+        )
+        status = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+        setxid, unblockable = 33, (9, 19)  # SIGKILL and SIGSTOP
+        blocked = ~sum(1 << (one - 1) for one in (setxid, *unblockable))
+        assert int(status["SigBlk"], 16) == blocked & (2**64 - 1)
+        assert mapped.content() == SOURCE and lib.move_has_helper()
+    finally:
+        mapped.served.copy("f", COPY)
+        wait_until(lambda: not task.exists(), what="the end of the thread")
+    assert mapped.content() == COPY
+    assert not lib.move_has_helper() and lib.table_waiting() == 0

@@ -380,3 +380,17 @@ def test_a_directory_that_changed_is_listed_by_the_source(
     assert lib.metadata_look_and_list(session.s, ENTRY, path) == 0
     assert session.clients.changes == (change != "unreadable")
     assert lib.metadata_listing(session.s, ENTRY) == 0
+
+
+@pytest.mark.parametrize("what", [1, 2, 3, 0])
+def test_a_directory_that_changes_during_a_look_is_listed_by_the_source(
+    lib: Any, session: Made, tmp_path: Path, what: int
+) -> None:
+    """The daemon may have noticed the change, and may have stored the new times in the entry. The
+    look at the source then finds no difference."""
+    entry = describe(session, tmp_path, DIR)
+    list_as(entry, listing(10, 20))
+    lib.metadata_meanwhile(session.s, ENTRY, what)
+    found = lib.metadata_look_and_list(session.s, ENTRY, os.fsencode(tmp_path))
+    assert found == (0 if what else listing(10, 20))
+    assert bool(lib.metadata_listing(session.s, ENTRY)) == (not what), "the look is not kept"

@@ -1,0 +1,16 @@
+#include "preload/autostart/interpreter.c"
+
+#include "made.h"
+
+static const char *before;
+/* Takes `library` for the path of the library, or NULL for the real path again. */
+EXPORT void interpreter_library(const char *library) {
+    static char path[2 * MONARCH_PATH_MAX];
+    before = before ? before : monarch_library;
+    if (library)
+        put(path, library);
+    monarch_library = library ? path : before;
+}
+EXPORT int interpreter_find(char *python, char *packages) {
+    return monarch_find_interpreter(python, packages);
+}

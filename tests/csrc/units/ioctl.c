@@ -1,0 +1,11 @@
+#include "preload/calls/ioctl.c"
+
+#include "made.h"
+
+/* Sets or returns the inode flags (chattr) by way of the descriptor. Returns -errno on failure. */
+EXPORT int ioctl_set_flags(int fd, int flags) {
+    return ioctl(fd, FS_IOC_SETFLAGS, &flags) == 0 ? 0 : -errno;
+}
+EXPORT int ioctl_is_of_source(uint64_t request) {
+    return asks_file(request) || changes_file(request);
+}

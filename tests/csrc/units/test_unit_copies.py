@@ -1,0 +1,160 @@
+"""Tests the calls on a descriptor of a copy that the source's file must answer."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from csrc.units.loading import ffi
+from csrc.units.place import Place
+from csrc.units.serving import Served
+
+KIB = 1024
+SIZE = 1024 * KIB
+F_OFD_GETLK, F_OFD_SETLK, F_OFD_SETLKW = 36, 37, 38
+SET = {"F_SETLK": fcntl.F_SETLK, "F_SETLKW": fcntl.F_SETLKW, "F_OFD_SETLK": F_OFD_SETLK,
+       "F_OFD_SETLKW": F_OFD_SETLKW}  # fmt: skip
+GET = {"F_GETLK": fcntl.F_GETLK, "F_OFD_GETLK": F_OFD_GETLK}
+
+
+class Copied:
+    """A descriptor of the copy of the file f. The file has data only from 64 KiB to 68 KiB; the
+    copy has none at the source's place."""
+
+    def __init__(self, lib: Any, served: Served) -> None:
+        self.lib, self.source = lib, served.root / "f"
+        self.path = served.publish("f", b"")
+        self.path.chmod(0o600)
+        os.truncate(self.path, SIZE)
+        with self.path.open("r+b") as file:
+            file.write(b"c" * 4 * KIB)
+        self.path.chmod(0o400)
+        self.made: list[int] = []
+        self.fd = self.open()
+
+    def open(self, flags: int = os.O_NOFOLLOW) -> int:
+        self.made.append(os.open(self.path, os.O_RDONLY | flags))
+        return self.made[-1]
+
+    def close(self) -> None:
+        for fd in self.made:
+            self.lib.descriptors_close(fd)
+
+
+@pytest.fixture
+def copied(lib: Any, place: Place, tmp_path: Path) -> Iterator[Copied]:
+    root, tier = tmp_path / "data", tmp_path / "tier"
+    root.mkdir()
+    tier.mkdir(mode=0o700)
+    with (root / "f").open("wb") as file:
+        file.truncate(SIZE)
+        file.seek(64 * KIB)
+        file.write(b"s" * 4 * KIB)
+    lib.track_forget()
+    lib.backing_forget()
+    served = Served(lib, place, root, tier)
+    one = Copied(lib, served)
+    yield one
+    one.close()
+    assert lib.backing_count() == 0
+    lib.track_forget()
+    served.end()
+
+
+def lock(kind: int) -> bytes:
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
+
+
+@pytest.mark.parametrize("command", SET)
+def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command: str) -> None:
+    """Programs without the library lock the source's file."""
+    asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
+    at = int(ffi.cast("intptr_t", asked))
+    with copied.source.open("r+b") as other:
+        assert copied.lib.descriptors_fcntl(copied.fd, SET[command], at) == 0
+        with pytest.raises(BlockingIOError):
+            fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
+        ffi.buffer(asked)[:32] = lock(fcntl.F_UNLCK)
+        assert copied.lib.descriptors_fcntl(copied.fd, SET[command], at) == 0
+        fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
+
+
+@pytest.mark.parametrize("command", GET)
+def test_a_lock_at_the_source_is_seen_on_the_copy(copied: Copied, command: str) -> None:
+    asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
+    with copied.source.open("r+b") as other:
+        fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
+        at = int(ffi.cast("intptr_t", asked))
+        assert copied.lib.descriptors_fcntl(copied.fd, GET[command], at) == 0
+        assert struct.unpack("h", bytes(ffi.buffer(asked))[:2]) == (fcntl.F_WRLCK,)
+
+
+def test_the_flags_of_a_descriptor_are_those_of_the_programs_open(copied: Copied) -> None:
+    """The library opens copies with O_NOFOLLOW. It adds O_DSYNC if the program has passed
+    O_NOFOLLOW itself."""
+    common = fcntl.fcntl(copied.fd, fcntl.F_GETFL) & ~os.O_NOFOLLOW
+    for flags, shown in (
+        (os.O_NOFOLLOW, 0), (os.O_NOFOLLOW | os.O_DSYNC, os.O_NOFOLLOW),
+        (os.O_NOFOLLOW | os.O_NONBLOCK, os.O_NONBLOCK),
+    ):  # fmt: skip
+        fd = copied.open(flags)
+        assert copied.lib.descriptors_fcntl(fd, fcntl.F_GETFL, 0) == common | shown
+    other = os.open(copied.source, os.O_RDONLY | os.O_NOFOLLOW)
+    assert copied.lib.descriptors_fcntl(other, fcntl.F_GETFL, 0) & os.O_NOFOLLOW
+    os.close(other)
+    assert copied.lib.descriptors_fcntl(other, fcntl.F_GETFL, 0) == -errno.EBADF
+
+
+@pytest.mark.parametrize("whence", [os.SEEK_DATA, os.SEEK_HOLE])
+def test_holes_are_where_the_source_has_them(copied: Copied, whence: int) -> None:
+    """The descriptor's offset is set to the result. If the call fails, the offset stays, and errno
+    is that of the source."""
+    with copied.source.open("rb") as source:
+        for offset in (0, 1, 4 * KIB, 64 * KIB, 66 * KIB, 68 * KIB, SIZE - 1, SIZE, SIZE + 1):
+            copied.lib.descriptors_lseek(copied.fd, 7, os.SEEK_SET)
+            try:
+                expected = at = os.lseek(source.fileno(), offset, whence)
+            except OSError as error:
+                assert error.errno
+                expected, at = -error.errno, 7
+            assert copied.lib.descriptors_lseek(copied.fd, offset, whence) == expected, offset
+            assert os.lseek(copied.fd, 0, os.SEEK_CUR) == at, offset
+    assert expected == -errno.ENXIO
+
+
+def test_without_a_free_descriptor_nothing_is_changed_on_the_copy(copied: Copied) -> None:
+    """A request that changes the inode needs a descriptor of the source's file."""
+    free = os.dup(0)
+    os.close(free)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        assert copied.lib.ioctl_set_flags(copied.fd, 0) == -errno.EMFILE
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert copied.lib.ioctl_set_flags(copied.fd, 0) != -errno.EMFILE
+
+
+FS_IOC_SETFLAGS, FS_IOC_GETFLAGS = 0x40086602, 0x80086601
+FS_IOC_SETVERSION, FS_IOC_GETVERSION = 0x40087602, 0x80087601
+FS_IOC_FSSETXATTR, FS_IOC_FSGETXATTR = 0x401C5820, 0x801C581F
+FS_IOC_FIEMAP, FIBMAP, FIGETBSZ, FIONREAD = 0xC020660B, 1, 2, 0x541B
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_of_source"),
+    [(FS_IOC_SETFLAGS, 1), (FS_IOC_GETFLAGS, 1), (FS_IOC_SETVERSION, 1), (FS_IOC_GETVERSION, 1),
+     (FS_IOC_FSSETXATTR, 1), (FS_IOC_FSGETXATTR, 1), (FS_IOC_FIEMAP, 1), (FIBMAP, 1), (FIGETBSZ, 1),
+     (FIONREAD, 0), (FIBMAP + 2, 0), (0, 0)],
+)  # fmt: skip
+def test_requests_about_the_file_go_to_the_source(
+    lib: Any, request_: int, is_of_source: int
+) -> None:
+    assert lib.ioctl_is_of_source(request_) == is_of_source

@@ -1,0 +1,186 @@
+"""Tests the calls that report a file's attributes: what the catalog answers, and what a descriptor
+of a copy shows."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from csrc.units.loading import ffi
+from csrc.units.place import Place
+from csrc.units.serving import Served
+
+from monarch_py.native import Reason, State
+
+AT_FDCWD, NOFOLLOW = -100, 0x100
+SECOND = 10**9
+LSTAT, FSTAT, FSTATAT = 1, 2, 3
+OLD = 4  # a call that programs made before glibc 2.33 has the number of the present one, plus this
+NAMES = ("stat", "lstat", "fstat", "fstatat", "__xstat", "__lxstat", "__fxstat", "__fxstatat")
+Attributes = tuple[int, ...]
+
+
+def attributes(found: os.stat_result) -> Attributes:
+    return (
+        found.st_dev, found.st_ino, found.st_mode, found.st_nlink, found.st_uid, found.st_gid,
+        found.st_size, found.st_blksize, found.st_blocks,
+        found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns,
+    )  # fmt: skip
+
+
+class Stats:
+    """A source with the file f, the link l to it, and the directory d. Their attributes were
+    scanned, and the file's time of change lies before 1970."""
+
+    def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
+        self.lib, self.root = lib, root
+        (root / "d").mkdir(parents=True)
+        tier.mkdir(mode=0o700)
+        self.file, self.link = root / "f", root / "l"
+        self.file.write_bytes(b"x" * 1234)
+        self.file.chmod(0o640)
+        os.utime(self.file, ns=(5 * SECOND + 6, -3 * SECOND - 7))
+        os.link(self.file, root / "d" / "other")
+        self.link.symlink_to("f")
+        self.scanned = attributes(self.file.stat())
+        self.scanned_link = attributes(self.link.lstat())
+        self.served = Served(lib, place, root, tier)
+
+    def change(self) -> None:
+        """Changes the file at the source. The catalog does not notice."""
+        self.file.write_bytes(b"y" * 99)
+        self.file.chmod(0o600)
+
+    def call(
+        self, call: int, path: Path | str = "", flags: int = 0, dir_fd: int = AT_FDCWD
+    ) -> Attributes | int:
+        """Returns the attributes, or -errno."""
+        out = ffi.new("int64_t[]", 12)
+        done = int(self.lib.stat_of(call, dir_fd, os.fsencode(path), flags, out))
+        return tuple(int(value) for value in out) if done == 0 else done
+
+    def hits(self) -> int:
+        return sum(int(one.metadata_hits) for one in self.served.clients.stats)
+
+
+@pytest.fixture
+def stats(lib: Any, place: Place, tmp_path: Path) -> Iterator[Stats]:
+    one = Stats(lib, place, tmp_path / "data", tmp_path / "tier")
+    yield one
+    one.served.end()
+
+
+@pytest.mark.parametrize("call", [0, 1, 3, 4, 5, 7], ids=lambda call: NAMES[call])
+def test_the_catalog_answers_for_a_path(stats: Stats, call: int) -> None:
+    """The source is not asked: the answers are those of the scan."""
+    stats.change()
+    is_link = call % OLD == LSTAT
+    assert stats.call(call, stats.file) == stats.scanned
+    assert stats.call(call, stats.link) == (stats.scanned_link if is_link else stats.scanned)
+    assert stats.hits() == 2
+    if call % OLD == FSTATAT:
+        assert stats.call(call, stats.link, NOFOLLOW) == stats.scanned_link
+        fd = os.open(stats.root, os.O_RDONLY)
+        assert stats.call(call, "f", 0, fd) == stats.scanned
+        os.close(fd)
+        assert stats.hits() == 4
+
+
+@pytest.mark.parametrize("call", range(8), ids=NAMES)
+def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> None:
+    stats.served.known.mark_changed(stats.file)
+    stats.change()
+    now = attributes(stats.file.stat())
+    fd = os.open(stats.file, os.O_RDONLY)
+    is_descriptor = call % OLD == FSTAT
+    found = stats.call(call, stats.file, 0, fd if is_descriptor else AT_FDCWD)
+    os.close(fd)
+    assert found == now and stats.hits() == 0
+
+
+@pytest.mark.parametrize(
+    "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
+)
+def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
+    """A process of another user may have fewer rights than the daemon, and the daemon may be about
+    to change the entry."""
+    control, entry = stats.served.control, stats.served.entry("f")
+    stats.change()
+    if case == "uncached":
+        control.metadata_cached = 0
+    elif case == "owner":
+        control.owner += 1
+    elif case == "off":
+        control.off = 1
+    elif case == "switch":
+        stats.lib.attach_switch(stats.served.s, 1)
+    elif case == "switched":
+        control.switch_file[0] = bytes(stats.root)  # the library looks at it once a second
+        stats.lib.attach_forget_tick()
+    elif case == "version":
+        entry.version += 1
+    elif case == "old":
+        control.compared_ns, control.revalidate_ns = 1, SECOND
+    elif case == "bypass":
+        entry.word = State.BYPASS | Reason.CHANGED << 4
+    answers = {call: stats.call(call, stats.file) for call in (LSTAT, FSTATAT)}
+    stats.lib.attach_switch(stats.served.s, 0)
+    now = attributes(stats.file.stat())
+    assert answers == dict.fromkeys(answers, stats.scanned if case == "none" else now)
+
+
+@pytest.mark.parametrize("call", range(8), ids=NAMES)
+def test_an_error_is_the_kernels(stats: Stats, call: int) -> None:
+    """Only the source can say that a file does not exist."""
+    expected = -errno.EBADF if call % OLD == FSTAT else -errno.ENOENT
+    assert stats.call(call, stats.root / "none", 0, -1) == expected
+    if call % OLD == FSTATAT:
+        assert stats.call(call, stats.file, 0x40000) == -errno.EINVAL
+        assert stats.call(call, "f", 0, 999) == -errno.EBADF
+    assert stats.hits() == 0
+
+
+@pytest.mark.parametrize("call", [FSTAT, FSTAT + OLD, FSTATAT, FSTATAT + OLD])
+def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) -> None:
+    empty_path = 0x1000
+    copy = stats.served.publish("f", b"x" * 1234)
+    fd = os.open(copy, os.O_RDONLY)
+    is_at = call % OLD == FSTATAT
+
+    def found() -> Attributes | int:
+        return stats.call(call, "", empty_path if is_at else 0, fd)
+
+    assert found() == stats.scanned
+    copy.unlink()
+    assert found() == stats.scanned, "the daemon has removed the copy"
+    os.close(fd)
+
+
+@pytest.mark.parametrize("change", ["mode", "time", "size", "replaced"])
+def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: str) -> None:
+    """After a change of the mode alone, the descriptor shows the new mode and its time. After a
+    change of the content, it shows the times and the size of the version that was opened."""
+    copy, scanned = stats.served.publish("f", b"x" * 1234), stats.scanned
+    fd = os.open(copy, os.O_RDONLY)
+    stats.served.known.mark_changed(stats.file)
+    stats.file.chmod(0o604)
+    if change == "time":
+        os.utime(stats.file, ns=(1, 2))
+    elif change == "size":
+        stats.file.write_bytes(b"y")
+    elif change == "replaced":
+        stats.file.unlink()
+        stats.file.write_bytes(b"x" * 1234)
+        stats.file.chmod(0o604)
+    now = stats.file.stat()
+    expected = list(scanned)
+    if change in ("mode", "time"):
+        expected[2] = now.st_mode
+    if change == "mode":
+        expected[11] = now.st_ctime_ns
+    assert stats.call(FSTAT, "", 0, fd) == tuple(expected)
+    os.close(fd)
