@@ -6,17 +6,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "shared/clock.h"
+#include "set_clock.h"
 
 #define MS 1000000ULL
 
 /* If nothing has come, a wait lasts until its limit, or for `wait_ns` if that is set and shorter.
  * Then at_wait is called, which may send something. limits: the limit of each wait [ms]. least: how
  * many bytes each wait waited for. */
-static uint64_t time_ns = 1000000000000, wait_ns;
+static uint64_t wait_ns;
 static int waits, limits[100], least[100], poll_errno, lowat, lowats;
 static void (*at_wait)(void);
-static uint64_t told_ns(void) { return time_ns; }
 static int wait_for(struct pollfd *p, nfds_t n, int ms) {
     if (poll(p, n, 0) == 1)
         return 1;
@@ -50,7 +49,6 @@ static struct monarch_mac *scarce_mac(const unsigned char *key) {
 }
 #include "shared/buffer.h"
 static char *scarce_buffer(size_t n) { return lacks_memory ? NULL : monarch_new_buffer(n); }
-#define monarch_now_ns told_ns
 #define poll wait_for
 #define setsockopt set_option
 #define pwrite write_at

@@ -7,10 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "shared/clock.h"
-
-static uint64_t time_ns = 1000000000000;
-static uint64_t told_ns(void) { return time_ns; }
+#include "set_clock.h"
 
 /* If `is_scripted` is set, calls of the futex only note what they were for. limits: by wait, its
  * limit [ns]; 0: none. at_wait: called in each wait. */
@@ -59,7 +56,6 @@ static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *
     orders++;
     return answers;
 }
-#define monarch_now_ns told_ns
 #define syscall futex
 #define calloc scarce_calloc
 #define pthread_create make_thread

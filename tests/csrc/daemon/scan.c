@@ -1,10 +1,8 @@
 #include <pthread.h>
 
-#include "shared/clock.h"
+#include "set_clock.h"
 #include "shared/pace.h"
 
-static uint64_t time_ns = 1000000000000;
-static uint64_t told_ns(void) { return time_ns; }
 /* How often each condition was signalled and broadcast. */
 static struct {
     const pthread_cond_t *condition;
@@ -21,7 +19,6 @@ static int count_ring(const pthread_cond_t *condition, int is_signal) {
 }
 #define pthread_cond_signal(c) count_ring(c, 1)
 #define pthread_cond_broadcast(c) count_ring(c, 0)
-#define monarch_now_ns told_ns
 #include "scan/batch.c"
 #include "scan/tasks.c"
 

@@ -1,8 +1,4 @@
-#include "shared/clock.h"
-
-static uint64_t time_ns = 1000000000000;
-static uint64_t told_ns(void) { return time_ns; }
-#define monarch_now_ns told_ns
+#include "set_clock.h"
 
 /* The tests replace the steps of connection.c by these. Each step returns what the test has set. */
 #include "peers/connection.h"

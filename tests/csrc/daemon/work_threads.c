@@ -11,14 +11,12 @@
 #include "engine/grant.h"
 #include "engine/schedule.h"
 #include "publish/writer.h"
-#include "shared/clock.h"
+#include "set_clock.h"
 #include "shared/doorbell.h"
 
 /* Replacements for what the loop calls. Each adds a word to the trace. */
 static char trace[400];
 static int starts_fail;
-static uint64_t time_ns = 1000000000000;
-static uint64_t told_ns(void) { return time_ns; }
 #define NOTE(...) snprintf(trace + strlen(trace), sizeof trace - strlen(trace), __VA_ARGS__)
 
 static int nap(const struct timespec *t, struct timespec *left) {
@@ -59,7 +57,6 @@ static void no_bell(uint32_t *bell) {}
 static uint32_t roles_of(const struct worker *w) {
     return w->number % 2 ? MONARCH_DOES_ALL | MONARCH_READS_AHEAD : MONARCH_DOES_ALL;
 }
-#define monarch_now_ns told_ns
 #define nanosleep nap
 #define pthread_create start_thread
 #define pthread_setname_np(thread, name) ((void)(name))
