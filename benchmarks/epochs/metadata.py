@@ -92,15 +92,16 @@ def count_metadata(
     steps = {step: _median([reached[step] for _, reached in later]) for step in STEPS}
     total = statistics.median(sum(n.total() for n in reached.values()) for _, reached in later)
     share = total / sum(counts.total() for counts in without.values())
-    name = "operations at the source, an epoch of names and attributes"
+    what = "operations at the source in an epoch of names and attributes"
     document = {
         "epochs": epochs,
         "files": files,
         "without": {step: dict(counts) for step, counts in without.items()},
         "later": steps,
     }
-    print(f"  {name}: {total:g}, {steps}", file=sys.stderr)
-    return Result("metadata_operations", name, "of those without", share, SHARE), document
+    print(f"  {what}: {total:g}, {steps}", file=sys.stderr)
+    what += " / in one without the library"
+    return Result("metadata_operations", what, "ratio", share, SHARE), document
 
 
 def _median(counts: list[Counter[str]]) -> dict[str, float]:

@@ -119,7 +119,7 @@ class Epoch:
         return [rank.digest for rank in self.ranks]
 
     def did(self, count: str) -> int:
-        """Returns the growth of one of `Testbed.counts`; 0 without daemons."""
+        """Returns by how much a count of `Testbed.counts` has grown in the epoch; 0 without it."""
         return self.after.get(count, 0) - self.before.get(count, 0)
 
 

@@ -174,7 +174,7 @@ class Calls:
         pairs = [(mine[0], theirs[0]) for mine, theirs in answers]
         return paired(
             "constructor",
-            "start of a process, the difference",
+            "time that the library adds to the start of a process",
             pairs,
             limit=1.0,
             operations=number,

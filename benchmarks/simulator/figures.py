@@ -140,7 +140,7 @@ def run(case: Case) -> dict[str, Any]:
     if case.slower > 1:
         title += f"\nfile system at 1/{case.slower} of its rates"
     if case.part > 1:
-        title += f"\nsimulated: 1/{case.part} of the files and capacities; times: for all files"
+        title += f"\n1/{case.part} of the files and capacities simulated; times scaled to all files"
     if case.epochs:
         scenario = replace(scenario, epochs=case.epochs)
     results = compare(divided(scenario, case.part, case.slower), case.policies)
@@ -171,7 +171,7 @@ def grid(part: int, slower: int) -> dict[str, Any]:
     title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
     if slower > 1:
         title += f"\nfile system at 1/{slower} of its rates"
-    title += f"\nsimulated: 1/{part} of the files and capacities; times: for all files"
+    title += f"\n1/{part} of the files and capacities simulated; times scaled to all files"
     return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
 
 
