@@ -30,9 +30,10 @@ class Result:
 
     value : the measured value, in `unit`; for a paired measurement, the median of the ratios
     limit : the largest allowed value, or the smallest if `is_least`; None for no limit
-    ci95 : bounds of that median with 95 % confidence, valid for any distribution
+    ci95 : in a result of `paired`, bounds of the median with 95 % confidence, valid for any
+        distribution; in other results, the smallest and the largest value
     quartiles : the quartiles of the rounds
-    wall : the median of the ratios of wall times, if `value` is that of CPU times
+    wall : if `value` is a ratio of CPU times, the corresponding ratio of wall times
     with_library, without : medians of one operation [ns], for orientation only, because they depend
         on the machine
     """

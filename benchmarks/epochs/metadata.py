@@ -38,7 +38,8 @@ BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree and waits until it has settled. Returns the number of its files."""
+    """Writes the tree, and waits until the times of its directories are trusted. Returns the number
+    of its files."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)

@@ -106,8 +106,9 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """Runs one first epoch. `served` is the number of bytes that the source has sent until
-        everything was copied, relative to the size of the dataset."""
+        """Runs one first epoch under the library. In the returned object, `served` is the number of
+        bytes that the source has sent until everything was copied, divided by the dataset's size.
+        """
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
             self.slow.reset()

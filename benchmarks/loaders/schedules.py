@@ -113,9 +113,7 @@ def solar() -> Iterator[Result]:
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
             # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
-        what = (
-            f"SolarSampler, quotas for {part:.0%}: bytes from the source / bytes that no node holds"
-        )
+        what = f"SolarSampler, quotas for {part:.0%} of the bytes: bytes loaded / held by no node"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
 
 
@@ -128,9 +126,7 @@ def evenly() -> Iterator[Result]:
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
-    what = (
-        f"SolarSampler: largest difference of two ranks' loads (in {free.mean():.1%} of the steps)"
-    )
+    what = f"SolarSampler, {free.mean():.1%} of the steps: largest difference of two ranks' loads"
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))

@@ -21,7 +21,7 @@ class Operation:
     """A call to measure.
 
     name, what, limit : of the result;  operation : the probe's name for the call
-    number : calls in a round;  rounds : factor for the requested number of rounds
+    number : calls in a round;  rounds : the requested number of rounds is multiplied by this
     """
 
     name: str

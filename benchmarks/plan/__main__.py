@@ -1,9 +1,10 @@
-"""``python -m benchmarks.plan``: the time that a plan takes, and the memory beyond the imports.
+"""``python -m benchmarks.plan``: the time and memory that an access plan takes.
 
 Two trainings with torch's DistributedSampler are measured: ImageNet-1k (1,281,167 files, 90 epochs,
 16 nodes), and 14.2 million files on 1,024 nodes. The benchmark computes, for each training, the
 plan of one node (frequencies, first use, next use of every access) and the holder of every file. It
-also reproduces Fig. 3 of NoPFS, whose numbers are known. Each measurement runs in its own process.
+also reproduces Fig. 3 of NoPFS, whose numbers are known. Each measurement runs in its own process,
+and the memory of the imports is not counted.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
     results += [
         Result(
             "placement_lost",
-            "NoPFS placement, room for 105 %: share of files without a holder",
+            "NoPFS placement, room for 105 % of the bytes: share of files without a holder",
             "share",
             lost,
             0.0,

@@ -116,8 +116,8 @@ class Behaviour(Enum):
     )
     ORDERED_BY_OTHER_CLASSES = (
         "The files are divided into one group for the staging buffer and one for each class, and"
-        " sorted by first use within a group. A group has one file more than fits. The staging"
-        " buffer has a group although it is not filled in this order.",
+        " sorted by first use within a group. A group has one file more than fits into its"
+        " class or buffer. The staging buffer has a group although it is not filled in this order.",
         "There is one group for each class: the files that the class holds (section 5.1).",
         "policies/FrequencyPrefetcher.py, _get_access_statistics",
     )
@@ -140,8 +140,8 @@ class Behaviour(Enum):
         "policies/LBANNInMemoryStore.py, LocalityAwareDataLoading.py, ParallelDataStaging.py",
     )
     LOCALITY_WITHOUT_REORDERING = (
-        "Locality-Aware never exchanges a sample, because the code checks for None, which an"
-        " unsuccessful lookup does not return.",
+        "Locality-Aware never exchanges a sample: the code takes a lookup as failed if it returns"
+        " None, but a failed lookup returns another value.",
         "Nodes exchange samples of a batch, so that as many as possible are local.",
         "policies/LocalityAwareDataLoading.py, _reorder_batches; storage/Buffer.py, get_by_id",
     )

@@ -38,7 +38,8 @@ LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
 def numbers(result: Result | str) -> dict[str, Any] | None:
-    """Returns the total [s] and the shares of a run; None if the run was rejected."""
+    """Returns the total time [s], the shares and the initial time [s] of a run; None if the policy
+    could not run."""
     if isinstance(result, str):
         return None
     return {

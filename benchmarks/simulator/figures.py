@@ -149,7 +149,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]]]:
-    """Yields the machines of NoPFS's figure 9: a name, and the classes."""
+    """Yields the name and the storage classes of each machine in NoPFS's figure 9."""
     staging, ram, ssd = scenario.classes
     for r in RAM:
         for s in SSD:
