@@ -107,7 +107,7 @@ def requests(groups: Groups) -> list[Result]:
         )
     ]
     for ranks in (1, 2, 3, 8):
-        what = f"ranks: {ranks}; contiguous ranges per group, on the rank with the most ranges"
+        what = f"contiguous ranges per group, on the rank that reads the most (ranks: {ranks})"
         results.append(Result(f"ranges_{ranks}", what, "ranges", ranges_of_groups(ranks), 2))
     return results
 

@@ -211,8 +211,8 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1: the largest gap between queues relative to the smallest
-    possible gap, and the time for 8 GPUs."""
+    """Measures Lobster's Algorithm 1: the largest gap between the queues' times, relative
+    to the smallest possible gap, and the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

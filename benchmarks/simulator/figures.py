@@ -176,8 +176,8 @@ def grid(part: int, slower: int) -> dict[str, Any]:
 
 
 def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns rows of policies with columns of cases: times relative to `perfect`, whose own times
-    are in seconds."""
+    """Returns a table of total times with a row for each policy and a column for each case. The
+    times are relative to those of the policy `perfect`, whose own row has seconds."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"].get(policy, {"unsupported": ""})
@@ -193,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns, for an epoch after the first, the bytes that come from the file system, relative to
-    the bytes that are used."""
+    """Returns a table with a row for each policy and a column for each case: the bytes that come
+    from the file system after the first epoch, relative to the bytes that are used then."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -209,9 +209,9 @@ def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns rows of policies. Each case has these columns: seconds of the first epoch and of a
-    later one, the speed-up of later epochs relative to the first policy, the share of bytes from
-    other nodes, and the bytes from the source relative to the dataset."""
+    """Returns a table with a row for each policy. Each case has these columns: seconds of the first
+    epoch and of a later one, the speed-up of later epochs relative to the first policy, the share
+    of bytes from other nodes, and the bytes from the source relative to the dataset."""
     rows = []
     for policy in policies:
         row = [f"`{policy}`"]
