@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: a scratch directory, a daemon, programs in lockstep."""
+"""Shared parts of the benchmarks: a scratch directory, a daemon, programs that run in turn."""
 
 from __future__ import annotations
 

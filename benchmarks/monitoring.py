@@ -29,8 +29,8 @@ from benchmarks.common import Daemon, plain_environment, scratch, wait_until
 from benchmarks.numbers import Result, describe_machine, report
 from benchmarks.overhead.__main__ import SCAN_LIMIT_S_PER_FILE, make_dataset
 
-# Opens files one after the other. At a line on standard input, prints (time, number of opens)
-# pairs.
+# This program opens one file after the other. When a line arrives on its standard input, it prints
+# all pairs (time, number of opens until then) and ends.
 OPENER = """
 import json, os, select, sys, time
 root = sys.argv[1]
@@ -103,10 +103,12 @@ def watched(daemon: Daemon, frames: int) -> list[Result]:
     own, theirs = ((costs[-1][i] - costs[0][i]) / seconds for i in (0, 1))
     apart = max(later[0] - sooner[0] for sooner, later in pairwise(seen))
     return [
-        Result("top", "monarch top, once a second", "cores", own, TOP_SHARE, rounds=len(seen)),
-        Result("top_daemon", "  the daemon meanwhile, with fills", "cores", theirs, None),
-        Result("top_late", "  the oldest number shown", "s", max(late), LATE_S),
-        Result("top_apart", "  the longest time between two frames", "s", apart, None),
+        Result("top", "CPU of `monarch top`", "cores", own, TOP_SHARE, rounds=len(seen)),
+        Result(
+            "top_daemon", "  CPU of the daemon at that time, including fills", "cores", theirs, None
+        ),
+        Result("top_late", "  largest age of a number when it is shown", "s", max(late), LATE_S),
+        Result("top_apart", "  longest time between two frames", "s", apart, None),
     ]
 
 
@@ -131,8 +133,8 @@ def scraped(daemon: Daemon, seconds: float) -> list[Result]:
         finally:
             process.terminate()
     return [
-        Result("scrape", "the daemon at a scrape every 5 s", "cores", busy, SCRAPE_SHARE),
-        Result("idle", "  without scrapes", "cores", idle, None),
+        Result("scrape", "CPU of the daemon with a scrape every 5 s", "cores", busy, SCRAPE_SHARE),
+        Result("idle", "  CPU of the daemon without scrapes", "cores", idle, None),
     ]
 
 
@@ -157,15 +159,15 @@ def reported(daemon: Daemon, place: Path) -> list[Result]:
     drew = timed(command("report", str(recorded), "-o", str(page)), place / "said")
     size = page.stat().st_size
     return [
-        Result("record", "monarch status --json --history", "s", wrote[0], None),
-        Result("record_cpu", "  its CPU", "s", wrote[1], None),
-        Result("record_daemon", "  CPU of the daemon", "s", asked, None),
-        Result("record_memory", "  its memory, the catalog included", "MiB", wrote[2], None),
-        Result("record_size", "  run.json", "MB", recorded.stat().st_size / 1e6, None),
-        Result("report", "monarch report", "s", drew[0], REPORT_S),
-        Result("report_cpu", "  its CPU", "s", drew[1], None),
-        Result("report_memory", "  its memory", "MiB", drew[2], None),
-        Result("report_size", "  the page", "MB", size / 1e6, REPORT_BYTES / 1e6),
+        Result("record", "time of `monarch status --json --history`", "s", wrote[0], None),
+        Result("record_cpu", "  CPU time of the command", "s", wrote[1], None),
+        Result("record_daemon", "  CPU time of the daemon", "s", asked, None),
+        Result("record_memory", "  peak memory, with the catalog", "MiB", wrote[2], None),
+        Result("record_size", "  size of run.json", "MB", recorded.stat().st_size / 1e6, None),
+        Result("report", "time of `monarch report`", "s", drew[0], REPORT_S),
+        Result("report_cpu", "  CPU time of the command", "s", drew[1], None),
+        Result("report_memory", "  peak memory", "MiB", drew[2], None),
+        Result("report_size", "  size of the page", "MB", size / 1e6, REPORT_BYTES / 1e6),
     ]
 
 

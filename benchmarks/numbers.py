@@ -30,9 +30,10 @@ class Result:
 
     value : the measured value, in `unit`; for a paired measurement, the median of the ratios
     limit : the largest allowed value, or the smallest if `is_least`; None for no limit
-    ci95 : bounds of that median with 95 % confidence, valid for any distribution
+    ci95 : in a result of `paired`, bounds of the median with 95 % confidence, valid for any
+        distribution; in other results, the smallest and the largest value
     quartiles : the quartiles of the rounds
-    wall : the median of the ratios of wall times, if `value` is that of CPU times
+    wall : if `value` is a ratio of CPU times, the corresponding ratio of wall times
     with_library, without : medians of one operation [ns], for orientation only, because they depend
         on the machine
     """
@@ -137,20 +138,21 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
-def _row(result: Result) -> str:
+def _row(result: Result, width: int) -> str:
     spread = "" if result.ci95 is None else f"{result.ci95[0]:.3f} .. {result.ci95[1]:.3f}"
     sign = ">=" if result.is_least else "<="
     limit = "" if result.limit is None else f"{sign} {result.limit:g}"
     verdict = {None: "", True: "met", False: "MISSED"}[result.met]
     value = f"{result.value:.3f}"
-    return f"{result.what:<58} {value:>12} {result.unit:<6} {spread:<20} {limit:<12} {verdict}"
+    return f"{result.what:<{width}} {value:>12} {result.unit:<6} {spread:<20} {limit:<12} {verdict}"
 
 
 def report(document: dict[str, Any], results: Sequence[Result], json_file: Path | None) -> bool:
     """Prints the table to standard error and the JSON to standard output, or to a file. Returns
     whether every limit is met."""
-    head = f"{'':<58} {'median':>12} {'unit':<6} {'its 95 % bounds':<20} {'limit':<12}"
-    sys.stderr.write("\n".join([head, *map(_row, results)]) + "\n")
+    width = max((len(result.what) for result in results), default=0)
+    head = f"{'':<{width}} {'median':>12} {'unit':<6} {'95 % bounds':<20} {'limit':<12}"
+    sys.stderr.write("\n".join([head, *(_row(result, width) for result in results)]) + "\n")
     whole = {**document, "results": [result.as_dict() for result in results]}
     text = json.dumps(whole, indent=2) + "\n"
     if json_file is None:

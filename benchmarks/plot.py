@@ -61,10 +61,10 @@ def draw_epochs(document: dict[str, Any], axes: Any) -> None:
     labels = [row["what"].replace(", ", ",\n") for row in rows]
     axes.set_xticks(range(len(rows)), labels, fontsize=8)
     axes.margins(y=0.2)
-    axes.set_ylabel("seconds; above: what reached the source")
+    axes.set_ylabel("time [s]; above the bars: what reached the source")
     speed = document["source_bytes_per_s"] / 1e6
     size = document["bytes"] / 1e6
-    axes.set_title(f"{size:,.0f} MB on a source of {speed:,.0f} MB/s")
+    axes.set_title(f"Epochs of {size:,.0f} MB, with a source of {speed:,.0f} MB/s")
 
 
 def draw_first_epoch(document: dict[str, Any], axes: Any) -> None:
@@ -94,7 +94,7 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
     bars = left.bar(names, shares, color=[PLAIN, OURS, OURS], width=0.6)
     left.bar_label(bars, fmt="%.1f %%")
     left.set_ylabel("%")
-    left.set_title("Samples from other nodes (4 nodes, all fits)", fontsize=10)
+    left.set_title("Share of samples from other nodes\n(4 nodes with room for all)", fontsize=10)
     names = ["equal batches", "SolarSampler"]
     rows = [values[f"spread-{name}"] for name in names]
     middle = [row["value"] for row in rows]
@@ -103,8 +103,9 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
         [row["quartiles"][1] - row["value"] for row in rows],
     ]
     right.bar(names, middle, yerr=errors, color=[PLAIN, OURS], width=0.5, capsize=4)
-    right.set_ylabel("samples: median and quartiles of the steps")
-    right.set_title("Loads in a step: most of a rank minus fewest of a rank", fontsize=10)
+    right.set_ylabel("samples (median and quartiles over all steps)")
+    title = "Difference between the most and the fewest\nloads of a rank in a step"
+    right.set_title(title, fontsize=10)
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:
@@ -118,8 +119,8 @@ def draw_groups(document: dict[str, Any], panels: Any) -> None:
             bars = axes.bar(places, values, 0.25, color=colour, label=what)
             axes.bar_label(bars, fmt="%.1f", fontsize=8)
         axes.set_xticks(range(len(cases)), ["computing takes longer", "reading takes longer"])
-        axes.set_ylabel("ms a group")
-        axes.set_title(f"GroupLoader, {source} a request", fontsize=10)
+        axes.set_ylabel("time per group [ms]")
+        axes.set_title(f"GroupLoader, {source} per request", fontsize=10)
         axes.legend()
 
 
@@ -131,13 +132,13 @@ def draw_staged(document: dict[str, Any], axes: Any) -> None:
     axes.bar_label(bars, fmt=" %.0f")
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set_xlabel(f"processor time a sample of {document['record_bytes'] >> 10} KiB [us]")
-    axes.set_title("Present records, 2 workers")
+    axes.set_xlabel(f"processor time per sample of {document['record_bytes'] >> 10} KiB [us]")
+    axes.set_title("Records in the page cache, 2 workers")
 
 
 def draw_products(document: dict[str, Any], panels: Any) -> None:
     """Draws the time of both epochs on the slow source, compared with PyTorch's DataLoader, and the
-    processor time of a sample that is present."""
+    processor time per sample if the samples are in memory."""
     values = {row["name"]: row["value"] for row in document["results"]}
     slow, present = document["runs"]
     names, (left, right) = list(document["runs"][slow]), panels
@@ -147,12 +148,12 @@ def draw_products(document: dict[str, Any], panels: Any) -> None:
         left.barh(places, ratios, 0.4, color=colour, label=f"epoch {epoch + 1}")
     left.set_xscale("log")
     left.legend()
-    left.set_title(f"Time / {names[0]}'s, {slow} a request", fontsize=10)
+    left.set_title(f"Time of an epoch / {names[0]}'s time, {slow} per request", fontsize=10)
     each = 1e6 / document["samples"]
     runs = document["runs"][present].values()
     spent = [each * statistics.median(epochs[1]["cpu_s"] for epochs in found) for found in runs]
     right.barh(range(len(names)), spent, 0.6, color=OURS)
-    right.set_title("Processor time of a present sample [us], epoch 2", fontsize=10)
+    right.set_title("Processor time per sample in memory [us], epoch 2", fontsize=10)
     for axes, labels in ((left, names), (right, [""] * len(names))):
         axes.set_yticks(range(len(names)), labels, fontsize=8)
         axes.invert_yaxis()

@@ -10,7 +10,8 @@
 enum kind { KINDS(X) N_KINDS };
 #undef X
 
-#define CONTROL_MAGIC UINT64_C(0x31435253574f4c53) /* "SLOWSRC1" in a little-endian file */
+#define CONTROL_MAGIC \
+    UINT64_C(0x31435253574f4c53) /* the bytes "SLOWSRC1", if the machine is little-endian */
 #define CONTROL_VERSION 1
 
 struct control {

@@ -99,7 +99,7 @@ class Epochs:
         seconds = self._checked(child.ask(f"epoch {self._number}"))
         counts = {kind: number for kind, number in self.slow.counts().items() if number}
         self.epochs.append({"what": what, "seconds": round(seconds, 4), "source": counts})
-        print(f"  {what}: {seconds:.3f} s, at the source {json.dumps(counts)}", file=sys.stderr)
+        print(f"  {what}: {seconds:.3f} s; at the source: {json.dumps(counts)}", file=sys.stderr)
 
     def _filled(self, daemon: Daemon) -> None:
         daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
@@ -125,13 +125,13 @@ class Epochs:
         total = {kind: before[-1][kind] for kind in before[-1] if before[-1][kind]}
         self._reached(total, before)
         wall, cpu = ([(mine[i], theirs[i]) for mine, theirs in answers] for i in (0, 1))
-        what = "epoch from the copies: CPU time / without the library"
+        what = "epoch from the copies: CPU time under the library / without it"
         files = self.args.files
         self.results += [
             paired("later_epoch", what, cpu, limit=1.02, operations=files, wall=wall),
             paired(
                 "later_epoch_wall",
-                "  the ratio of their wall times",
+                "  wall time under the library / without it",
                 wall,
                 limit=None,
                 operations=files,
@@ -161,11 +161,15 @@ class Epochs:
         last = len(counts) + 1
         self.results += [
             Result(
-                "source_operations", f"operations at the source, epochs 2-{last}", "", others, 0
+                "source_operations",
+                f"operations at the source in epochs 2-{last}, except getattr",
+                "",
+                others,
+                0,
             ),
             Result(
                 "source_attributes",
-                "requests for attributes at the source, median of these epochs",
+                f"getattr requests at the source per epoch, median of epochs 3-{last}",
                 "",
                 statistics.median(asked),
                 0,
@@ -177,14 +181,14 @@ class Epochs:
         self.results += [
             Result(
                 "first_epoch",
-                "epoch 1 / an epoch without the library",
+                "time of epoch 1 / of an epoch without the library",
                 "ratio",
                 first / without,
                 None,
             ),
             Result(
                 "second_epoch",
-                "epoch 2 / an epoch without the library",
+                "time of epoch 2 / of an epoch without the library",
                 "ratio",
                 second / without,
                 None,

@@ -38,7 +38,8 @@ BYTES = ("bytes_read", "bytes_written")
 
 
 def make_tree(root: Path) -> int:
-    """Writes the tree and waits until it has settled. Returns the number of its files."""
+    """Writes the tree, and waits until the times of its directories are trusted. Returns the number
+    of its files."""
     for number in range(CLASSES):
         directory = root / "train" / f"class{number:02d}"
         directory.mkdir(parents=True)
@@ -92,15 +93,16 @@ def count_metadata(
     steps = {step: _median([reached[step] for _, reached in later]) for step in STEPS}
     total = statistics.median(sum(n.total() for n in reached.values()) for _, reached in later)
     share = total / sum(counts.total() for counts in without.values())
-    name = "operations at the source, an epoch of names and attributes"
+    what = "operations at the source in an epoch of names and attributes"
     document = {
         "epochs": epochs,
         "files": files,
         "without": {step: dict(counts) for step, counts in without.items()},
         "later": steps,
     }
-    print(f"  {name}: {total:g}, {steps}", file=sys.stderr)
-    return Result("metadata_operations", name, "of those without", share, SHARE), document
+    print(f"  {what}: {total:g}, {steps}", file=sys.stderr)
+    what += " / in one without the library"
+    return Result("metadata_operations", what, "ratio", share, SHARE), document
 
 
 def _median(counts: list[Counter[str]]) -> dict[str, float]:

@@ -106,8 +106,9 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """Runs one first epoch. `served` is the number of bytes that the source has sent until
-        everything was copied, relative to the size of the dataset."""
+        """Runs one first epoch under the library. In the returned object, `served` is the number of
+        bytes that the source has sent until everything was copied, divided by the dataset's size.
+        """
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
             self.slow.reset()
@@ -147,7 +148,9 @@ class FirstEpoch:
         for how, what, kind, limit in ways:
             served = [self._ours(how, kind=kind)["served"] for _ in range(self.args.rounds)]
             median = statistics.median(served)
-            self._add(f"served_{how}", f"bytes served / dataset: {what}", median, limit)
+            self._add(
+                f"served_{how}", f"{what}: bytes that the source sent / dataset", median, limit
+            )
 
     def _bandwidth_bound(self) -> None:
         best = self.bytes / (self.args.rate * 1e6)
@@ -159,27 +162,29 @@ class FirstEpoch:
 
         self._add(
             "bandwidth",
-            "first epoch / dataset at the source's rate",
+            "time of the first epoch / time to send the dataset at the source's rate",
             median("seconds") / best,
             1.05,
         )
         self._add(
             "bandwidth_direct",
-            "  first epoch / the same without the library",
+            "  time of the first epoch / of an epoch without the library",
             median("seconds", "seconds"),
             None,
         )
         self._add(
             "first_block",
-            "8 readers: time to first 256 KiB / without the library",
+            "time until all 8 readers have 256 KiB / without the library",
             median("first_s", "first_s"),
             1.5,
         )
-        for key, words in (("p50_s", "median"), ("p99_s", "99 %")):
+        for key, words in (("p50_s", "median"), ("p99_s", "99th percentile")):
             with_it = statistics.median(a[key] for a, _ in pairs) * 1e3
             without = statistics.median(b[key] for _, b in pairs) * 1e3
-            self._add(f"read_{key}", f"a read of the first epoch, {words}", with_it, None, "ms")
-            self._add(f"read_{key}_direct", "  without the library", without, None, "ms")
+            self._add(
+                f"read_{key}", f"time of a read in the first epoch, {words}", with_it, None, "ms"
+            )
+            self._add(f"read_{key}_direct", "  the same without the library", without, None, "ms")
 
     def _latency_bound(self) -> None:
         ratios = []
@@ -188,7 +193,7 @@ class FirstEpoch:
             ratios.append(ours["seconds"] / plain["seconds"])
         self._add(
             "latency",
-            "1 reader, latency 4 ms: first epoch / without library",
+            "1 reader, latency 4 ms: time of the first epoch / without the library",
             statistics.median(ratios),
             0.5,
         )
@@ -207,10 +212,17 @@ class FirstEpoch:
                 stop.join()
                 daemon.process.send_signal(signal.SIGCONT)
         self._add(
-            "stopped_wait", "daemon stopped in the middle: longest read", run["longest_s"], 2, "s"
+            "stopped_wait",
+            "daemon stopped in the middle of an epoch: longest read",
+            run["longest_s"],
+            2,
+            "s",
         )
         self._add(
-            "stopped", "  that epoch / without the library", run["seconds"] / plain["seconds"], 1.1
+            "stopped",
+            "  time of that epoch / without the library",
+            run["seconds"] / plain["seconds"],
+            1.1,
         )
 
     def _too_large(self) -> None:
@@ -223,7 +235,7 @@ class FirstEpoch:
             served = self.slow.counts()["bytes_read"]
         self._add(
             "too_large",
-            "half fits, epochs 2-3: source's bytes / bytes without room",
+            "tier for half of the dataset, epochs 2-3: bytes from the source / that do not fit",
             served / (2 * (self.bytes - fits)),
             1.01,
         )
@@ -241,7 +253,7 @@ class FirstEpoch:
         ratios = [halves(run["spans"]) for run in runs]
         self._add(
             "dirty",
-            "dirty pages limited: time of second half / of first half",
+            "limit on dirty pages: time of an epoch's second half / of its first half",
             statistics.median(ratios),
             1.1,
         )

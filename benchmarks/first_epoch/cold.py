@@ -291,7 +291,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
     ratios = sorted(ours[0]["seconds"] / plain[0]["seconds"] for ours, plain in pairs)
     first = Result(
         f"{case.name}_first",
-        f"{case.what}: first epoch / plain",
+        f"{case.what}: time of epoch 1 / without Monarch",
         "",
         statistics.median(ratios),
         case.busy if busy else case.quiet,
@@ -300,25 +300,31 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
     )
     lines = [
         first,
-        line("plain", "  plain", median(lambda _, p: p[0]["seconds"]), None, "s"),
-        line("second", "  epoch 2", median(lambda o, _: o[1]["seconds"]), None, "s"),
+        line(
+            "plain",
+            "  time of epoch 1 without Monarch",
+            median(lambda _, p: p[0]["seconds"]),
+            None,
+            "s",
+        ),
+        line("second", "  time of epoch 2", median(lambda o, _: o[1]["seconds"]), None, "s"),
         line(
             "daemon",
-            "  CPU of the daemon in epoch 1 / file",
+            "  CPU time of the daemon per file, epoch 1",
             median(lambda o, _: o[0]["daemon_s"] / files * 1e6),
             None if busy else case.most_cpu_us,
             "us",
         ),
         line(
             "program",
-            "  CPU of the program in epoch 1 / file, minus plain's",
+            "  CPU time of the program per file, epoch 1, minus that without Monarch",
             median(lambda o, p: (o[0]["program_s"] - p[0]["program_s"]) / files * 1e6),
             None,
             "us",
         ),
         line(
             "start",
-            "  CPU of the daemon until the program's start",
+            "  CPU time of the daemon until the program starts",
             median(lambda o, _: o[0]["start_s"]),
             None,
             "s",
@@ -330,26 +336,26 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         *lines,
         line(
             "bytes",
-            "  bytes sent by the source in 2 epochs / bytes read in one",
+            "  bytes that the source sends in two epochs / bytes read per epoch",
             median(lambda o, _: o[-1]["source"]["bytes_read"] / case.bytes_read),
             case.most_bytes or (1.02 if busy else 1.01),
         ),
         line(
             "opens",
-            "  opens at the source in two epochs / file",
+            "  opens at the source per file, in two epochs together",
             median(lambda o, _: o[-1]["source"]["open"] / files),
             None if case.most_bytes else 1.05 if busy else 1.02,
         ),
         line(
             "metadata",
-            "  metadata operations, minus plain's, / file"
+            "  metadata operations, except opens, that Monarch adds per file"
             + (" that is not read" if case.is_lazy else ""),
             median(lambda o, p: metadata(case, o, p)),
             0.1 if case.is_lazy else 1.1,
         ),
         line(
             "absent",
-            "  opens at the source in epoch 2 / file",
+            "  opens at the source per file, in epoch 2",
             median(lambda o, _: (o[-1]["source"]["open"] - o[0]["source"]["open"]) / files),
             # If only a part of the dataset is read, the daemon fills other files during epoch 2,
             # and their opens count too. So there is no limit.
@@ -383,7 +389,7 @@ def main() -> int:
         "--case", action="append", help="run only the cases whose name contains this text"
     )
     parser.add_argument(
-        "--busy", action="store_true", help="run one busy process per core meanwhile"
+        "--busy", action="store_true", help="run one busy process per core during the measurements"
     )
     parser.add_argument(
         "--setting",
@@ -391,7 +397,7 @@ def main() -> int:
         default=[],
         type=lambda text: (text.partition("=")[0], yaml.safe_load(text.partition("=")[2])),
         metavar="KEY=VALUE",
-        help="set a key of Monarch's configuration; a run without this option shows its effect",
+        help="set a key of Monarch's configuration, to compare with a run without this option",
     )
     parser.add_argument(
         "--keep-pages", action="store_true", help="keep the source's pages in the page cache"

@@ -34,14 +34,15 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# Readers beside fills: the numbers of files to fill and to read, the files' size [bytes], and the
-# number of reader threads. There are so many files to fill that fills continue as long as the
-# readers run. LATENCY_S and RATE are those of the source [s, bytes/s].
+# The first measurement, readers beside fills: the number of files to fill, the number of files to
+# read, the size of each file [bytes], and the number of reader threads. There are so many files to
+# fill that fills continue as long as the readers run. LATENCY_S and RATE are those of the source
+# [s, bytes/s].
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0
-# Many files: the number of files in a directory, and the limit on the time until a copy is used
-# [s].
+# The second measurement, the scan of many files: the number of files in each directory, and the
+# limit on the time from the first read of a file until another process uses the copy [s].
 A_DIRECTORY, SERVED_LIMIT_S = 1000, 0.2
 OPENS = """
 import os, sys, time
@@ -143,12 +144,22 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
 
     alone_s = statistics.median(alone["p50_s"] for _, alone in pairs)
     filled = statistics.median(ours["fills"] for ours, _ in pairs)
-    at = f"{SIZE // KIB} KiB, latency {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
+    at = f"files of {SIZE // KIB} KiB, latency {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
     return [
-        line("p50_s", f"{at}: open+read with fills / without, median", MEDIAN_LIMIT),
-        line("p99_s", "  99th percentile", P99_LIMIT),
-        Result("beside_alone", "  median without a daemon", "ms", alone_s * 1e3, None),
-        Result("beside_fills", "  number of fills meanwhile", "", filled, None),
+        line("p50_s", f"{at}: median time of open and read beside fills / without", MEDIAN_LIMIT),
+        line(
+            "p99_s",
+            "  99th percentile of the time of open and read beside fills / without",
+            P99_LIMIT,
+        ),
+        Result(
+            "beside_alone",
+            "  median time of open and read without a daemon",
+            "ms",
+            alone_s * 1e3,
+            None,
+        ),
+        Result("beside_fills", "  number of fills beside these reads", "", filled, None),
     ]
 
 
@@ -205,7 +216,7 @@ def copies_that_serve(place: Path, rounds: int, files: int) -> list[Result]:
     finally:
         shutil.rmtree(source, ignore_errors=True)
     times = sorted(took_s for took_s, _ in runs)
-    what = f"{files:,} files, during the scan: from a read until another process gets the copy"
+    what = f"scan of {files:,} files: time from a file's first read until a process uses its copy"
     scanned = sum(scanned for _, scanned in runs)
     return [
         Result(
@@ -217,7 +228,13 @@ def copies_that_serve(place: Path, rounds: int, files: int) -> list[Result]:
             ci95=(times[0], times[-1]),
             rounds=rounds,
         ),
-        Result("served_scanned", "  runs whose scan had ended by then", "", scanned, None),
+        Result(
+            "served_scanned",
+            "  runs in which the scan had ended before that use",
+            "",
+            scanned,
+            None,
+        ),
     ]
 
 

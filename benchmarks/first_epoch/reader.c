@@ -27,7 +27,8 @@
 
 static char **paths;
 static uint64_t count, next_item, failed, total, start_ns;
-/* blocks, for `random`: index of the file << 32 | number of the block in the file */
+/* With `random`, one entry for each block of each file: index of the file << 32 | number of the
+ * block in the file. */
 static uint64_t *blocks, block_count;
 static int *descriptors;
 static size_t block;

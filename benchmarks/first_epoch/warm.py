@@ -76,7 +76,8 @@ def main() -> int:
         make(backing)
         runs = [once(place, backing) for _ in range(args.rounds)]
     times = sorted(took_s for took_s, _ in runs)
-    what = f"monarch warm, {FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
+    dataset = f"{FILES} files of {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
+    what = f"time of `monarch warm` for {dataset}"
     results = [
         Result(
             "warm",
@@ -89,7 +90,7 @@ def main() -> int:
         ),
         Result(
             "warm_opens",
-            "  opens at the source / file",
+            "  opens at the source per file",
             "",
             statistics.median(counts["open"] / FILES for _, counts in runs),
             None,

@@ -102,12 +102,18 @@ def _compare(name: str, dataset: Any, step_s: float, epochs: int) -> list[Result
     return [
         Result(
             f"{name}_workers",
-            f"{name}: difference of advised and best workers",
+            f"{name}: difference between the advised and the best number of workers",
             "",
             abs(found.workers - fewest),
             1,
         ),
-        Result(f"{name}_epoch", f"{name}: error of the predicted epoch", "ratio", off, 0.15),
+        Result(
+            f"{name}_epoch",
+            f"{name}: relative error of the predicted epoch time",
+            "ratio",
+            off,
+            0.15,
+        ),
     ]
 
 

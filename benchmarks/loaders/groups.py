@@ -40,8 +40,8 @@ def make_dataset(path: Path) -> None:
 
 
 def ranges_of_groups(ranks: int) -> float:
-    """Returns the mean number of contiguous ranges that a rank reads per group. The result is that
-    of the rank with the highest mean."""
+    """Returns the mean number of contiguous ranges that a rank reads per group, for the rank with
+    the highest mean."""
     schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
     most = 0.0
     for rank in range(ranks):
@@ -98,10 +98,16 @@ def requests(groups: Groups) -> list[Result]:
     times, _, counts = groups.epoch()
     least = times.n_bytes / REQUEST_BYTES
     results = [
-        Result("requests", "requests / (bytes / 128 KiB)", "ratio", counts["read"] / least, 1.1)
+        Result(
+            "requests",
+            "GroupLoader: requests to the source / (bytes read / 128 KiB)",
+            "ratio",
+            counts["read"] / least,
+            1.1,
+        )
     ]
     for ranks in (1, 2, 3, 8):
-        what = f"ranges per group, on the worst rank of {ranks}"
+        what = f"contiguous ranges per group, on the rank that reads the most (ranks: {ranks})"
         results.append(Result(f"ranges_{ranks}", what, "ranges", ranges_of_groups(ranks), 2))
     return results
 
@@ -113,11 +119,11 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
         _, took_s, _ = groups.epoch()
         ratios.append(theirs / (took_s / GROUPS))
         print(
-            f"{name}: a group takes {took_s / GROUPS:.4f} s, h5py takes {theirs:.3f} s",
+            f"{name}: GroupLoader reads a group in {took_s / GROUPS:.4f} s, h5py in {theirs:.3f} s",
             file=sys.stderr,
         )
     least = {"4 ms": 50, "0.5 ms": 6}[name]
-    what = f"{name}: time of h5py / time of a group"
+    what = f"latency {name}: time of h5py for a group's samples / time of GroupLoader"
     return Result(f"seconds_{name}", what, "ratio", statistics.median(ratios), least, is_least=True)
 
 
@@ -140,26 +146,29 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         computed_s = (took_s - fast.wait_s - fast.first_wait_s) / GROUPS
         reading_s = fast.reading_s / GROUPS
         print(f"{name}: reading {reading_s:.4f} s, computing {computed_s:.4f} s", file=sys.stderr)
-        # On a busy machine, every sleep may be too long; then this round does not count.
+        # On a busy machine, the sleep that stands for computing may be too long. Then this round
+        # does not count.
         if computed_s < 0.75 * reading_s:
             excesses.append(fast.wait_s / (GROUPS - 1) / (reading_s - computed_s))
             shorter.append((reading_s, computed_s, fast.wait_s / (GROUPS - 1)))
     if not excesses:
-        raise SystemExit("the machine is too busy to compute for half as long as it reads")
+        raise SystemExit(
+            "the machine is too busy: in no round did computing take less than 3/4 of reading"
+        )
     medians = [
         [statistics.median(each) for each in zip(*t, strict=True)] for t in (longer, shorter)
     ]
     results = [
         Result(
             f"waiting_{name}",
-            f"{name}, computing takes twice as long as reading: waiting / computing",
+            f"latency {name}, computing takes twice as long as reading: time waiting / computing",
             "ratio",
             statistics.median(shares),
             0.01,
         ),
         Result(
             f"excess_{name}",
-            f"{name}, computing 0.5 x: waiting / (reading - computing)",
+            f"latency {name}, reading takes longer: time waiting / (time reading - time computing)",
             "ratio",
             statistics.median(excesses),
             1.1,

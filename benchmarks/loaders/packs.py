@@ -108,7 +108,7 @@ def main() -> int:
         backing = place / "backing"
         backing.mkdir()
         make(backing)
-        # Variants alternate, so that each difference is between runs close in time.
+        # The variants alternate, because only runs close in time can be compared.
         rounds = [
             (
                 once(place, backing, "data", packed=True),
@@ -132,32 +132,34 @@ def main() -> int:
         middle = statistics.median(values)
         return Result(name, what, unit, middle, limit, ci95=bounds, rounds=len(values))
 
-    what = f"{FILES} x {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
+    what = f"{FILES} files of {SIZE >> 10} KiB, latency {LATENCY_S * 1e3:g} ms"
     results = [
         line(
             "packed_operations",
-            f"`monarch warm` with a pack, {what}: requests to the source / file",
+            f"`monarch warm` from a pack, {what}: requests to the source per file",
             "",
             [packed.asked / FILES for packed, *_ in rounds],
             OPERATIONS_LIMIT,
         ),
         line(
             "packed_extra",
-            "  time, minus the time on an empty dataset",
+            "  time from the pack, minus the time of `monarch warm` on an empty dataset",
             "s",
             [packed.took_s - empty.took_s for packed, empty, *_ in rounds],
             EXTRA_S_LIMIT,
         ),
-        line("packed", "  time", "s", [packed.took_s for packed, *_ in rounds]),
+        line("packed", "  time from the pack", "s", [packed.took_s for packed, *_ in rounds]),
         line("empty", "  time on an empty dataset", "s", [e.took_s for _, e, *_ in rounds]),
-        line("alone", "  time without the pack", "s", [alone.took_s for _, _, alone, _ in rounds]),
+        line("alone", "  time without a pack", "s", [alone.took_s for _, _, alone, _ in rounds]),
         line(
             "alone_operations",
-            "  requests to the source / file without the pack",
+            "  requests to the source per file, without a pack",
             "",
             [alone.asked / FILES for _, _, alone, _ in rounds],
         ),
-        line("scanning", "  time while the scan is under way", "s", [r[3].took_s for r in rounds]),
+        line(
+            "scanning", "  time from the pack during the scan", "s", [r[3].took_s for r in rounds]
+        ),
     ]
     document = {
         "benchmark": "loaders.packs",

@@ -238,7 +238,7 @@ def results_of(runs: Runs) -> list[Result]:
             for at in range(EPOCHS):
                 pairs = zip(found, products[BASE], strict=True)
                 ratios = [ours[at].seconds / theirs[at].seconds for ours, theirs in pairs]
-                what = f"{source}: {name}: epoch {at + 1} / {BASE}"
+                what = f"{source}: time of epoch {at + 1}, {name} / {BASE}"
                 value = statistics.median(ratios)
                 results.append(Result(f"{source} {name} {at + 1}", what, "ratio", value, None))
     return results

@@ -122,12 +122,15 @@ def measure(slow: SlowSource, name: str, rounds: int) -> list[Result]:
         batches = rng.permutation(SAMPLES)[: 80 * BATCH].reshape(-1, BATCH).tolist()
         h5 = read_one_by_one(path, batches[:3])
         joined, apart = read_together(datasets, batches)
-        print(f"{name}: h5py, joined, unjoined [s]: {h5, joined, apart}", file=sys.stderr)
+        print(
+            f"{name}: a batch with h5py, joined reads, single reads [s]: {h5, joined, apart}",
+            file=sys.stderr,
+        )
         faster.append(h5 / joined)
         ratios.append(joined / apart)
         counted.append(joined_reads(batches, datasets[0]._gap or 0))
     print(f"{name}: joined over {datasets[0]._gap} bytes", file=sys.stderr)
-    what = f"{name}: time of {BATCH} random samples: h5py one by one / __getitems__"
+    what = f"latency {name}: time of a batch of {BATCH} samples, h5py / RecordDataset"
     least = 10 if name == "4 ms" else None
     results = [Result(name, what, "ratio", statistics.median(faster), least, is_least=True)]
     values = {
@@ -136,7 +139,7 @@ def measure(slow: SlowSource, name: str, rounds: int) -> list[Result]:
         "bytes": statistics.mean(n_bytes for _, n_bytes in counted),
     }
     for key, value in values.items():
-        what = f"{name}: joined / unjoined reads: {key}"
+        what = f"  {key} with joined reads / with single reads"
         results.append(Result(f"{name}: {key}", what, "ratio", value, 1.02))
     return results
 

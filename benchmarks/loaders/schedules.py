@@ -3,8 +3,7 @@ load, and the CPU time and memory that a schedule costs.
 
     python -m benchmarks.loaders.schedules [--only ROW ...] [--json FILE]
 
-Rows: local, shares, solar, evenly, epoch, resume, loader. In the output, D is the size of the
-dataset, and C is the capacity of all nodes together.
+Rows: local, shares, solar, evenly, epoch, resume, loader.
 """
 
 from __future__ import annotations
@@ -69,17 +68,19 @@ def local() -> Iterator[Result]:
     assert (holder != NONE).all()
     worst = max(float(m / n) for m, n in zip(moved.tolist(), least, strict=True) if n)
     assert all(m == n == 0 for m, n in zip(moved.tolist(), least, strict=True) if not n)
-    what = "local-first: samples from other nodes / the minimum"
+    what = "LocalFirstSampler, worst step: samples from other nodes / smallest possible number"
     yield Result("local-least", what, "ratio", worst, 1.0, rounds=schedule.steps)
     share = float(moved.sum() / len(schedule.samples))
-    yield Result("local-share", "  samples from other nodes / all samples", "ratio", share, 0.05)
+    yield Result(
+        "local-share", "  samples from other nodes / all samples of the epoch", "ratio", share, 0.05
+    )
 
 
 def shares() -> Iterator[Result]:
     """Yields, for each sampler, the share of samples that ranks read from other nodes. The four
     nodes have room for all samples."""
     where: dict[str, Any] = {"rank": 0, "world_size": 4, "ranks_per_node": 1, "quota": "10GB"}
-    what = "4 nodes of 64: samples from other nodes, {}"
+    what = "{}, 4 nodes, batches of 64: samples from other nodes / all samples"
     for kind in (LocalFirstSampler, SolarSampler):
         sampler: HeldSampler = kind(files(SAMPLES), BATCH, SEED, **where)
         schedule = sampler.schedule(1)
@@ -104,7 +105,7 @@ def solar() -> Iterator[Result]:
             given, BATCH, SEED, rank=0, world_size=8, ranks_per_node=1, quota=quota
         )
         held = int(given.sizes[sampler.holders != NONE].sum())
-        what = f"SOLAR, C/D {part}: bytes that nodes hold / their quotas"
+        what = f"SolarSampler, quotas for {part:.0%} of the bytes: bytes that nodes hold / quotas"
         yield Result(f"solar-held-{part}", what, "ratio", held / (8 * quota), 0.97, is_least=True)
         read = 0
         schedule = sampler.schedule(1)
@@ -112,7 +113,7 @@ def solar() -> Iterator[Result]:
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
             # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
-        what = f"SOLAR, C/D {part}: bytes from the source / (D - C)"
+        what = f"SolarSampler, quotas for {part:.0%} of the bytes: bytes loaded / held by no node"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
 
 
@@ -121,18 +122,25 @@ def evenly() -> Iterator[Result]:
     holder[: SAMPLES // 5] = NONE
     order = np.random.default_rng(2).permutation(SAMPLES).astype(np.int32)
     schedule = Deal(8 * BATCH, 8, 8, 1.5).schedule(order, holder)
+    # In the other steps, a rank's batch has its largest size, so the ranks' loads may differ.
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
-    what = f"SOLAR, C/D 0.8: most minus fewest loads ({free.mean():.1%} of steps)"
+    what = f"SolarSampler, {free.mean():.1%} of the steps: largest difference of two ranks' loads"
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))
-    yield Result("equal-even", "equal batches: max / mean loads", "ratio", ratio, None)
+    yield Result(
+        "equal-even",
+        "equal batches: loads of a step's busiest rank / mean over its ranks",
+        "ratio",
+        ratio,
+        None,
+    )
     for name, each in (("SolarSampler", loads), ("equal batches", equal)):
         spread = each.max(axis=1) - each.min(axis=1)
         low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
-        what = f"{name}: most loads of a rank in a step minus fewest"
+        what = f"{name}: difference between the most and the fewest loads of a rank in a step"
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 
@@ -166,8 +174,8 @@ def memory() -> float:
 
 
 def cost(kind: type[Any]) -> tuple[float, float]:
-    """Returns the CPU time [s] and memory [MiB] of one rank's epoch, including the computation of
-    the holders."""
+    """Returns the CPU time [s] to compute one rank's epoch, and the sampler's memory [MiB]. The
+    memory includes the table of the holders, which is made before the measured time begins."""
     before = memory()
     sampler = large(kind)
     began = time.process_time()
@@ -200,14 +208,20 @@ def epoch() -> Iterator[Result]:
         seconds, mib = in_child(cost, kind)
         name = kind.__name__.removesuffix("Sampler")
         yield Result(
-            f"cpu-{name}", f"{name}, 18.9 million samples, 32 ranks: epoch", "s", seconds, 3.0
+            f"cpu-{name}",
+            f"{name}, 18.9 million samples, 32 ranks: CPU time to compute an epoch",
+            "s",
+            seconds,
+            3.0,
         )
-        yield Result(f"memory-{name}", "  memory, with the holders", "MiB", mib, 400)
+        yield Result(
+            f"memory-{name}", "  memory, including the table of the holders", "MiB", mib, 400
+        )
 
 
 def resume() -> Iterator[Result]:
     median, _ = in_child(resumption, LocalFirstSampler)
-    what = "resuming an epoch (step 1, 4000, 9000) / scheduling it"
+    what = "time to resume an epoch at step 1, 4000 or 9000 / time to schedule it"
     yield Result("resume", what, "ratio", median, 1.1, rounds=3)
 
 
@@ -269,7 +283,7 @@ def loader() -> Iterator[Result]:
             third = epoch_of(ours, ours.set_epoch, number)
             # Our sampler runs before and after torch's, so that neither gains from its position.
             pairs.append(((first + third) / 2, second))
-        what = "DataLoader: CPU time with our sampler / with torch's"
+        what = "DataLoader, CPU time per epoch: with LocalFirstSampler / with torch's sampler"
         yield paired("loader", what, pairs[2:], limit=1.02, operations=FILES // 2)
 
 

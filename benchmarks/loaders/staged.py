@@ -94,7 +94,7 @@ def compare(records: RecordDataset, rounds: int, epochs: int) -> list[Result]:
     return [
         row(
             "cpu",
-            "processor time, StagedLoader / DataLoader",
+            "processor time per sample, StagedLoader / DataLoader",
             [a / b for a, b in cpu],
             0.25,
             with_library=each(a for a, _ in cpu),
@@ -131,9 +131,14 @@ def get(records: RecordDataset, batches_seen: int) -> list[Result]:
     low, _, high = statistics.quantiles(times, n=4)
     return [
         Result(
-            "get", "job.get(), median", "us", statistics.median(times), 5.0, quartiles=(low, high)
+            "get",
+            "time of job.get() if the batch has arrived",
+            "us",
+            statistics.median(times),
+            5.0,
+            quartiles=(low, high),
         ),
-        Result("copied", "bytes copied after arrival", "bytes", copied, 0),
+        Result("copied", "  bytes that job.get() copies", "bytes", copied, 0),
     ]
 
 

@@ -203,7 +203,9 @@ def compared(
         ):
             seconds = epochs_of(bed, name, tier + staging)
         for number, taken in enumerate(seconds):
-            what = f"{name}: epoch {number + 1} / dataset at the source's rate"
+            what = (
+                f"{name}, epoch {number + 1}: time / time to send the dataset at the source's rate"
+            )
             most = MOST.get(each.loader) if number else None
             results.append(Result(f"{name}_{number + 1}", what, "", taken / ideal, most))
     return results

@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# This variable contains the size of a rank's cache, for a loader that has a cache [bytes, in the
-# notation of the loader's own option].
+# The environment variable with the size of a rank's cache, for a loader that has a cache [bytes,
+# in the notation of the loader's own option].
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
-# This variable contains the directory in which a loader may keep what it has read.
+# The environment variable with the directory in which a loader may cache samples.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
 # The number of samples in the shuffle buffer, for webdataset and for tf.data.
 TAR_BUFFER, TF_BUFFER = 100, 1000
-# Epoch -> lengths of the samples that this rank gets.
+# A function of an epoch's number. It yields the length of each sample that this rank gets.
 Loader = Callable[[int], Iterator[int]]
 
 

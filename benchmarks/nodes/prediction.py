@@ -116,9 +116,8 @@ class Run:
         """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
-        all files pass through the staging buffer. So the simulated buffer is larger. Its size is
-        the size of the staging area, divided by the share of the bytes that belong to files that
-        the reading node does not keep.
+        all files pass through the staging buffer. So the simulated buffer is larger: its size is
+        the size of the staging area divided by `_foreign`.
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -128,7 +127,7 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns a share of the bytes that all ranks read: the bytes of files that the rank's own
+        """Returns the share of the bytes read that belongs to files which the reading rank's own
         node does not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
@@ -141,7 +140,7 @@ class Run:
         return foreign / used
 
     def _scenario(self, buffer: int, threads: int) -> Scenario:
-        """Returns the scenario.
+        """Returns the scenario of this run for the simulator.
 
         buffer : size of each node's staging buffer [bytes]
         threads : number of threads that fetch, on each node
@@ -191,8 +190,8 @@ class Run:
 
 
 def _epochs(run: Measured) -> list[Simulated]:
-    """Returns the epochs. If the buffers were filled before the first step, the bytes that filled
-    them do not count."""
+    """Returns the time and bytes of each epoch of a simulation. If the staging buffers were filled
+    before the first step, the bytes that filled them are left out."""
     ends = [run.first_step, *run.epoch_end.tolist()]
     peers = run.bytes[:, PLACES.index("remote")].tolist()
     source = run.pfs_bytes.tolist()

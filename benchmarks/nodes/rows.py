@@ -99,9 +99,16 @@ class Rows:
                 name, where = f"{nodes}_{how.split()[-1]}", f"{nodes} nodes, each reads {how}"
                 served = max(run[0] for run in runs)
                 ratio = statistics.median(run[1] for run in runs)
+                what = "  time of the first epoch / time to send the dataset at the source's rate"
                 results += [
-                    Result(f"served_{name}", f"bytes served / dataset: {where}", "", served, 1.02),
-                    Result(f"first_{name}", "  first epoch / dataset at its rate", "", ratio, 1.15),
+                    Result(
+                        f"served_{name}",
+                        f"{where}: bytes from the source / dataset",
+                        "",
+                        served,
+                        1.02,
+                    ),
+                    Result(f"first_{name}", what, "", ratio, 1.15),
                 ]
         return results
 
@@ -145,16 +152,30 @@ class Rows:
                     longest=max(epoch.longest_s for epoch in epochs),
                 )
         results = []
-        for name, least, most in (("hash", 2.6, None), ("plan", 4.0, 0.52)):
+        for name, words, least, most in (
+            ("hash", "owners by hash", 2.6, None),
+            ("plan", "a plan", 4.0, 0.52),
+        ):
             pairs = zip(seconds["source only"], seconds[name], strict=True)
             value = statistics.median(plain / ours for plain, ours in pairs)
-            results.append(least_of(name, f"epochs 2-5: source only / {name}", value, least))
+            results.append(
+                least_of(
+                    name, f"4 nodes, epochs 2-5: time without Monarch / with {words}", value, least
+                )
+            )
             value = statistics.median(remote[name])
-            what = f"  of all bytes from peers, {name}"
+            what = f"  bytes from peers / all bytes read, with {words}"
             results.append(Result(f"remote_{name}", what, "", value, most))
         pairs = zip(seconds["hash"], seconds["plan"], strict=True)
         value = statistics.median(mine / plan for mine, plan in pairs)
-        results.append(least_of("plan_hash", "epochs 2-5: hash / plan", value, 1.25))
+        results.append(
+            least_of(
+                "plan_hash",
+                "4 nodes, epochs 2-5: time with owners by hash / with a plan",
+                value,
+                1.25,
+            )
+        )
         return results + self._simulated()
 
     def _epochs(self, layout: Layout, compute_ns: int = 0, count: int = EPOCHS) -> list[Epoch]:
@@ -166,7 +187,7 @@ class Rows:
         for epochs, least in ((5, None), (90, 1.05)):
             layout = self.configurations()["plan"]
             hashed, planned = later_epochs(self.dataset, layout, self.rates, epochs)
-            what = f"simulated, epochs 2-{epochs}: hash / plan"
+            what = f"4 simulated nodes, epochs 2-{epochs}: time with owners by hash / with a plan"
             results.append(least_of(f"simulated_{epochs}", what, hashed / planned, least))
         return results
 
@@ -186,7 +207,9 @@ class Rows:
             missed = sum(e.did("misses") for e in epochs) / sum(e.did("opens") for e in epochs)
             self.tell(name, transfer=transfer, epochs=[e.seconds for e in epochs], missed=missed)
             most = 0.01 if name == "plan" else None
-            what = f"epochs 2-4: opens without a whole copy, {name}"
+            what = (
+                f"computing for twice the transfer, {name}: opens without a complete copy / opens"
+            )
             results.append(Result(f"waited_{name}", what, "", missed, most))
         return results
 
@@ -203,19 +226,21 @@ class Rows:
         """
         results = []
         for name, is_on, fetch, most in (
-            ("before sharing", False, "holders", None),
-            ("after sharing", True, "holders", 1.15),
-            ("after sharing, the source's threads too", True, "fastest", None),
+            ("equal shares of threads", False, "holders", None),
+            ("shares by misses", True, "holders", 1.15),
+            ("shares by misses, source too", True, "fastest", None),
         ):
             settings = {"tuning": {"balance_ranks": is_on}, "peers": {"fetch": fetch}}
             layout = replace(self.layout(2), rank_nodes=[0] * 4, settings=settings)
             times = [self._unequal_epoch(layout, name) for _ in range(self.args.rounds)]
             ratio = statistics.median(max(t) / statistics.mean(t) for t in times)
             key = f"balance_{'after' if is_on else 'before'}_{fetch}"
-            what = f"unequal misses, {name}: I/O time of slowest rank / mean"
+            what = f"ranks with unequal misses, {name}: I/O time of the slowest rank / mean"
             results.append(Result(key, what, "", ratio, most))
             slowest = statistics.median(max(t) for t in times)
-            results.append(Result(f"{key}_slowest", "  slowest rank", "s", slowest, None))
+            results.append(
+                Result(f"{key}_slowest", "  I/O time of the slowest rank", "s", slowest, None)
+            )
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
@@ -257,15 +282,16 @@ class Rows:
                 longest=[round(epoch.longest_s, 3) for epoch in epochs],
                 predicted=predicted,
             )
+        what = "  time of the slower one of this epoch and the next / simulated time"
         return [
             Result(
                 "killed_results",
-                "one daemon killed: epochs that returned wrong bytes",
+                "one of four daemons killed: epochs that returned wrong bytes",
                 "",
                 differing,
                 0,
             ),
-            Result("killed_epoch", "  epoch / the simulator's", "", statistics.median(ratio), 1.1),
+            Result("killed_epoch", what, "", statistics.median(ratio), 1.1),
             Result("killed_wait", "  longest single read", "s", max(longest), 2),
         ]
 
@@ -305,7 +331,8 @@ class Rows:
         return compared(self.place, self.programs, self.rate, self.link_bits, mib, 128)
 
     def _digests(self) -> list[list[int]]:
-        """Returns the digests of each epoch's bytes, by rank, from runs at full speed."""
+        """Returns, for each epoch, the digest of the bytes that each rank must read. The ranks read
+        the source without daemons, and without a limit on its rate."""
         with self.testbed(self.layout(4, has_daemons=False)) as bed:
             for mount in bed.mounts:
                 mount.rate(0)

@@ -65,13 +65,13 @@ def constants(files: int, nodes: int) -> list[Result]:
     analyse(plan.timeline(), 0)
     analysing = (time.process_time() - began) / files / 90
     return [
-        Result("catalog", "catalog, in shared memory", "B/file", catalog, None),
-        Result("told", "the scan, as every node is told of it", "B/file", told(files // 10), None),
-        Result("owners", "owners by hash: CPU time per file and node", "ns", owning * 1e9, None),
-        Result("plan", "the plan's file", "B/file", plan_bytes, None),
+        Result("catalog", "size of the catalog in shared memory", "B/file", catalog, None),
+        Result("told", "what a scan sends to each node", "B/file", told(files // 10), None),
+        Result("owners", "CPU time of owners by hash, per file and node", "ns", owning * 1e9, None),
+        Result("plan", "size of the plan's file", "B/file", plan_bytes, None),
         Result(
             "drawn",
-            "drawing a node's accesses: CPU time per file and epoch",
+            "CPU time to analyse a node's accesses, per file and epoch",
             "ns",
             analysing * 1e9,
             None,
@@ -173,10 +173,12 @@ def draw(found: dict[str, dict[str, list[float]]], to: Path) -> None:
     for name, values in found["seconds"].items():
         left.plot(NODES[: len(values)], values, marker="o", label=name)
     left.axhline(FILES * SIZE / COMPUTE, color="0.6", linestyle=":", label="compute alone")
-    left.set(xscale="log", yscale="log", xlabel="nodes", ylabel="later epoch [s]")
+    left.set(xscale="log", yscale="log", xlabel="nodes", ylabel="time of a later epoch [s]")
     for name, values in found["local"].items():
         right.plot(NODES[: len(values)], values, marker="o", label=name)
-    right.set(xscale="log", xlabel="nodes", ylabel="of all bytes from own copies", ylim=(0, 1.02))
+    right.set(
+        xscale="log", xlabel="nodes", ylabel="bytes from own copies / all bytes", ylim=(0, 1.02)
+    )
     for axes in (left, right):
         axes.legend()
         axes.grid(alpha=0.3)
@@ -195,12 +197,14 @@ def main() -> None:
     draw(found, args.plot)
     for kind, by_name in found.items():
         for name, values in by_name.items():
-            unit = "s" if kind == "seconds" else ""
+            unit, what = "", "bytes from a node's own copies / all bytes"
+            if kind == "seconds":
+                unit, what = "s", "time of a later epoch"
             for nodes, value in zip(NODES, values, strict=False):
                 results.append(
                     Result(
                         f"{kind}_{name}_{nodes}",
-                        f"{name}, {nodes} nodes: {kind}",
+                        f"{name}, {nodes} nodes: {what}",
                         unit,
                         value,
                         None,

@@ -119,7 +119,8 @@ class Epoch:
         return [rank.digest for rank in self.ranks]
 
     def did(self, count: str) -> int:
-        """Returns the growth of one of `Testbed.counts`; 0 without daemons."""
+        """Returns by how much the count of this name in `Testbed.counts` has grown during the
+        epoch; 0 if there is no such count."""
         return self.after.get(count, 0) - self.before.get(count, 0)
 
 

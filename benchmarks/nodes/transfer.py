@@ -20,14 +20,15 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# Opens the file named by each input line, and prints the time of the open [ns].
+# For each line on standard input, opens the file of that name, and prints the time at which the
+# open has returned [ns].
 OPENER = """
 import os, sys, time
 for line in sys.stdin:
     os.close(os.open(line[:-1], os.O_RDONLY))
     print(time.monotonic_ns(), flush=True)
 """
-# The limit on the sender's CPU time, beyond the time of GMAC over the bytes sent [s/GiB].
+# The sender's CPU time may exceed the time of GMAC over the bytes by this much [s/GiB].
 OWN_LIMIT = 0.1
 # (wall time, CPU time of the receiver, CPU time of the sender) [s]
 Times = tuple[float, float, float]
@@ -61,7 +62,7 @@ def transfer(
     gib = dataset.bytes / GIB
     mac = statistics.median(macs) / gib
     ratio = statistics.median(plain[0] / mine[0] for mine, plain in zip(ours, theirs, strict=True))
-    what = "a large file: time of plain sendfile / of the daemons"
+    what = "transfer of a large file: time of plain sendfile / time of the daemons"
 
     def cpu(name: str, what: str, runs: tuple[Times, ...], i: int, limit: float | None) -> Result:
         value = statistics.median(run[i] for run in runs) / gib

@@ -35,8 +35,8 @@ from benchmarks.overhead.programs import COMPILED_FILES, Program, imports, measu
 GROUPS = ("scanned", "calls", "outside", "programs", "imports", "instructions")
 FILES_A_DIRECTORY = 1000
 DIRECTORIES_LISTED = 100
-# More than the space of one million files at the largest block size of a common file system
-# [bytes].
+# The quota of the tier [bytes]. One million tiny files need less, even if each occupies a block of
+# the largest size that is common.
 QUOTA_BYTES = 16 << 30
 # The limit for the daemon's memory has two parts [bytes]: a fixed part for a Python process with
 # numpy, and a part for each file's catalog entry and its indexes.
@@ -99,7 +99,7 @@ class Overhead:
         seconds = status["sources"][0]["scan_seconds"]
         what = f"scan of {self.args.files} files"
         self.results.append(Result("scan", what, "s", seconds, limit))
-        self._memory(daemon, "scanned", "daemon's memory, scanned")
+        self._memory(daemon, "scanned", "memory of the daemon after the scan")
 
     def _memory(self, daemon: Daemon, when: str, what: str) -> None:
         found = daemon.memory()
@@ -137,12 +137,12 @@ class Overhead:
             "daemon_cpu_share": round(cpu / seconds, 3),
         }
         self.results.append(
-            Result("fill", "filling, a file", "us", seconds / len(paths) * 1e6, None)
+            Result("fill", "time of a fill", "us", seconds / len(paths) * 1e6, None)
         )
         self.results.append(
             Result(
                 "fill_cpu",
-                "filling, the daemon's CPU time a file",
+                "CPU time of the daemon per fill",
                 "us",
                 cpu / len(paths) * 1e6,
                 None,
@@ -159,7 +159,7 @@ class Overhead:
             self.results += calls.scanned(directories[:DIRECTORIES_LISTED], files)
         if "calls" in self.args.only:
             self._fill(daemon, hot)
-            self._memory(daemon, "filled", "daemon's memory, all copied")
+            self._memory(daemon, "filled", "memory of the daemon after all fills")
             self.results += calls.hot(hot)
             self.results += calls.random()
         if "outside" in self.args.only:

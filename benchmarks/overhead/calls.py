@@ -21,7 +21,7 @@ class Operation:
     """A call to measure.
 
     name, what, limit : of the result;  operation : the probe's name for the call
-    number : calls in a round;  rounds : factor for the requested number of rounds
+    number : calls in a round;  rounds : the requested number of rounds is multiplied by this
     """
 
     name: str
@@ -174,7 +174,7 @@ class Calls:
         pairs = [(mine[0], theirs[0]) for mine, theirs in answers]
         return paired(
             "constructor",
-            "start of a process, the difference",
+            "time that the library adds to the start of a process",
             pairs,
             limit=1.0,
             operations=number,

@@ -78,17 +78,20 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
         results.append(
             paired(
                 f"wall_{way}",
-                f"time to send a large file into {where} / time of a plain sendfile",
+                f"large file into {where}: time of the transfer / time of a plain sendfile",
                 [(ours[0], plain[0]) for ours, plain in pairs],
                 limit=1 / 0.97 if has_limits else None,
                 operations=1,
             )
         )
-        for verb, column, bound in (("received", 1, None), ("sent", 2, limit)):
+        for verb, end, column, bound in (
+            ("received", "receiver", 1, None),
+            ("sent", "sender", 2, limit),
+        ):
             results.append(
                 per_gib(
                     f"{verb}_{way}",
-                    f"CPU time, {verb}, into {where}",
+                    f"  CPU time of the {end}",
                     [ours[column] for ours, _ in pairs],
                     size,
                     bound,
@@ -96,13 +99,15 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
             )
             plain_times = [plain[column] for _, plain in pairs]
             results.append(
-                per_gib(f"{verb}_plain_{way}", f"the same, plain, {verb}", plain_times, size, None)
+                per_gib(
+                    f"{verb}_plain_{way}", f"  CPU time of the plain {end}", plain_times, size, None
+                )
             )
         more = [ours[1] - plain[1] for ours, plain in pairs]
         # Writing into a file is not part of the transport, and has no limit.
         bound = limit if way == "memory" else None
-        what = f"received into {where}, more than plain"
-        results.append(per_gib(f"received_more_{way}", f"CPU time, {what}", more, size, bound))
+        what = "  CPU time of the receiver minus that of the plain receiver"
+        results.append(per_gib(f"received_more_{way}", what, more, size, bound))
     return results
 
 
@@ -118,21 +123,21 @@ def others(ends: Ends, args: argparse.Namespace, size: int) -> list[Result]:
     return [
         per_gib(
             "sent_unknown",
-            "sender's CPU time for a file without known sums",
+            "CPU time of the sender, for a file whose checksums are not known yet",
             [served for _, _, served in unknown],
             size,
             None,
         ),
         Result(
             "small_rate",
-            f"throughput of files of {args.small_kib} KiB / of plain sendfile",
+            f"throughput of many files of {args.small_kib} KiB / throughput of plain sendfile",
             "ratio",
             statistics.median(shares),
             None,
         ),
         Result(
             "small_files",
-            f"files of {args.small_kib} KiB a second",
+            f"  files of {args.small_kib} KiB per second",
             "1/s",
             statistics.median(args.small_files / wall * 1e9 for wall, _, _ in small),
             None,

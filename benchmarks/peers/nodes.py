@@ -18,7 +18,7 @@ from types import TracebackType
 __all__ = ["Nodes", "why_no_nodes"]
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-# The size of a bucket: enough for the kernel's largest packets at 1 Gbit/s [bytes, in tc's
+# The size of tc's token bucket: enough for the kernel's largest packets at 1 Gbit/s [bytes, in tc's
 # notation].
 _BURST = "256kb"
 _QUEUE = "50ms"

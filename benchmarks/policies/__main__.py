@@ -76,7 +76,7 @@ def steady_loads(samples: int, results: list[Result]) -> None:
             decision = policy(job)
             worst = max(float(loads_of_ranks(job, decision, e).sum()) for e in range(1, 4))
             name = f"loads_{named}_{part}"
-            text = f"{what}: loads / (D - C), C/D = {part}"
+            text = f"{what}, tiers hold {part:.0%}: loads per epoch / samples that do not fit"
             results.append(Result(name, text, "ratio", worst / least, limit))
 
 
@@ -93,7 +93,7 @@ def solar_ranks(samples: int, document: dict[str, Any], results: list[Result]) -
     document["solar_fig_11"] = {"ranks": 16, "samples": samples, "loads_of_a_rank": rows}
     for which in ("mean", "worst"):
         value = rows["after"][which] / rows["before"][which]
-        text = f"SOLAR Fig. 11: loads after / before, {which} rank (paper: <= 1/4)"
+        text = f"SOLAR Fig. 11, {which} of all ranks: loads with SOLAR / with LRU (paper: <= 1/4)"
         results.append(Result(f"fig_11_{which}", text, "ratio", value, 0.25))
 
 
@@ -102,8 +102,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """The path is the order in which a training uses the epochs. Measures the path, and how many
-    loads it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
+    """Chooses the order in which a training uses its epochs: the path. Measures the path's cost,
+    and the share of the loads that it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -129,7 +129,7 @@ def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: li
         for named, policy in (("lru", lru), ("belady", belady)):
             _saved(named, policy, job, path, row, results)
         rows.append(row)
-        text = f"epoch order: path / lower bound, C/D = {part}"
+        text = f"order of epochs, tier holds {part:.0%}: cost of the path / lower bound"
         results.append(Result(f"epoch_path_{part}", text, "ratio", cost / least, 1.2))
 
 
@@ -141,15 +141,17 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures the loads that a policy saves along the path, in samples and in seconds. Adds both
-    to `row`."""
+    """Measures how many loads a policy saves if the epochs are used in the order of the path. Adds
+    the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
     seconds = (plain - ours) * SOLAR_BYTES / SOLAR_SAMPLES / PFS_BYTES_PER_S
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
-    text = f"epoch order: loads saved under {named}, C/D = {part} (SOLAR: 0.256, 0.594)"
+    text = (
+        f"order of epochs, tier holds {part:.0%}: share of the loads of {named} that the path saves"
+    )
     # Reordering is off by default, because with optimal eviction (Belady) it saves less than 1 %.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
@@ -181,22 +183,36 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
     most = bound_of(list(used), sizes, quotas)
     lost, gap = float(np.mean(placed.owner < 0)), 1 - value_of(placed, list(used), sizes) / most
     results += [
-        Result("placement_lost", "NoPFS: files without a holder, 5 % to spare", "share", lost, 0.0),
-        Result("placement_gap", "NoPFS: gap to the dual bound", "share", gap, 0.01),
+        Result(
+            "placement_lost",
+            "NoPFS placement, room for 105 % of the bytes: share of files without a holder",
+            "share",
+            lost,
+            0.0,
+        ),
+        Result(
+            "placement_gap",
+            "  relative gap between the placement's value and its upper bound",
+            "share",
+            gap,
+            0.01,
+        ),
         Result(
             "placement_literal",
-            "  exactly as in NoPFS, 5.1: files without a holder",
+            "  share of files without a holder if section 5.1 is followed literally",
             "share",
             float(np.mean(~held)),
             None,
         ),
-        Result("placement_s", f"NoPFS: {files:,} files, {NODES} nodes", "s", seconds, None),
+        Result(
+            "placement_s", f"  time to place {files:,} files on {NODES} nodes", "s", seconds, None
+        ),
     ]
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1: the largest gap between queues relative to the smallest
-    possible gap, and the time for 8 GPUs."""
+    """Measures Lobster's Algorithm 1: the largest gap between the queues' times, relative
+    to the smallest possible gap, and the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))
@@ -216,12 +232,12 @@ def threads(results: list[Result]) -> None:
     results += [
         Result(
             "threads_gap",
-            "Algorithm 1: gap of queues / smallest possible gap",
+            "Lobster's Algorithm 1: gap between the queues' times / smallest possible gap",
             "ratio",
             worst,
             1.05,
         ),
-        Result("threads_s", "Algorithm 1: 8 queues, 64 threads", "s", took, None),
+        Result("threads_s", "  time to share 64 threads among 8 queues", "s", took, None),
     ]
 
 
@@ -233,7 +249,7 @@ def access_cost(accesses: int, results: list[Result]) -> None:
         start = time.process_time()
         total_loads(job, policy(job))
         each = (time.process_time() - start) / accesses * MICROSECONDS
-        text = f"{named}: CPU time per access ({accesses:,} accesses, C/D = 0.5)"
+        text = f"{named}, tier holds 50%: CPU time per access ({accesses:,} accesses)"
         results.append(Result(f"access_{named}", text, "us", each, None))
 
 

@@ -29,18 +29,23 @@ def bound_of(frequencies: Rows, sizes: Ints, quotas: Ints, seed: int = 0) -> flo
     everything = int(quotas.sum()) >= int(sizes.sum())
     program = Program(frequencies, None, sizes, quotas, everything)
     prices = find_prices(program, np.random.default_rng(seed))
-    # Any prices give a valid bound; the lowest bound is wanted. The prices were found with noise in
-    # the values, which may have raised the prices by up to `width`. So lower prices are tried too.
+    # Any prices give a valid bound, and the lowest bound is the best. `find_prices` adds noise to
+    # the values, which may raise the prices by up to `width`. So lower prices are tried too.
     lower = np.maximum(0, prices.room - prices.width)
     tried = (prices.room, lower, *_at_values(program, prices.room))
     return min(bound(program, each) for each in tried)
 
 
 def bound(program: Program, prices: Floats) -> float:
-    """Returns an upper bound on the value of any placement.  prices : (nodes,), any values >= 0
+    """Returns an upper bound on the value of any placement: the sum of price x quota over the
+    nodes, plus a part for each file.
 
-    With gain g = value - price, a file that must be held adds size x (sum of the positive g, or the
-    largest g if none is positive). A file that is held at most once adds size x max(0, largest g).
+    The gain of a file on a node is its value there minus the node's price. If every file must be
+    held, a file's part is its size times the sum of its positive gains, or times its largest gain
+    if none is positive. If every file is held at most once, its part is its size times its largest
+    gain, or 0 if that is negative.
+
+    prices : (nodes,), any values >= 0
     """
     total = np.zeros(len(program.sizes))
     largest = np.full(len(program.sizes), -np.inf)
@@ -58,8 +63,8 @@ def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
     """Returns two arrays (nodes,): each price rounded to the nearest value of a file at that node,
     and each price rounded up to the next such value.
 
-    If thousands of files have the same value, the best price is that value, and a slightly
-    different price increases the bound by the difference for each of these files.
+    The reason: thousands of files may have the same value on a node. Then this value is the best
+    price, and any other price near it raises the bound by the difference, once for each file.
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

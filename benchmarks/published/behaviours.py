@@ -54,9 +54,9 @@ class Behaviour(Enum):
 
     # Time.
     NODES_IN_TURN = (
-        "Within a batch, one node makes all its requests before the next node makes its first. So"
-        " the first node's requests ignore simultaneous requests of other nodes, but other nodes'"
-        " requests are affected by later requests of the first node.",
+        "Within a batch, the nodes are simulated one after the other. So a node's requests ignore"
+        " those that later nodes make at the same time, but may be slowed by those that earlier"
+        " nodes make at later times.",
         "The node whose clock is furthest behind makes the next request.",
         "policies/PolicyExecutor.py, run",
     )
@@ -73,7 +73,7 @@ class Behaviour(Enum):
 
     # The staging buffer, section 5.2.
     BATCH_FREED_LATE = (
-        "Room in the staging buffer is freed when the next batch begins, for a whole batch.",
+        "A sample's room in the staging buffer is freed when the next batch begins.",
         "A sample's room is freed as soon as it was read.",
         "policies/BasePolicy.py, _cleanup_read",
     )
@@ -115,9 +115,9 @@ class Behaviour(Enum):
         "policies/FrequencyPrefetcher.py, fill_buffers",
     )
     ORDERED_BY_OTHER_CLASSES = (
-        "Files are sorted by first use within groups. A group has as many files as fit into the"
-        " staging buffer or into a class, and one more. The staging buffer has a group although"
-        " it is not filled in this order.",
+        "The files are divided into one group for the staging buffer and one for each class, and"
+        " sorted by first use within a group. A group has one file more than fits into its"
+        " class or buffer. The staging buffer has a group although it is not filled in this order.",
         "There is one group for each class: the files that the class holds (section 5.1).",
         "policies/FrequencyPrefetcher.py, _get_access_statistics",
     )
@@ -140,8 +140,8 @@ class Behaviour(Enum):
         "policies/LBANNInMemoryStore.py, LocalityAwareDataLoading.py, ParallelDataStaging.py",
     )
     LOCALITY_WITHOUT_REORDERING = (
-        "Locality-Aware never exchanges a sample, because the code checks for None, which an"
-        " unsuccessful lookup does not return.",
+        "Locality-Aware never exchanges a sample: the code takes a lookup as failed if it returns"
+        " None, but a failed lookup returns another value.",
         "Nodes exchange samples of a batch, so that as many as possible are local.",
         "policies/LocalityAwareDataLoading.py, _reorder_batches; storage/Buffer.py, get_by_id",
     )

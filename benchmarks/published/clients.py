@@ -59,7 +59,8 @@ class ClientLog:
     def _reads_from(self, node: int, now: float) -> bool:
         """Returns whether a search of the logs finds a read at `now` or later.
 
-        Like the published simulator, does not search a log whose last entry is older than WINDOW_S.
+        As in the published simulator, a node's log of prefetches is not searched if its last entry
+        is more than WINDOW_S before `now`.
         """
         if self.last_read[node] >= now:
             return True
@@ -69,7 +70,7 @@ class ClientLog:
         return log[-1] >= now or bisect_left(log, now) < len(log)
 
     def _reads_about(self, node: int, now: float) -> bool:
-        """Returns whether a read is logged that began at most WINDOW_S before or after `now`."""
+        """Returns whether the logs have a read that began within WINDOW_S of `now`."""
         for log in (self.reads[node], self.prefetches[node]):
             at = bisect_left(log, now - WINDOW_S)
             if at < len(log) and log[at] <= now + WINDOW_S:

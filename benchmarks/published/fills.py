@@ -110,8 +110,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. The cache gets the files that the node reads first,
-    as many as a shard has."""
+    """Fills every node's cache during training. The cache gets as many files as a shard has: those
+    that the node reads first."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -90,8 +90,9 @@ class ClassPrefetchers:
 
     def _order(self, node: int) -> Numbers:
         """Returns the files in the order of placement. The files are sorted by how often the node
-        reads them, and divided into groups, one for each class that is filled. Each group is then
-        sorted by first use."""
+        reads them, and divided into groups: one for each class that is filled and, with
+        ORDERED_BY_OTHER_CLASSES, one for the staging buffer. Each group is then sorted by first
+        use."""
         inputs = self._inputs
         reads = inputs.orders[node]
         counts = np.bincount(reads, minlength=inputs.files)

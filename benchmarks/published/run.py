@@ -69,8 +69,10 @@ POLICIES = {
 def simulate(
     scenario: Scenario, policy: str, on: Collection[Behaviour] = AS_PUBLISHED
 ) -> Result | str:
-    """Simulates a policy of POLICIES as the published simulator does. `on`: the deviations of that
-    simulator from its paper that are reproduced. All other deviations are corrected.
+    """Simulates a policy of POLICIES as the published simulator does.
+
+    on : That simulator deviates from its paper. The deviations in `on` are reproduced, and all
+        others are corrected.
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.

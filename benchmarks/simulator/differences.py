@@ -33,12 +33,14 @@ from monarch_py.simulator.scenario import Scenario
 
 # The sets whose runs are simulated once for every switch: small sets, one for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
-# The smallest effects of a switch that are listed: on the total time, and on a share of the bytes.
+# A switch is listed for a run if it changes the total time by more than this fraction, or a share
+# of the bytes by more than this difference.
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
 def numbers(result: Result | str) -> dict[str, Any] | None:
-    """Returns the total [s] and the shares of a run; None if the run was rejected."""
+    """Returns the total time [s], the shares and the initial time [s] of a run; None if the policy
+    could not run."""
     if isinstance(result, str):
         return None
     return {

@@ -140,7 +140,7 @@ def run(case: Case) -> dict[str, Any]:
     if case.slower > 1:
         title += f"\nfile system at 1/{case.slower} of its rates"
     if case.part > 1:
-        title += f"\nsimulated: 1/{case.part} of the files and capacities; times: for all files"
+        title += f"\n1/{case.part} of the files and capacities simulated; times scaled to all files"
     if case.epochs:
         scenario = replace(scenario, epochs=case.epochs)
     results = compare(divided(scenario, case.part, case.slower), case.policies)
@@ -149,7 +149,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def machines(scenario: Scenario) -> Iterator[tuple[str, tuple[StorageClass, ...]]]:
-    """Yields the machines of NoPFS's figure 9: a name, and the classes."""
+    """Yields the name and the storage classes of each machine in NoPFS's figure 9."""
     staging, ram, ssd = scenario.classes
     for r in RAM:
         for s in SSD:
@@ -171,13 +171,13 @@ def grid(part: int, slower: int) -> dict[str, Any]:
     title = "NoPFS fig. 9: GiB of ram/ssd on each of 4 nodes, policy nopfs"
     if slower > 1:
         title += f"\nfile system at 1/{slower} of its rates"
-    title += f"\nsimulated: 1/{part} of the files and capacities; times: for all files"
+    title += f"\n1/{part} of the files and capacities simulated; times scaled to all files"
     return scaled(to_document(title, (), results), part) | {"part": part, "slower": slower}
 
 
 def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns rows of policies with columns of cases: times relative to `perfect`, whose own times
-    are in seconds."""
+    """Returns a table of total times with a row for each policy and a column for each case. The
+    times are relative to those of the policy `perfect`, whose own row has seconds."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"].get(policy, {"unsupported": ""})
@@ -193,8 +193,8 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns, for an epoch after the first, the bytes that come from the file system, relative to
-    the bytes that are used."""
+    """Returns a table with a row for each policy and a column for each case: the bytes that come
+    from the file system after the first epoch, relative to the bytes that are used then."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -209,9 +209,9 @@ def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def together(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns rows of policies. Each case has these columns: seconds of the first epoch and of a
-    later one, the speed-up of later epochs relative to the first policy, the share of bytes from
-    other nodes, and the bytes from the source relative to the dataset."""
+    """Returns a table with a row for each policy. Each case has these columns: seconds of the first
+    epoch and of a later one, the speed-up of later epochs relative to the first policy, the share
+    of bytes from other nodes, and the bytes from the source relative to the dataset."""
     rows = []
     for policy in policies:
         row = [f"`{policy}`"]

@@ -168,10 +168,16 @@ def main() -> None:
                     worst = max(abs(a / b - 1) for a, b in zip(said, real, strict=True))
                     total = abs(sum(said) / sum(real) - 1)
                     epochs.append({"how": how, "room": share, "simulated": said, "real": real})
-                    text = f"read {how}, room for {share:.0%}: {what}"
+                    text = f"reads {how}, room for {share:.0%}: error of the total time, {what} run"
                     results.append(Result(f"{what}_{threads}_{share}", text, "", total, limit))
                     results.append(
-                        Result(f"{what}_{threads}_{share}_epoch", "  worst epoch", "", worst, None)
+                        Result(
+                            f"{what}_{threads}_{share}_epoch",
+                            "  error of the time, worst epoch",
+                            "",
+                            worst,
+                            None,
+                        )
                     )
     document = {
         "benchmark": "replay",
