@@ -345,7 +345,7 @@ TEST(shares_have_a_limit) {
     done();
 }
 
-/* Each parameter goes to its place, and no other place changes. */
+/* Each of these calls sets its own parameter and no other. */
 TEST(parameters_are_set_one_by_one) {
     make_lone();
     struct monarch_writer *w = monarch_writer_new();

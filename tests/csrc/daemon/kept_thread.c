@@ -137,9 +137,10 @@ static void act(uint32_t *bell, uint32_t seen) {
     turns++;
 }
 
-/* The thread sleeps without a limit while the table is empty. As long as a descriptor waits, the
- * thread looks at it again and again, and soon closes those that are wanted closed. A ring while it
- * looks is not missed. It ends when the engine stops. */
+/* While the table is empty, the thread sleeps without a limit. While a descriptor waits, the thread
+ * looks at the table again and again. It soon closes the descriptors that their programs want
+ * closed. It does not miss a ring that comes during a look. The thread ends when the engine
+ * stops. */
 TEST(the_thread_looks_while_descriptors_wait) {
     make();
     int before = open_descriptors();

@@ -88,8 +88,8 @@ TEST(a_target_fits_or_is_too_long) {
     close(here);
 }
 
-/* The caller's flags reach the kernel, a link is never followed, and an error is told as its
- * errno. */
+/* The caller's flags reach the kernel, and a link is never followed. If statx fails, the look
+ * returns the errno as a negative number. */
 TEST(a_look_has_the_flags_of_its_caller) {
     make();
     struct monarch_entry e;

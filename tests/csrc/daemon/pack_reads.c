@@ -60,8 +60,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* A pack that has become shorter than its members, even empty, has changed: none of the bytes that
- * were read is used. */
+/* A pack that has become empty, or too short for its members, counts as changed. None of the bytes
+ * that were read from it is used. */
 TEST(a_pack_that_ends_early_has_changed) {
     const off_t sizes[] = {0, 1, 99, 199};
     for (int i = 0; i < 4; i++) {

@@ -307,7 +307,7 @@ static void unwatch(void) {
     close(here.end);
 }
 
-/* Returns whether the next wait for a message would return. */
+/* Returns whether a thread that waits for a message is woken at once. */
 static int is_ready(void) {
     struct epoll_event event;
     return epoll_wait(here.epoll, &event, 1, 0) == 1;

@@ -131,9 +131,9 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* A call replaces the allowance for wanted directories, unless the new value is 0. The call adds to
- * the allowance for other directories. A negative value makes an allowance unlimited. In the next
- * call, an unlimited allowance counts as 0. */
+/* monarch_scan_allow replaces the allowance for wanted directories, unless the new value is 0. It
+ * adds its other value to the allowance for other directories. A negative value makes an allowance
+ * unlimited. The next call counts an unlimited allowance as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -438,8 +438,8 @@ TEST(the_first_error_is_kept) {
 }
 
 /* A scan is unfinished while a task of any kind is left. There are four kinds: directories and
- * portions of names, each wanted or not. The only task may begin if there is an allowance for its
- * kind. A wanted directory needs no allowance. */
+ * portions of names, each wanted or not. A task without others may begin if there is an allowance
+ * for its kind. A wanted directory needs no allowance. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)
         for (int may = 0; may < 3; may++) {
