@@ -1,10 +1,11 @@
-/* Compares the simulated file system (csrc/simulator/pfs.c) with a plain model that has no heap, no
- * linked lists and no clock in bytes: each of its requests has the bytes that are left.
+/* Compares the simulated file system (csrc/simulator/pfs.c) with a plain model. pfs.c has a heap,
+ * linked lists and a clock that counts bytes. The model has none of these: it counts the bytes that
+ * are left of each request.
  *
  *   pfs_model RUNS
  *
- * All rates are powers of 2 and a run is short, so that all numbers are exact and both must give
- * the same bits. Many requests then end at the same time, and many have the same priority. */
+ * All rates are powers of 2 and a run is short, so all numbers are exact and both must give the
+ * same bits. Many requests end at the same time, and many have the same priority. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,7 @@ static uint32_t below(uint32_t n) {
 /* --- the model -------------------------------------------------------------------------------- */
 
 static struct asked {
-    int is_open, is_served; /* is_served: it is the one of its node and kind that is served */
+    int is_open, is_served; /* is_served: of the node's requests of this kind, this one is served */
     uint64_t priority, number;
     double bytes, left, asked;
     uint32_t node;
@@ -65,7 +66,7 @@ static void advance(double to) {
     now = to;
 }
 
-/* Chooses the request that the node is served next, if it is served none of this kind. */
+/* If no request of this node and kind is served, chooses the one to be served next. */
 static void choose(uint32_t node, int kind) {
     struct asked *best = NULL;
     for (uint32_t i = 0; i < ASKERS; i++) {
@@ -98,7 +99,7 @@ static void hurry(uint64_t priority, uint32_t who) {
     choose(r->node, kind_of(r));
 }
 
-/* Returns the request that ends first, or ASKERS. */
+/* Returns the asker whose request ends first, or ASKERS if there is no request. */
 static uint32_t first_end(void) {
     uint32_t best = ASKERS;
     int kind = kind_now();
@@ -150,7 +151,7 @@ static void take(struct pfs *p) {
     choose(r->node, kind_of(r));
 }
 
-/* Returns a time in the run's future at which no request has ended yet. */
+/* Returns a random time, not before now, up to which no request ends. */
 static double some_time(const struct pfs *p) {
     double when = now + below(5), end = pfs_next(p);
     return when < end ? when : end;

@@ -1,5 +1,5 @@
-"""Parts of the simulation beside plain models of them, under AddressSanitizer and
-UndefinedBehaviorSanitizer."""
+"""Compares parts of the simulator with plain models of them. The programs run under
+AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ RUNS = draws.sized(3000, 100000)
 
 @pytest.mark.parametrize("part", ["pfs", "links"])
 def test_a_part_does_what_a_plain_model_does(part: str, tmp_path: Path) -> None:
-    """pfs: when each request ends, and in which order the requests of a node are served, also after
-    one was hurried. links: the rates of all transfers, and when each ends. Both: what a route over
-    the part would take."""
+    """The part `pfs` is the file system. Its model checks when each request ends, and the order in
+    which the requests of a node are served, also after a request has got a higher priority. The
+    part `links` is the network. Its model checks the rates of all transfers, and when each ends.
+    Both models also check the guesses of when further bytes would arrive."""
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
     sources = [HERE / f"{part}_model.c", CSRC / f"simulator/{part}.c"]
     build_program(tmp_path / part, *sources, flags=[*sanitizers, "-lm"])

@@ -1,5 +1,5 @@
-/* The limits of a link's waits, on a clock that only waits advance, and what a link does without
- * memory. */
+/* Tests peers/client.c: the limits of a link's waits, and what a link does without memory. The
+ * clock advances only in waits. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -63,7 +63,7 @@ static char *scarce_buffer(size_t n) { return lacks_memory ? NULL : monarch_new_
 
 #define FIRST_MS 2000
 #define BETWEEN_MS 1000
-#define SIZE (5 * LEAST_BYTES_PER_S) /* a peer may take 5 s for it, besides the limits */
+#define SIZE (5 * LEAST_BYTES_PER_S) /* apart from the limits of waits, this may take 5 s */
 
 static const unsigned char keys[3][MONARCH_KEY_BYTES] = {"of the server", "of the client",
                                                          "of the content"};
@@ -144,7 +144,7 @@ TEST(a_peer_has_so_long_for_the_first_frame) {
                 put_bytes(all, sizeof(struct monarch_peer_frame) - 1);
             SAME(fetch_it(), -1);
             SAME(range.status, MONARCH_PEER_TIMEOUT);
-            /* a small answer is received with its first frame: a first byte starts a new wait */
+            /* the first wait for a small answer ends with its first byte, and a new wait begins */
             uint64_t more = is_small && way == 2 ? 300 : 0;
             SAME(passed_ms(), FIRST_MS + more);
             SAME(limits[0], FIRST_MS);
@@ -152,7 +152,7 @@ TEST(a_peer_has_so_long_for_the_first_frame) {
         }
 }
 
-/* After the first frame, each wait for a frame or for bytes has the other limit. */
+/* After the first frame, the limit of each wait for a frame or for bytes is BETWEEN_MS. */
 TEST(a_peer_has_so_long_between_frames) {
     for (int way = 0; way < 3; way++) {
         make(SIZE);
@@ -181,8 +181,8 @@ static void put_part(void) {
     }
 }
 
-/* A peer that always sends something in time must also send LEAST_BYTES_PER_S on the whole. A peer
- * that does is never cut. */
+/* A peer that keeps the limit of every wait must also send LEAST_BYTES_PER_S on average. A peer
+ * that does both is never cut off. */
 TEST(an_answer_has_a_least_rate) {
     const uint64_t most_ms = FIRST_MS + BETWEEN_MS + 1000 * SIZE / LEAST_BYTES_PER_S;
     for (int is_late = 0; is_late < 2; is_late++) {
@@ -209,8 +209,8 @@ TEST(an_answer_has_a_least_rate) {
     done();
 }
 
-/* A wait ends when all bytes that are still missing have come, so that the last bytes are not late.
- * For many bytes it ends sooner. The kernel is told only if the number has changed. */
+/* A wait ends when as many bytes have come as the caller waits for. The kernel is told this number
+ * (SO_RCVLOWAT) only if it has changed. A wait whose deadline has passed is a timeout. */
 TEST(a_wait_is_for_what_is_missing) {
     make(SIZE);
     const size_t missing[] = {40, 1, AT_A_WAKE, AT_A_WAKE, 5};
@@ -238,8 +238,8 @@ static void put_all(void) {
     at_wait = NULL;
 }
 
-/* While the bytes of a frame come, a wait is for the rest of the frame, but not for more than
- * AT_A_WAKE bytes, and not for longer than WAKE_NS. */
+/* While the bytes of a frame come, a wait ends when the rest of the frame has come, when AT_A_WAKE
+ * bytes have come, or after WAKE_NS. */
 TEST(bytes_are_received_many_at_a_time) {
     for (int is_large = 0; is_large < 2; is_large++) {
         static char much[2 * AT_A_WAKE];
@@ -247,7 +247,7 @@ TEST(bytes_are_received_many_at_a_time) {
         range.memory = (uint64_t)(uintptr_t)much;
         give(MONARCH_PEER_DATA, range.length, NULL);
         if (is_large)
-            poll_errno = ENOMEM; /* the first wait tells enough */
+            poll_errno = ENOMEM; /* the limit of the first wait is enough for this test */
         at_wait = is_large ? NULL : put_all;
         SAME(fetch_it(), is_large ? -1 : 0);
         SAME(limits[0], WAKE_NS / MS);
@@ -276,8 +276,8 @@ TEST(a_peer_that_takes_no_request_is_late) {
     }
 }
 
-/* A link's socket waits in its calls, for as long as the limit between two frames at most. Small
- * requests are sent at once. */
+/* The socket of a link is blocking. A send takes at most the limit between two frames. Small
+ * requests are sent at once (TCP_NODELAY). */
 TEST(a_links_socket_has_its_options) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
     struct timeval t;
@@ -308,7 +308,7 @@ TEST(a_link_is_made_as_a_whole_or_not_at_all) {
     close(fd);
 }
 
-/* Without a buffer, nothing is asked for. */
+/* If there is no memory for a buffer, a fetch sends no request. */
 TEST(a_fetch_without_a_buffer_asks_for_nothing) {
     for (int is_fetch = 0; is_fetch < 2; is_fetch++) {
         make(100);
@@ -324,7 +324,8 @@ TEST(a_fetch_without_a_buffer_asks_for_nothing) {
     }
 }
 
-/* A file that takes no byte has no room, although the write has no error. */
+/* If a write to the file stores no byte and sets no error, the fetch still fails for lack of
+ * room. */
 TEST(a_write_of_nothing_is_an_error) {
     make(100);
     range.memory = 0;

@@ -1,3 +1,5 @@
+/* Tests engine/engine.c: how the engine starts and stops, how Python takes results, and how Python
+ * sets parameters. */
 #include <malloc.h>
 #include <pthread.h>
 #include <sched.h>
@@ -19,7 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: how many threads for the sources a start gets; -1: the engine's own start. */
+/* starts: the number of threads for the sources that the replaced start returns; -1: the real
+ * threads are started. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;
@@ -30,7 +33,8 @@ static void unlock_and_ring(struct pool *p) {
 }
 static int can_drop_behind(void) { return can_drop; }
 static void hang_up(struct monarch_peer *p) { hung_up++; }
-/* Fills that are ended because the engine stops have failed. */
+/* How many unfinished fills were ended. A fill that ends because the engine stops must count as
+ * failed. */
 static int ended_fills;
 static void end_fill(struct monarch_engine *e, struct fill *f) {
     ended_fills += f->failed;
@@ -41,8 +45,9 @@ static int note_option(int option, int value) {
     options[option < 0 ? -option : option] = value;
     return 1;
 }
-/* If `policy` is not -1, the scheduling attributes of a thread with this policy; if it is -2, the
- * kernel does not know them. set: the attributes that were set last, as the kernel gets them. */
+/* If `policy` is -1, the kernel's scheduling attributes are used. If it is -2, the kernel does not
+ * know these calls. Otherwise it is the policy of each thread. set: the attributes that were set
+ * last, as the kernel gets them. sets: how often. */
 static int policy = -1, sets;
 static uint64_t set[6];
 static long attributes(long number, ...) {
@@ -153,9 +158,9 @@ TEST(an_engine_starts_or_leaves_nothing) {
     }
 }
 
-/* All threads end when the engine stops, also those for peers, and although a client has written
- * wrong counts of sleeping threads. What they were to do is given up. Connections to peers end
- * first, because a thread may wait for one. */
+/* When the engine stops, all its threads end, those for the sources and those for peers. They end
+ * although a client has written wrong counts of sleeping threads into the shared memory.
+ * Connections to peers are cut first, because a thread may wait for a peer. */
 TEST(an_engine_stops_and_frees_everything) {
     starts = -1;
     make(2, 2);
@@ -214,8 +219,8 @@ static int listener_joins(struct pool *of, const struct timespec *until) {
 }
 static void listener_frees(struct pool *of) { note("f"); }
 
-/* The listener accepts no descriptors before threads are joined, and is freed after all threads
- * have ended. If a thread hangs, it is counted, and nothing is freed. */
+/* The listener first stops accepting descriptors. Then its threads are joined, and at last it is
+ * freed. If one of its threads hangs, the thread is counted and nothing is freed. */
 TEST(a_listener_ends_with_the_engine) {
     const struct listener listener = {
         .ends = listener_ends, .joins = listener_joins, .frees = listener_frees};
@@ -237,7 +242,8 @@ static void *hang(void *arg) {
     return NULL;
 }
 
-/* Threads that hang, for the sources or for peers, are counted when the time is over. */
+/* If threads hang until the time limit of the stop has passed, the stop returns their number.
+ * Threads for the sources and threads for peers both count. */
 TEST(threads_that_hang_are_counted) {
     starts = 1;
     make(2, 2);
@@ -286,8 +292,8 @@ TEST(results_are_taken_once) {
     done();
 }
 
-/* The orders whose results Python has handled are freed, and their slots too. Threads are woken if
- * a fill from a peer may have waited for a slot. */
+/* After Python has handled results, their orders and slots are freed. If so few slots were free
+ * that fills from peers had to wait, the threads are woken. */
 TEST(settled_results_free_their_slots) {
     for (unsigned free_slots = 0; free_slots <= MONARCH_SLOTS_OF_SOURCE + 1; free_slots++)
         for (int has_slot = 0; has_slot < 2; has_slot++) {
@@ -313,7 +319,8 @@ TEST(settled_results_free_their_slots) {
 
 /* --- parameters ------------------------------------------------------------------------------- */
 
-/* New widths wake the threads, because more of them may work now. */
+/* The width limits how many threads at a time do work for which no reader waits. A new width wakes
+ * the threads, because more of them may work now. */
 TEST(a_new_width_wakes_the_threads) {
     make_lone();
     rings = 0;
@@ -325,7 +332,8 @@ TEST(a_new_width_wakes_the_threads) {
     done();
 }
 
-/* A rank's share has a limit, so that virtual times have no overflow. There is no rank 0. */
+/* The share of a rank has an upper limit, so that virtual times do not overflow. Rank 0 stands for
+ * readers without a rank, so it gets no share. */
 TEST(shares_have_a_limit) {
     static uint32_t shares[MONARCH_RANKS] = {9, 1, UINT16_MAX - 1, UINT16_MAX, UINT16_MAX + 1};
     make_lone();
@@ -337,7 +345,7 @@ TEST(shares_have_a_limit) {
     done();
 }
 
-/* Each parameter goes to its place, and no other place changes. */
+/* Each of these calls sets its own parameter and no other. */
 TEST(parameters_are_set_one_by_one) {
     make_lone();
     struct monarch_writer *w = monarch_writer_new();
@@ -366,7 +374,8 @@ TEST(parameters_are_set_one_by_one) {
     done();
 }
 
-/* The lengths of the peers' queues are told, for as many peers as asked for. */
+/* For each peer, the number of orders that ask it first is reported. The array gets as many numbers
+ * as the caller has asked for, but no more than there are peers. */
 TEST(the_queues_of_peers_are_told) {
     make_lone();
     static uint32_t lengths[MONARCH_MAX_PEERS + 1];
@@ -381,8 +390,9 @@ TEST(the_queues_of_peers_are_told) {
     done();
 }
 
-/* The daemon asks for short time slices without a change of its policy or its niceness. If the
- * kernel does not know them, nothing changes. An error of a file system is told as its errno. */
+/* The daemon asks the kernel for short time slices. Its policy and its niceness stay. A kernel that
+ * does not know short slices changes nothing. If syncfs fails, monarch_syncfs returns its errno as
+ * a negative number. */
 TEST(the_kernel_is_asked_for_short_slices) {
     struct scheduling was = {0}, is = {0};
     SAME(syscall(SYS_sched_getattr, 0, &was, sizeof was, 0), 0);

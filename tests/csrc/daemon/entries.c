@@ -1,9 +1,11 @@
+/* Tests engine/entries.c: queues of orders, the search for orders and fills by entry, slots, and
+ * claims of units. */
 #include "engine/entries.c"
 
 #include "checks.h"
 
-/* Returns the results' ids of the queue's orders in their order, as a string. Checks the links
- * between them. */
+/* Returns the ids of the queue's orders as a string, from first to last. Checks the links between
+ * the orders. */
 static const char *ids_of(const struct queue *q) {
     static char text[64];
     uint64_t n = 0;
@@ -59,8 +61,9 @@ TEST(orders_leave_a_queue_in_their_order) {
     READS(ids_of(&q), "1 ");
 }
 
-/* A queued order is found by its entry until it leaves. Of several, the last one is found; and
- * among them the fill. Entries that share a bucket are told apart. */
+/* While an order is queued, it is found by its entry. If several orders have the same entry,
+ * monarch_order_of finds the last one, and monarch_queued_fill finds the FILL. Entries that share a
+ * bucket are told apart. */
 TEST(an_order_is_found_by_its_entry) {
     struct pool *p = calloc(1, sizeof *p);
     const uint64_t ids[] = {7, 7 + MONARCH_BUCKETS, 7, 7 + 2 * MONARCH_BUCKETS, 7};
@@ -78,7 +81,7 @@ TEST(an_order_is_found_by_its_entry) {
     CHECK(monarch_order_of(p, ids[1]) == &jobs[1] && monarch_queued_fill(p, ids[1]) == &jobs[1]);
     CHECK(monarch_order_of(p, ids[3]) == &jobs[3] && !monarch_queued_fill(p, ids[3]));
     CHECK(!monarch_has_order(p, 8) && !monarch_has_order(p, 7 + 3 * MONARCH_BUCKETS));
-    monarch_unqueue(p, &jobs[4]); /* it was never remembered, and others of its entry stay */
+    monarch_unqueue(p, &jobs[4]); /* a DROP is never remembered, and the others of its entry stay */
     SAME(monarch_has_order(p, 7), 1);
     monarch_unqueue(p, &jobs[2]);
     CHECK(monarch_order_of(p, 7) == &jobs[0]);
@@ -95,7 +98,8 @@ TEST(an_order_comes_from_a_peer_or_a_source) {
     SAME(monarch_origin_of(&job), MONARCH_FROM_PEER);
 }
 
-/* A slot is freed once, and then nothing is told in it any more. */
+/* Freeing an order's slot a second time does nothing. A free slot's word is 0, so readers see no
+ * fill in it. */
 TEST(a_slot_is_freed_once) {
     struct pool *p = calloc(1, sizeof *p);
     p->shared.fills = calloc(1, sizeof *p->shared.fills);
@@ -110,7 +114,7 @@ TEST(a_slot_is_freed_once) {
     free(p);
 }
 
-/* Each unit has a bit of its own. */
+/* Each unit of a fill has its own bit, which says whether a thread has claimed the unit. */
 TEST(units_are_claimed_one_by_one) {
     const uint64_t units[] = {0, 1, 31, 32, 63, 64, 127};
     for (int k = 0; k < 7; k++) {
@@ -122,8 +126,9 @@ TEST(units_are_claimed_one_by_one) {
     }
 }
 
-/* Fills are served in their order. A fill is found by its entry until it is removed, wherever it
- * is. A fill that moves to the end may give its position to another one. */
+/* Fills stay in the order in which they were added. A fill is found by its entry until it is
+ * removed, at whatever position. monarch_move_last moves a fill to the end; another fill may move
+ * to the position that becomes free. */
 TEST(fills_are_kept_in_their_order) {
     struct pool *p = calloc(1, sizeof *p);
     struct job jobs[4];

@@ -1,3 +1,5 @@
+/* Tests copy/flow.c, which measures the throughput of endpoints, and copy/job.c: how orders fail,
+ * and how copies are named and removed. */
 #include "set_clock.h"
 
 #include "copy/flow.c"
@@ -18,8 +20,9 @@ TEST(levels_double) {
         SAME(level_of(cases[i].threads), cases[i].level);
 }
 
-/* A visit counts its bytes and its time at its own endpoint, at the level of its beginning. A visit
- * that ends unseen counts neither. Afterwards nobody is at the endpoint. */
+/* A visit adds its bytes and its time to its own endpoint. They count for the number of threads
+ * that were there when the visit began. monarch_leave_unseen ends a visit without counting it.
+ * After all visits, no thread counts as being at the endpoint. */
 TEST(a_visit_is_measured) {
     struct monarch_engine *e = make_engine(4096);
     static struct monarch_flow flows[MONARCH_ENDPOINTS];
@@ -37,7 +40,7 @@ TEST(a_visit_is_measured) {
     CHECK(!e->endpoint[4].busy && !e->endpoint[0].busy);
     flows[5].ns[0] = 77;
     monarch_engine_flows(e, flows, 5);
-    SAME(flows[5].ns[0], 77); /* only five were asked for */
+    SAME(flows[5].ns[0], 77); /* the call asked for endpoints 0 to 4 only */
     monarch_engine_flows(e, flows, MONARCH_ENDPOINTS + 1);
     for (int i = 0; i < MONARCH_ENDPOINTS; i++)
         for (int level = 0; level < MONARCH_LEVELS; level++) {
@@ -51,7 +54,7 @@ TEST(a_visit_is_measured) {
             SAME(flows[i].ns[level], ns);
         }
     time_ns++;
-    first = monarch_visit(e, 4); /* the second visit of a thread alone counts as one thread */
+    first = monarch_visit(e, 4); /* one thread alone counts at level 0, also at its second visit */
     monarch_leave(&first, 1);
     SAME(e->endpoint[4].flow.bytes[0], 1001);
     free_engine(e);

@@ -1,3 +1,5 @@
+/* Tests copy/from_peer.c: which peers a fill asks, how often, and when it reads the source
+ * instead. */
 #include <time.h>
 
 #include "peers/peers.h"
@@ -189,7 +191,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
         answers[4][0] = bad[i];
         SAME(fetch(0, UNIT), 1);
         CHECK(asked[4] == 1 && asked[6] == 1 && fill.asks == 1 && fill.gave == 2);
-        SAME(last.is_owner, 0); /* with two peers, the owner is not known */
+        SAME(last.is_owner, 0); /* two peers are named, so it is not known which one is the owner */
         SAME(fetch(UNIT, UNIT), 1);
         CHECK(asked[4] == 1 && asked[6] == 2);
         SAME(monarch_giver_of(&fill), 6);
@@ -277,15 +279,15 @@ TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
                     free_engine(e);
                 }
     make(4, -1);
-    fill.blocks = 1; /* with one block, the last block is fetched from the peer like any other */
+    fill.blocks = 1; /* if the file has only one block, its last block comes from the peer too */
     fill.is_last_late = 1;
     demand(0);
     SAME(fetch(0, UNIT), 1);
     free_engine(e);
 }
 
-/* A peer that is late with the last block has not failed. It is still asked first for other blocks.
- */
+/* A peer that is late with the last block does not count as failed. For other blocks, it is still
+ * asked first. */
 TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
     make(4, 6);
     for (int i = 0; i < ASKS; i++)
@@ -399,7 +401,7 @@ TEST(a_reader_waits_for_one_silent_peer_only) {
         }
 }
 
-/* A demand for another file, before or after this one, is no demand for these bytes. */
+/* A demand for the entry before or after the fill's entry is no demand for the fill's bytes. */
 TEST(a_reader_of_another_file_waits_for_that_file) {
     make(4, -1);
     for (uint64_t entry = 4; entry < 7; entry++) {

@@ -1,3 +1,5 @@
+/* Tests engine/grant.c: how threads order fills for readers within a grant, when they wake the
+ * daemon's loop, and the homes of files. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -116,7 +118,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         int is_ordered, is_answered, is_noted, is_early, wakes;
     } cases[] = {
         {1, 1, 1, 0, wanted, 1, 0, 1, 0, 0},  /* it is filled */
-        {1, 1, 1, 1, absent, 1, 0, 1, 0, 0},  /* so is one that a client has requested */
+        {1, 1, 1, 1, absent, 1, 0, 1, 0, 0},  /* it is filled, because a client has requested it */
         {1, 1, 1, 0, absent, 0, 1, 1, 0, 0},  /* nobody asks for a copy */
         {1, 1, 1, 1, present, 0, 1, 1, 0, 0}, /* there is a copy */
         {1, 1, 0, 0, wanted, 0, 0, 1, 0, 1},  /* the grant has no room */
@@ -135,7 +137,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         monarch_table(c)[2].word = monarch_word(cases[i].state, 0, 0, 0);
         if (cases[i].is_requested)
             monarch_set_bit(&e->clients->wanted, 2);
-        if (!can_lock) /* it is taken by somebody else, and stays so */
+        if (!can_lock) /* another thread has the lock and keeps it */
             pthread_mutex_lock(&w->lock);
         monarch_order_demanded(p, &me);
         if (!can_lock) {
@@ -177,8 +179,8 @@ TEST(a_reader_that_is_gone_gets_nothing) {
     done();
 }
 
-/* Of many readers that were left to Python, one wake-up is enough until the daemon's loop rests
- * again. */
+/* The daemon's loop is woken once for all readers that the threads leave to it. Only after its next
+ * rest is it woken again. */
 TEST(the_loop_is_woken_once_for_all) {
     make();
     struct worker me = {.pool = p};
@@ -203,8 +205,9 @@ TEST(the_loop_is_woken_once_for_all) {
     done();
 }
 
-/* After a fill without a published copy, the loop is woken. After another order it is woken only if
- * a reader still waits that was left to it. Never after a PAGE_IN, and only once. */
+/* After a fill that has published no copy, the daemon's loop is woken. After another order, it is
+ * woken only if a reader still waits that was left to the loop. The loop is never woken after a
+ * PAGE_IN, and only once before it rests. */
 TEST(an_order_without_a_copy_leaves_work) {
     const struct {
         int kind, waits, is_woken;
@@ -232,8 +235,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A grant has its room, its copies' numbers and its sources. Readers that were looked at too early
- * are looked at again, and slots with new readers too. Threads and the listener learn of it. */
+/* A new grant sets the room in the tiers and the number of the next copy. The threads look again at
+ * two kinds of readers: those at which they looked too early, and those that have come into a slot
+ * since. The threads are woken, and the listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};
@@ -260,7 +264,7 @@ TEST(a_grant_begins_anew) {
     done();
 }
 
-/* At its end, a grant tells which fills were ordered, once. */
+/* The end of a grant reports the fills that were ordered within it. A second call reports none. */
 TEST(an_ended_grant_tells_its_fills) {
     struct monarch_placed out[MONARCH_PLACED];
     make();
@@ -275,8 +279,9 @@ TEST(an_ended_grant_tells_its_fills) {
 
 /* --- homes ------------------------------------------------------------------------------------ */
 
-/* The homes of files are kept, and stored in the catalog. The table grows as needed, and files of
- * which nothing was told have no home. */
+/* The home of a file tells which node keeps the file. The engine remembers each home that it is
+ * told, and stores it in the catalog. The engine's table of homes grows as needed. A file without a
+ * told home has none there. */
 TEST(homes_are_kept_for_each_file) {
     make();
     const struct monarch_home own = {.asked_first = -1, .storage = MONARCH_IN_TIERS},
@@ -286,7 +291,7 @@ TEST(homes_are_kept_for_each_file) {
     const uint64_t ids[] = {5, 1, 3};
     CHECK(!p->grant.home);
     SAME(monarch_engine_homes(&p->shared, 0, NULL, NULL), 0);
-    CHECK(p->grant.home && p->grant.homes == 0); /* other nodes are there, and no home is known */
+    CHECK(p->grant.home && p->grant.homes == 0); /* made by the first call, also without homes */
     SAME(monarch_engine_homes(&p->shared, 3, ids, first), 0);
     SAME(p->grant.homes, 6);
     for (uint64_t i = 0; i < 6; i++)
@@ -299,7 +304,7 @@ TEST(homes_are_kept_for_each_file) {
     SAME(homes_told[3], 0);
     const uint64_t next = 6, far = 40;
     SAME(monarch_engine_homes(&p->shared, 1, &next, &own), 0);
-    SAME(p->grant.homes, 9); /* half as many again, so that few calls move the table */
+    SAME(p->grant.homes, 9); /* the table grows by half, so it is not moved often */
     CHECK(p->grant.home[6].storage == MONARCH_IN_TIERS && !p->grant.home[8].storage);
     SAME(monarch_engine_homes(&p->shared, 1, &far, &staged), 0);
     CHECK(p->grant.homes == 41 && p->grant.home[40].storage == MONARCH_IN_STAGING);
@@ -318,7 +323,8 @@ TEST(homes_are_kept_for_each_file) {
     done();
 }
 
-/* All homes of a long list are stored, the last one too, and the writer's lock is free again. */
+/* However long a list of homes is, all of them are stored in the catalog. Afterwards the writer's
+ * lock is free. */
 TEST(long_lists_of_homes_are_stored_in_parts) {
     const uint64_t lengths[] = {TOLD_AT_ONCE - 1, TOLD_AT_ONCE, TOLD_AT_ONCE + 1,
                                 2 * TOLD_AT_ONCE + 16};

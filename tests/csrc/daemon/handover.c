@@ -1,3 +1,5 @@
+/* Tests handover/kept.c, the table of waiting descriptors, and handover/handed.c, which orders
+ * fills for descriptors. kept_thread.c tests the table's thread. */
 #include "set_clock.h"
 
 static int rests_ended;
@@ -167,7 +169,7 @@ TEST(an_order_takes_its_descriptor) {
     }
     CHECK(h[0]->is_ordered && h[1]->is_ordered && h[2]->is_ordered);
     jobs[2]->entry.source = 1;
-    monarch_take_kept(p, jobs[2]); /* nothing is found: the source differs */
+    monarch_take_kept(p, jobs[2]); /* nothing is found, because the source differs */
     SAME(jobs[2]->handed, -1);
     jobs[2]->entry.source = 0;
     for (int i = 0; i < 4; i++)

@@ -1,3 +1,5 @@
+/* Tests serving/holdings.c: which blocks a node gives to peers, which requests may go on waiting,
+ * and what the peer server is told. */
 #include "set_clock.h"
 
 /* A server in place of that of server.c. It records which requests it was told to answer. */
@@ -104,9 +106,9 @@ TEST(sums_come_and_go_with_their_copy) {
     done();
 }
 
-/* The server is told when bytes of a file have come, and when files will get no copy. Each change
- * of the "patience" (which requests may go on waiting) concerns all requests, and the server is
- * told of it once. Without a server, nothing happens. */
+/* The server is told when bytes of a file have come, and when files will get no copy. The
+ * "patience" says which requests may go on waiting. When it changes, the server is told once.
+ * Without a server, nothing happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};
     struct monarch_peer_request wanted = {.source = 3};
@@ -265,7 +267,8 @@ TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
     done();
 }
 
-/* All files that have moved here are told, once and in their order. */
+/* monarch_holdings_moved reports the files that this node has begun to keep since the last call, in
+ * the order in which they came. */
 TEST(files_that_moved_here_are_told_once) {
     const uint64_t most = sizeof h->moved_here / sizeof *h->moved_here;
     const uint64_t counts[] = {0, 1, 2, most};

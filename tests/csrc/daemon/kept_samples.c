@@ -1,9 +1,10 @@
+/* Tests loaders/kept.c: samples in a memory that several processes share. */
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>
 
-/* How the process that was writing a sample is found: kill(pid, 0) gives this errno; 0: it
- * works. */
+/* The errno of kill(pid, 0), by which the code finds out whether the process that was writing a
+ * sample still runs. 0: kill succeeds. */
 static int kill_error;
 static int64_t killed;
 static int probe(int pid, int signal) {
@@ -61,8 +62,9 @@ TEST(a_sample_is_stored_once) {
     free(kept);
 }
 
-/* While a process writes a sample, it counts as missing and nobody else writes it. If the process
- * was killed, another one stores the sample. A process of another user has not ended. */
+/* While a process writes a sample, the sample counts as missing, and no other process writes it. If
+ * the writing process was killed, another process stores the sample. If kill fails with EPERM, the
+ * process still runs: it belongs to another user. */
 TEST(the_sample_of_a_killed_process_is_stored_by_another) {
     const struct { int error, is_stored; } cases[] = {{0, 0}, {EPERM, 0}, {ESRCH, 1}};
     for (int i = 0; i < 3; i++) {
@@ -86,8 +88,8 @@ TEST(the_sample_of_a_killed_process_is_stored_by_another) {
     free(kept);
 }
 
-/* A sample that does not fit is not tried again. Only the first one is told, and smaller samples
- * still find room. The last byte of the room is used. */
+/* A sample that does not fit is never stored later. monarch_kept_put returns 1 for the first such
+ * sample only. Smaller samples still find room, up to the last byte. */
 TEST(the_first_sample_without_room_is_told) {
     const char bytes[ROOM + 1] = "twenty-one bytes long";
     make();

@@ -1,4 +1,5 @@
-/* The thread that looks after the table of waiting descriptors, and what wakes it. */
+/* Tests handover/kept.c: the thread that looks after the table of waiting descriptors, and what
+ * wakes it. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -9,8 +10,8 @@
 
 #include "set_clock.h"
 
-/* If `is_scripted` is set, calls of the futex only note what they were for. limits: by wait, its
- * limit [ns]; 0: none. at_wait: called in each wait. */
+/* If `is_scripted` is set, wake-ups and waits of the futex are only recorded. limits: for each
+ * wait, its limit [ns]; 0: none. at_wait: called in each wait. */
 static int is_scripted, wakes, waits;
 static long limits[8];
 static void (*at_wait)(uint32_t *bell, uint32_t seen);
@@ -46,7 +47,7 @@ static int can_lock = 1;
 static int lock_soon(struct monarch_writer *w) {
     return can_lock && pthread_mutex_lock(&w->lock) == 0;
 }
-/* What the table's files are answered. */
+/* The answer that the table gets for each of its files. */
 #include "handover/handed.h"
 static enum monarch_answer answers = MONARCH_NOT_YET;
 static int orders;
@@ -132,9 +133,10 @@ static void act(uint32_t *bell, uint32_t seen) {
     turns++;
 }
 
-/* The thread sleeps without a limit while the table is empty. As long as a descriptor waits, the
- * thread looks at it again and again, and soon closes those that are wanted closed. A ring while it
- * looks is not missed. It ends when the engine stops. */
+/* While the table is empty, the thread sleeps without a limit. While a descriptor waits, the thread
+ * looks at the table again and again. It soon closes the descriptors that their programs want
+ * closed. It does not miss a ring that comes during a look. The thread ends when the engine
+ * stops. */
 TEST(the_thread_looks_while_descriptors_wait) {
     make();
     int before = open_descriptors();
@@ -160,7 +162,7 @@ TEST(a_ring_during_a_look_is_not_missed) {
     monarch_keep(t, hand(1), 0);
     e->clients->claim[1] |= MONARCH_CLAIM_RECALLED;
     wakes = 0;
-    look_after(t); /* the look itself rings for what it drops */
+    look_after(t); /* this look drops a descriptor, and rings the bell itself */
     CHECK(waits == 1 && wakes == 1);
     done();
 }
@@ -189,15 +191,16 @@ TEST(the_thread_is_woken_when_it_must_act) {
     done();
 }
 
-/* A look leaves all locks free, wakes policy if it must order a fill, and orders nothing while the
- * writer's lock is taken. An empty table is not looked at. */
+/* A look at the table leaves all locks free. If policy must order a fill, the look wakes it, once
+ * for each file. While another thread has the writer's lock, the look orders nothing. If the table
+ * is empty or missing, nothing is ordered. */
 TEST(a_look_asks_policy_for_what_is_refused) {
     make();
     monarch_look_at_kept(p);
     SAME(orders, 0);
     monarch_keep(t, hand(1), 0);
     can_lock = 0;
-    pthread_mutex_lock(&w->lock); /* it is taken by somebody else, and stays so */
+    pthread_mutex_lock(&w->lock); /* another thread has the lock and keeps it */
     monarch_look_at_kept(p);
     CHECK(orders == 0 && rests_ended == 0 && t->count == 1);
     SAME(pthread_mutex_trylock(&w->lock), EBUSY);
@@ -222,8 +225,8 @@ TEST(a_look_asks_policy_for_what_is_refused) {
 
 /* --- start and end ---------------------------------------------------------------------------- */
 
-/* A table takes a part of the descriptors that the process may have, up to its own limit. Its
- * thread has a small stack, and ends when the engine stops. */
+/* A table holds at most 1 / SHARE of the descriptors that the process may have open, and at most
+ * KEPT. Its thread has a small stack, and ends when the engine stops. */
 TEST(a_table_has_a_thread_until_it_ends) {
     const rlim_t limits_of[] = {SHARE - 1, SHARE, SHARE * KEPT - 1, SHARE * KEPT, RLIM_INFINITY};
     const unsigned right[] = {0, 1, KEPT - 1, KEPT, KEPT};

@@ -1,3 +1,5 @@
+/* Tests publish/listing.c, which makes the listings of directories, and publish/find.c, which finds
+ * entries. */
 #include "publish/listing.c"
 #include "publish/find.c"
 
@@ -229,8 +231,8 @@ TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
     done();
 }
 
-/* An entry whose directory is not in the catalog, or that was found outside a walk, changes nothing
- * before the table, where the table of copies ends. */
+/* A listing is not made from entries whose directory is not in the catalog, or that were found
+ * outside a walk. Such entries must not make the code write before the first entry of the table. */
 TEST(an_entry_without_its_directory_changes_nothing_else) {
     make();
     add("gone/file", MONARCH_FILE, MONARCH_NO_PLACE);

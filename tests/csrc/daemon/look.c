@@ -1,3 +1,4 @@
+/* Tests scan/look.c: how the attributes of files and file systems are read. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* If set, what the next calls tell. The flags and the mask of the last call. */
+/* told: if set, the attributes that statx returns. stat_error: if set, the error with which statx
+ * fails. stat_flags, stat_mask: those of the last call. */
 static struct statx *told;
 static int stat_error, stat_flags;
 static unsigned stat_mask;
@@ -86,8 +88,8 @@ TEST(a_target_fits_or_is_too_long) {
     close(here);
 }
 
-/* The caller's flags reach the kernel, a link is never followed, and an error is told as its
- * errno. */
+/* The caller's flags reach the kernel, and a link is never followed. If statx fails, the look
+ * returns the errno as a negative number. */
 TEST(a_look_has_the_flags_of_its_caller) {
     make();
     struct monarch_entry e;
@@ -103,8 +105,8 @@ TEST(a_look_has_the_flags_of_its_caller) {
     close(here);
 }
 
-/* A file whose times or block size the catalog cannot hold is left to its source. So is none whose
- * time of birth is unknown. */
+/* A file whose times or block size do not fit into the catalog is left to the source. A time of
+ * birth that is not known does not count. */
 TEST(what_the_catalog_cannot_hold_is_left_to_the_source) {
     const int64_t most = 9000000000LL;
     const struct {

@@ -1,3 +1,4 @@
+/* Tests peers/mac.c: MACs and seals, and what happens if libcrypto fails or lacks a function. */
 #include <dlfcn.h>
 
 /* A libcrypto that lacks the function with this name; NULL: a whole one. */
@@ -77,7 +78,7 @@ TEST(a_mac_after_a_failed_call_is_invalid) {
     monarch_mac_free(m);
 }
 
-/* A seal depends on the number, on each byte and on the digest. */
+/* A seal is right only for its frame's number, for the frame's bytes, and for the digest. */
 TEST(a_seal_is_that_of_its_frame) {
     struct monarch_mac *m = monarch_mac_new(key);
     struct monarch_digest digest = {{7}};
@@ -106,7 +107,7 @@ static int note_update(void *c, unsigned char *out, int *n, const unsigned char 
     return 1;
 }
 
-/* A long range is added in parts that fit into an int. */
+/* A long range is passed to libcrypto in parts, because the length of a part is an int. */
 TEST(a_long_range_is_added_in_parts) {
     CHECK(monarch_mac_is_there());
     evp.update = note_update;
@@ -123,7 +124,7 @@ TEST(a_long_range_is_added_in_parts) {
     monarch_mac_free(m);
 }
 
-/* A library that lacks one of the functions is none. Then there are no MACs. */
+/* A libcrypto that lacks one of the functions counts as missing. Then no MAC can be made. */
 TEST(a_library_that_lacks_a_function_is_none) {
     const char *names[] = {"EVP_CIPHER_CTX_new",  "EVP_CIPHER_CTX_free", "EVP_aes_128_gcm",
                            "EVP_EncryptInit_ex",  "EVP_EncryptUpdate",   "EVP_EncryptFinal_ex",

@@ -1,4 +1,5 @@
-/* A unit is shown to readers only if all its bytes are in the copy, whatever fails. */
+/* Tests copy/fill.c: whatever fails, a unit is shown to readers only if all its bytes are in the
+ * copy. */
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -6,13 +7,14 @@
 #include "copy/pack.h"
 #include "copy/source_file.h"
 
-/* What fails: the fill's step, and for a read or write, its number, counted from 0. */
+/* The step of the fill that fails. at_part: the number of the read or write that fails, counted
+ * from 0. */
 enum step {
     NOTHING,
     STOPPED,  /* the engine stops before the source is opened */
     OPEN,     /* the file cannot be opened */
     STOPS,    /* the engine stops between two reads */
-    OTHER,    /* another thread has given the fill up meanwhile */
+    OTHER,    /* another thread gives the fill up before a read */
     RECALL,   /* the program wants its descriptor back, and the file is gone */
     READ,     /* a read fails */
     SHORT,    /* the file is shorter than before */
@@ -47,7 +49,7 @@ static ssize_t read_part(struct monarch_engine *of, struct fill *fill, int from,
 }
 static ssize_t write_at(int fd, const void *from, size_t n, off_t at) {
     int is_it = writes++ == at_part;
-    errno = fails == FULL ? ENOSPC : fails == WRITE ? EROFS : EINTR; /* EINTR is an old one */
+    errno = fails == FULL ? ENOSPC : fails == WRITE ? EROFS : EINTR; /* EINTR: an old error */
     return is_it && (fails == WRITE || fails == FULL) ? -1
            : is_it && fails == NO_WRITE               ? 0
                                                       : (ssize_t)n;
@@ -110,8 +112,9 @@ static void check_shown(uint64_t units, int is_shown) {
     SAME(f->left[0], f->units - (is_shown ? units : 0));
 }
 
-/* If any step of a move fails, in whatever part of it, its units are not shown, the fill fails, and
- * its result says why. Nothing is read or written after the failure. */
+/* If any step of a move fails, at the first part of the bytes or a later one, no unit of the move
+ * is shown and the fill fails. The fill's result says why. Nothing is read or written after the
+ * failure. */
 TEST(no_unit_is_shown_without_its_bytes) {
     const struct {
         int status, error;
@@ -145,8 +148,9 @@ TEST(no_unit_is_shown_without_its_bytes) {
         }
 }
 
-/* A file in a pack is not opened, also while the engine stops. If the pack cannot be read, the file
- * itself is. If its copy cannot be written, no unit is shown. */
+/* The bytes of a file in a pack come from the pack, so the file is not opened. This is also so
+ * while the engine stops. If the pack cannot be read, the file itself is read. If the copy cannot
+ * be written, no unit is shown. */
 TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
     for (int way = 0; way < 4; way++) {
         make(100);
@@ -167,7 +171,7 @@ TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
 /* A block ends with its last unit. Its sum is computed from the copy if the thread has not seen all
  * of its bytes. If the copy cannot be read, the fill fails and the block stays unfinished. */
 TEST(a_block_without_a_sum_fails_the_fill) {
-    /* the copy is read well, is short, cannot be read, or has ended */
+    /* the copy is read well, is a byte too short, cannot be read, or ends at the first byte */
     const int results[] = {0, 1, -1, MONARCH_CHUNK};
     for (int i = 0; i < 4; i++) {
         make(2 * MONARCH_CHUNK);
@@ -206,7 +210,7 @@ TEST(a_fill_may_have_descriptor_zero) {
         CHECK(f && (is_handed ? f->from : f->to) == 0);
         monarch_fill_move(e, f, 0, 1, buffer, NULL);
         if (is_handed)
-            unlink("file"); /* the end of the fill asks the source, and finds no file any more */
+            unlink("file"); /* the end of the fill looks for the file at the source */
         monarch_fill_end(e, f);
         SAME(job->result.status, is_handed ? MONARCH_SOURCE_CHANGED : MONARCH_DONE);
         SAME(fcntl(0, F_GETFD), -1);
@@ -219,8 +223,8 @@ TEST(a_fill_may_have_descriptor_zero) {
     }
 }
 
-/* If a fill cannot begin, its copy is removed, and a descriptor that was handed over is closed,
- * whatever numbers they have. */
+/* If a fill cannot begin, its copy is removed, and a descriptor that was handed over is closed.
+ * This is also so for descriptor 0. */
 TEST(a_fill_that_cannot_begin_leaves_nothing) {
     for (int way = 0; way < 3; way++) {
         make(1);

@@ -1,4 +1,5 @@
-/* The end of a pack, its first member and its first peer, and the waits for reads of others. */
+/* Tests copy/pack.c: a pack that ends too early, its first member, orders that ask a peer first,
+ * and the limit of a thread's wait for another thread's read. */
 #include <pthread.h>
 #include <time.h>
 
@@ -19,8 +20,9 @@ static int wait_at(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec 
 
 #include "checks.h"
 
-/* A wait lasts LOOK_NS, also over the end of a second. Its limit must be a valid time: the C
- * library refuses any other, and the thread would look again and again without a pause. */
+/* A thread waits at most LOOK_NS, also if a new second begins during the wait. The limit of the
+ * wait must be a valid time. The C library refuses an invalid one at once, so the thread would look
+ * again and again without a pause. */
 TEST(a_wait_has_a_valid_limit) {
     const long second = 1000000000;
     const long parts[] = {0, 1, second - LOOK_NS - 1, second - LOOK_NS, second - 1};
@@ -58,8 +60,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* A pack that has become shorter than its members, even empty, has changed: none of the bytes that
- * were read is used. */
+/* A pack that has become empty, or too short for its members, counts as changed. None of the bytes
+ * that were read from it is used. */
 TEST(a_pack_that_ends_early_has_changed) {
     const off_t sizes[] = {0, 1, 99, 199};
     for (int i = 0; i < 4; i++) {
@@ -73,8 +75,8 @@ TEST(a_pack_that_ends_early_has_changed) {
     }
 }
 
-/* The first member of a pack is read from the pack like all others. If an order asks a peer first,
- * whatever its number, the member is not awaited yet. */
+/* The first member of a pack is read from the pack like all others. If the order asks a peer first,
+ * also if this is peer 0, the order does not count as waiting for the member yet. */
 TEST(the_first_member_is_one_of_them) {
     const int peers[] = {-1, 0, 1};
     for (int i = 0; i < 3; i++) {

@@ -1,3 +1,5 @@
+/* Tests publish/publish.c and publish/writer.c: how copies are published, how entries are added and
+ * updated, and how all entries move to a larger catalog. */
 #include "publish/publish.c"
 #include "publish/writer.c"
 
@@ -139,8 +141,8 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     done();
 }
 
-/* A new word of an entry also updates what depends on it: the guess in the index of copies, and the
- * inode number of the copy. */
+/* Each entry has a slot in the index by path, and the slot holds a guess of the entry's word. A new
+ * word of the entry also updates this guess, and the inode number of the copy. */
 TEST(a_word_sets_what_depends_on_it) {
     make();
     const uint64_t present = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -159,7 +161,7 @@ TEST(a_word_sets_what_depends_on_it) {
         SAME(entry(id)->copy_ino, i == 5 ? 0 : 555);
         SAME(guess_of(6), 0);
     }
-    /* the guesses are also right while entries share a place in the index */
+    /* the guesses are also right if several paths hash to the same slot */
     for (uint64_t all = 0; all < c->count; all++) {
         monarch_set_words(w, 1, &all, &present);
         for (uint64_t k = 0; k < c->count; k++)
@@ -221,7 +223,7 @@ TEST(an_update_replaces_the_attributes) {
     SAME(monarch_find_inode(c, 1, 999), 3);
     SAME(monarch_find_inode(c, 1, 103), -1);
     SAME(c->inodes_used, used + 1);
-    /* entry 3 with the same inode number as before needs no further place */
+    /* the inode number is in the index already, so it needs no further place there */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     SAME(c->inodes_used, used + 1);
     done();
@@ -236,7 +238,7 @@ TEST(updates_leave_places_to_new_entries) {
     c->inodes_used = most;
     SAME(monarch_catalog_update(w, 3, &fresh), -1);
     SAME(entry(3)->ino, 103);
-    fresh.ino = 103; /* 103 is in the index already and needs no further place */
+    fresh.ino = 103; /* 103 is in the index already, so it needs no further place */
     SAME(monarch_catalog_update(w, 3, &fresh), 0);
     fresh.ino = 999;
     c->inodes_used = most - 1;

@@ -1,4 +1,5 @@
-/* The threads that receive descriptors from readers: how they start, receive and end. */
+/* Tests handover/receive.c: how the threads that receive descriptors from readers start, receive
+ * and end. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "engine/work.h"
 #include "handover/kept.h"
 
-/* The step of a start that fails. */
+/* The step that fails in the start of the threads. */
 static enum { NOTHING, MEMORY, EPOLL, EVENTFD, TABLE, BUFFER, THREAD } fails;
 static void *scarce_calloc(size_t n, size_t size) {
     return fails == MEMORY ? NULL : calloc(n, size);
@@ -42,9 +43,8 @@ static void unmap_buffer(char *buffer) {
     monarch_unmap_buffer(buffer);
 }
 
-/* Descriptors that cannot be used end here, all others in do_handed. */
-static int woken;
-static void end_rest(struct pool *p) { __atomic_fetch_add(&woken, 1, __ATOMIC_SEQ_CST); }
+/* Each descriptor that comes with a valid message ends in do_handed, which closes it. */
+static void end_rest(struct pool *p) { (void)p; }
 static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *c, struct handed *h,
                                         struct job **job);
 static void do_handed(struct worker *w, struct job *job);
@@ -118,7 +118,7 @@ static void let_end(int n) {
 static void make(void) {
     before = open_descriptors();
     fails = NOTHING;
-    begun = may_end = tables = ended = joined = freed = table_hangs = unmapped = woken = 0;
+    begun = may_end = tables = ended = joined = freed = table_hangs = unmapped = 0;
     e = make_engine(4096);
     p = calloc(1, sizeof *p);
     w = monarch_writer_new();
@@ -249,8 +249,8 @@ TEST(a_failed_start_leaves_nothing) {
     }
 }
 
-/* If a further thread cannot be started, the others go on, and the next thread that is needed is
- * tried again. */
+/* If no further thread can be started, the others go on. The start is tried again when the next
+ * thread is needed. */
 TEST(threads_go_on_if_no_more_can_be_started) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);
@@ -305,7 +305,7 @@ static void unwatch(void) {
     close(here.end);
 }
 
-/* Returns whether the next wait for a message would return. */
+/* Returns whether a thread that waits for a message is woken at once. */
 static int is_ready(void) {
     struct epoll_event event;
     return epoll_wait(here.epoll, &event, 1, 0) == 1;
@@ -342,8 +342,8 @@ TEST(a_message_brings_at_most_one_descriptor) {
     done();
 }
 
-/* Each message wakes one thread. After it was received, the socket wakes a thread again. A thread
- * that finds no message does not wait for one. */
+/* Each message wakes one thread. The next message in the same socket wakes a thread only after the
+ * socket is watched again. A thread that finds no message does not wait for one. */
 TEST(a_socket_wakes_one_thread_at_a_time) {
     make();
     watch_here();

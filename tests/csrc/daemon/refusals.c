@@ -1,4 +1,4 @@
-/* What source_file.c does if the kernel refuses something, or gives descriptor 0. */
+/* Tests copy/source_file.c: what it does if the kernel refuses something, or gives descriptor 0. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The errors of the next calls of dup3, ended by 0. */
+/* The errors that the next calls of dup3 return, ended by 0. */
 static const int *dup_errors;
 static int dups;
 static int dup_to(int from, int to, int flags) {
@@ -28,8 +28,8 @@ static int control(int fd, int what, int flags) {
     }
     return fcntl(fd, what, flags);
 }
-/* If set, what the next reads with RWF_DONTCACHE return, ended by 99: an error, or how many bytes
- * they read at most. */
+/* If set, what the next reads with RWF_DONTCACHE return: an error, or the largest number of bytes
+ * that the read gives. The list ends with 99. */
 static const long *drop_results;
 static int drop_reads;
 #include "shared/sys.h"
@@ -76,7 +76,7 @@ static void make(int zero) {
     job->claim = 11;
     e->clients->claim[11] =
         monarch_claim_of(11, MONARCH_CLAIM_HANDED, monarch_now_ns()) | MONARCH_CLAIM_RECALLED;
-    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* it tells both open files apart */
+    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* tells this file from its replacement */
     f = (struct fill){.job = job, .units = 1, .from = handed};
     dups = 0;
     dup_errors = NULL;
@@ -94,8 +94,8 @@ static void done(int zero) {
     SAME(open_descriptors(), before);
 }
 
-/* The program's open file is closed, also if the daemon's own descriptor is 0, and if the kernel
- * asks to try again. */
+/* The daemon replaces the program's open file by its own, which closes the program's file. This
+ * also works if the daemon's descriptor is 0, and if the kernel at first asks to try again. */
 TEST(a_descriptor_is_replaced_at_last) {
     static const int again[] = {EINTR, EBUSY, EINTR, 0};
     for (int zero = 0; zero < 2; zero++)
@@ -103,7 +103,7 @@ TEST(a_descriptor_is_replaced_at_last) {
             int status = 0;
             make(zero);
             dup_errors = is_busy ? again : NULL;
-            errno = EPERM; /* that of an earlier call */
+            errno = EPERM; /* an old error, which must not matter */
             SAME(monarch_give_back_recalled(e, &f, handed, &status), 0);
             SAME(dups, is_busy ? 4 : 1);
             SAME(lseek(handed, 0, SEEK_CUR), 0);
@@ -174,9 +174,10 @@ TEST(a_source_that_refuses_is_not_asked_again) {
     done(1);
 }
 
-/* A read that the file system refuses to drop from the page cache is made again from where it was,
- * and the source is not asked for such reads any more. Interrupted and short reads go on. If the
- * file cannot be read at all, this says nothing about the file system. */
+/* Reads with RWF_DONTCACHE leave no pages in the page cache. If the file system refuses such a
+ * read, the read goes on without the flag from where it was, and this source is not asked for such
+ * reads again. Interrupted and short reads go on with the flag. If the file cannot be read at all,
+ * this says nothing about the file system. */
 TEST(a_source_that_keeps_pages_is_noted) {
     static const long results[][5] = {
         {-EOPNOTSUPP, 99}, {-EINTR, 30, -EINTR, -EINVAL, 99}, {-EINTR, 60, 1, 39, 99}, {60, 0, 99}};

@@ -1,9 +1,9 @@
-/* Which threads are woken for which work. */
+/* Tests engine/schedule.c: which threads are woken for which work. */
 #include <pthread.h>
 
 #include "shared/doorbell.h"
 
-/* The rings in their order. */
+/* The calls of monarch_bell_ring, in their order. */
 static struct {
     const struct monarch_bell *bell;
     int threads;
@@ -54,8 +54,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* After a change, one thread is woken for each origin that has work, if there is any, and the
- * pool's lock is free before: the thread needs it at once. */
+/* After a change, one thread is woken for each origin that has work. The pool's lock is released
+ * before, because the woken thread needs it at once. */
 TEST(one_thread_of_each_origin_is_woken) {
     for (int bits = 0; bits < 4; bits++) {
         make();
@@ -80,8 +80,10 @@ TEST(one_thread_of_each_origin_is_woken) {
 
 enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
 
-/* Work of each kind needs threads of its origin with a role that does it. Work that no reader waits
- * for also needs width and, if it is a fill, a slot. */
+/* Work of each kind needs threads of its origin that do this kind of work. The width limits how
+ * many threads do work for which no reader waits. While it is used up, only these kinds still need
+ * threads: urgent orders, PAGE_INs, and readers' demands, with or without an order. While no slot
+ * is free, queued orders of fills need no threads. */
 TEST(work_needs_threads_that_do_it) {
     const uint32_t all = MONARCH_DOES_ALL, ahead = MONARCH_READS_AHEAD;
     const struct {
@@ -126,8 +128,9 @@ TEST(work_needs_threads_that_do_it) {
         }
 }
 
-/* Fills from peers leave slots to the sources. Both kinds of work are needed at once if both are
- * there. */
+/* If several kinds of work are queued, threads of all these kinds are needed. If only
+ * MONARCH_SLOTS_OF_SOURCE slots are free, they are left to fills from the sources, and no thread is
+ * needed for peers. */
 TEST(work_of_several_kinds_needs_threads_of_all_kinds) {
     make();
     monarch_push(&p->to_page_in, &page_in);
@@ -143,8 +146,8 @@ TEST(work_of_several_kinds_needs_threads_of_all_kinds) {
     done();
 }
 
-/* An order for which a reader waits counts as one of a file in use from then on, and gets a slot.
- */
+/* When a thread takes an order for which a reader waits, the order gets a slot. It counts as an
+ * order of a file in use from then on. */
 TEST(an_order_with_a_reader_is_in_use) {
     for (int in_use = 0; in_use < 2; in_use++) {
         make();
@@ -164,8 +167,9 @@ TEST(an_order_with_a_reader_is_in_use) {
     }
 }
 
-/* The next unit of a file whose reader has waited is moved ahead of the reader. From a peer this is
- * not limited by the width, because a reader reads on; from a source it is. */
+/* While a reader reads a file, a thread moves the next unit before the reader asks for it. If the
+ * bytes come from a source, this is done only within the width. From a peer it is always done,
+ * because the reader reads on. */
 TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         for (int has_width = 0; has_width < 2; has_width++) {

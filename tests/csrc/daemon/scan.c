@@ -1,3 +1,5 @@
+/* Tests scan/tasks.c and scan/batch.c: in which order a scan's tasks are taken, how many names may
+ * be examined, and how found entries are handed over. */
 #include <pthread.h>
 
 #include "set_clock.h"
@@ -126,9 +128,9 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* A call replaces the allowance for wanted directories, unless the new value is 0. The call adds to
- * the allowance for other directories. A negative value makes an allowance unlimited. In the next
- * call, an unlimited allowance counts as 0. */
+/* monarch_scan_allow replaces the allowance for wanted directories, unless the new value is 0. It
+ * adds its other value to the allowance for other directories. A negative value makes an allowance
+ * unlimited. The next call counts an unlimited allowance as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -152,8 +154,9 @@ TEST(allowances_are_replaced_and_added_to) {
     done();
 }
 
-/* Names are subtracted from the allowance of their directory, unless it is unlimited. If all
- * directories are wanted, the allowance for wanted ones counts for all names. */
+/* Wanted and other directories have separate allowances of names. Each examined name is subtracted
+ * from the allowance of its directory, unless this is unlimited. If the scan wants all directories,
+ * the allowance for wanted ones counts for every name. */
 TEST(names_count_against_their_allowance) {
     make(4);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "y", 0);
@@ -431,8 +434,9 @@ TEST(the_first_error_is_kept) {
     done();
 }
 
-/* A scan goes on while any task is left, of whatever kind. A task of each kind may begin alone,
- * with the allowance of its kind only; a wanted directory needs none. */
+/* A scan is unfinished while a task of any kind is left. There are four kinds: directories and
+ * portions of names, each wanted or not. A task without others may begin if there is an allowance
+ * for its kind. A wanted directory needs no allowance. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)
         for (int may = 0; may < 3; may++) {

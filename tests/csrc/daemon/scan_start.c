@@ -1,4 +1,5 @@
-/* The threads of a scan: how they start and end, and when they lower their priority. */
+/* Tests scan/scan.c: how the threads of a scan start and end, and when they lower their
+ * priority. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -29,7 +30,8 @@ static int set_priority(int which, id_t who, int to) {
 }
 
 #include "scan/scan.h"
-/* What the threads examine, and where they may hang. */
+/* Replacements for what the threads do with names and directories. A thread that walks a directory
+ * waits while another thread holds `gate`. */
 static uint64_t looks_of_task = 1;
 static __thread uint64_t looks;
 static int walked, looked;
@@ -90,8 +92,8 @@ static void join_all(void) {
 
 /* --- start and stop --------------------------------------------------------------------------- */
 
-/* A scan of a whole source begins with its root. A scan of parts begins with these directories, in
- * their order. */
+/* A scan of a whole source begins with its root. A scan of parts begins with the directories that
+ * the caller names, in their order. */
 TEST(a_scan_begins_where_it_is_told) {
     const char *parts[] = {"a", "b", "c"};
     for (int way = 0; way < 3; way++) {
@@ -159,7 +161,8 @@ TEST(a_scan_stops_while_it_waits) {
     stop();
 }
 
-/* What a scan is told and tells. */
+/* monarch_scan_skip_known stores what the scan needs to skip known files. monarch_scan_up returns
+ * the inode number of the root's "..", or 0 before it is known. */
 TEST(a_scan_skips_what_is_known) {
     make();
     struct monarch_writer *w = monarch_writer_new();
@@ -180,8 +183,8 @@ TEST(a_scan_skips_what_is_known) {
 static void *run(void *arg) { return scan_thread(arg); }
 
 /* A thread that hardly ever sleeps while it examines names lowers its priority, once. It decides
- * when it has examined LOOKS names. One that often sleeps keeps its priority for a remote
- * source. */
+ * when it has examined LOOKS names. A thread that often sleeps reads a remote source, so it keeps
+ * its priority. */
 TEST(a_thread_that_hardly_sleeps_stands_back) {
     const struct {
         uint64_t looks;

@@ -1,8 +1,10 @@
-/* What a thread of a scan does while no names may be examined. */
+/* Tests scan/walk.c: what a thread of a scan does while it may not examine names, because the
+ * allowance of names is used up. */
 #include <pthread.h>
 
-/* What the thread does, one letter each: "h" hands its batch over, "w" waits, "v" is where names of
- * a file are examined. at_wait and at_hand_over change what the scan may do. */
+/* What the thread does, one letter for each step. "h": it hands its batch over. "w": it waits. "v":
+ * it examines a name. at_wait and at_hand_over are called in these steps, and may change what the
+ * scan may do. */
 static char trace[200];
 static void (*at_wait)(void), (*at_hand_over)(void);
 static void note(char letter) {
@@ -82,9 +84,9 @@ static void make_directory(const char *path) {
 static void allow(void) { s->may_look[0] = 3; }
 static void stop(void) { s->stopping = 1; }
 
-/* A thread without an allowance hands its batch over, and waits. The names that it examines
- * afterwards count. If an allowance comes while it hands over, it does not wait. If the scan stops,
- * it examines nothing more. */
+/* A thread without an allowance of names hands its batch over and waits. Names that it examines
+ * after the wait count against the new allowance. If an allowance comes while the thread hands its
+ * batch over, it does not wait. If the scan stops, the thread examines nothing more. */
 TEST(a_thread_waits_for_an_allowance) {
     make_directory("d");
     make();
@@ -122,8 +124,9 @@ static void count_wanted(void) {
     s->may_look[0] = s->may_look[1] = ALL_NAMES;
 }
 
-/* Instead of waiting, the thread lists wanted directories, whose names may have an allowance. It
- * waits only if there are none, or when it is in DEEPEST of them: its stack is small. */
+/* Instead of waiting, the thread scans wanted directories, whose names may have an allowance of
+ * their own. The thread waits only if there are none, or if it is already in DEEPEST such
+ * directories, one within the other: its stack is small. */
 TEST(wanted_directories_are_listed_meanwhile) {
     make_directory("d");
     for (unsigned n = 0; n < DEEPEST + 3; n++) {
@@ -142,7 +145,7 @@ TEST(wanted_directories_are_listed_meanwhile) {
         CHECK(strchr(trace, 'w') == strrchr(trace, 'w')); /* it has waited once */
         done();
     }
-    make(); /* while names of wanted directories may be examined, it need not wait there */
+    make(); /* in wanted directories, names may be examined, so the thread does not wait there */
     monarch_scan_want(s, "A", 0);
     monarch_add_task(s, monarch_new_task(s, "A", 0));
     s->may_look[1] = 1;
@@ -153,7 +156,8 @@ TEST(wanted_directories_are_listed_meanwhile) {
     done();
 }
 
-/* The names of a directory are wanted as it is, and count as settled as it does. */
+/* A portion of names is wanted if its directory is wanted, and counts as settled if its directory
+ * does. */
 TEST(a_portion_is_like_its_directory) {
     make();
     for (int bits = 0; bits < 4; bits++) {

@@ -1,5 +1,5 @@
-/* The start, the end and the loop of the peer server's threads, and what the server does if the
- * kernel refuses something. */
+/* Tests peers/server.c: how the server's threads start, loop and end, and what the server does if
+ * the kernel refuses something. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -8,7 +8,8 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
-/* The number of the call that fails, counted from 0, of each kind; -1: none. */
+/* fails_at: the number of the allocation that fails, counted from 0. thread_fails_at: the number of
+ * the thread that cannot be started. -1: none. */
 static int calls_of_calloc, fails_at, threads_made, thread_fails_at, epoll_fails, mac_fails;
 static void *scarce_calloc(size_t n, size_t size) {
     return calls_of_calloc++ == fails_at ? NULL : calloc(n, size);
@@ -28,8 +29,9 @@ static int control(int epoll, int how, int fd, struct epoll_event *event) {
     return epoll_ctl(epoll, how, fd, event);
 }
 
-/* If `is_scripted` is set, a wait for events calls at_wait, and then gives the event with this
- * name; UINT64_MAX: none. ticks: how long each wait may last. */
+/* If `is_scripted` is set, a wait for events calls at_wait, and then gives one event with the name
+ * event_name. If event_name is UINT64_MAX, the wait gives no event. ticks: the limits of the
+ * waits. */
 static int waits_left, ticks[8], ticked, is_scripted;
 static uint64_t event_name;
 static void (*at_wait)(void);
@@ -116,8 +118,9 @@ static int connect_to(server *s) {
     return two[1];
 }
 
-/* All threads are started. Each sleeps for long if no connection has a request, but all end at
- * once when the server ends, which closes every connection and the file of each. */
+/* A server starts all its threads. While no connection has a request, each thread sleeps for long.
+ * Still, all threads end at once when the server ends. The end closes every connection, and the
+ * file that it has open. */
 TEST(a_server_ends_at_once) {
     nothing_fails();
     int before = open_descriptors(), zero = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -229,20 +232,20 @@ TEST(a_thread_handles_events_until_the_server_stops) {
     at_wait = stop_after_waits;
     waits_left = 3;
     SAME((long)serve(lone), 0);
-    SAME(steps, 3); /* the fourth event came when the server was stopping */
+    SAME(steps, 3); /* in the fourth wait, the server is told to stop, so the event is ignored */
     CHECK(ticked == 4 && ticks[0] == 777 && ticks[1] == 777 && ticks[2] == TICK_MS);
     sigset_t blocked;
     pthread_sigmask(SIG_SETMASK, NULL, &blocked);
     CHECK(sigismember(&blocked, SIGPIPE) && sigismember(&blocked, SIGTERM));
     ticked = 0;
-    SAME((long)serve(lone), 0); /* a server that stops waits for no event */
+    SAME((long)serve(lone), 0); /* the server is still stopping, so the thread does not wait */
     SAME(ticked, 0);
     SAME(lone->at[0].is_busy, 0);
     lone->active = 0;
     done();
 }
 
-/* A thread whose digests have no memory ends, and the others go on. */
+/* A thread without memory for its digests ends. The other threads go on. */
 TEST(a_thread_without_memory_ends) {
     make();
     mac_fails = 1;
@@ -256,13 +259,13 @@ static enum monarch_peer_io_state yield_twice(connection *c, const struct monarc
     c->deadline_ns = UINT64_MAX;
     if (steps == 1)
         lone->at[1].deadline_ns = lone->next_sweep_ns = 0;
-    if (steps == 2) /* the thread has looked for late connections between the two steps */
+    if (steps == 2) /* after step 1, the thread has closed the late connection */
         SAME(lone->at[1].fd, -1);
     return steps < 3 ? MONARCH_PEER_TO_YIELD : MONARCH_PEER_TO_CLOSE;
 }
 
-/* A thread that goes on with its connection closes late ones meanwhile, so that a peer that always
- * takes more holds up no deadline. */
+/* A thread may go on with one connection without a wait. Meanwhile it closes connections that are
+ * late. So a peer that always takes more bytes does not delay the deadlines of others. */
 TEST(a_busy_thread_keeps_the_deadlines) {
     make();
     is_scripted = 0;
@@ -298,8 +301,8 @@ TEST(a_thread_without_events_keeps_the_deadlines) {
 
 /* --- refusals of the kernel ------------------------------------------------------------------- */
 
-/* A connection that cannot be watched, or whose seals have no memory, stays the caller's. Its place
- * is free again. */
+/* If a new connection cannot be watched, or there is no memory for its seals, the server does not
+ * take it: the caller keeps the socket, and the connection's place in the server stays free. */
 TEST(a_refused_connection_stays_the_callers) {
     make();
     int two[2];

@@ -1,3 +1,5 @@
+/* Tests copy/upkeep.c: how copies are checked, compared with their files, removed, and read into
+ * memory. */
 #include <sys/stat.h>
 
 /* If not NULL, called after each fstat that copy/upkeep.c makes. */
@@ -342,7 +344,8 @@ TEST(a_copy_that_is_shorter_or_gone_fails) {
     done_with(e, job);
 }
 
-/* A file that ends where a read begins has become shorter, like one that ends within a read. */
+/* A file that ends exactly where a read begins has become shorter, just like a file that ends
+ * within the read. */
 TEST(a_file_that_ends_between_two_reads_has_changed) {
     const off_t ends[] = {0, 1, MONARCH_CHUNK - 1, MONARCH_CHUNK, MONARCH_CHUNK + 1};
     for (int kind = MONARCH_CHECK; kind <= MONARCH_COMPARE; kind++)

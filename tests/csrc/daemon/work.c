@@ -1,3 +1,5 @@
+/* Tests engine/work.c: how results are handed over, how a thread begins, moves and ends fills, how
+ * it rests, and how threads are started. work_threads.c tests the loop of a thread. */
 #include <pthread.h>
 #include <time.h>
 
@@ -59,7 +61,8 @@ static void move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64
 #define monarch_whom_it_needs whom
 #define monarch_find_work look_for_work
 #define monarch_unlock_and_ring unlock_and_ring
-/* How often each step was taken with fills, with other orders and with results. */
+/* How often each step was taken. begun and ended: of fills. kept_up: of other orders. The others:
+ * of results and of descriptors. */
 static int begun, ended, kept_up, published, answered, closed_handed, took_kept;
 static struct fill *fill_begin(struct monarch_engine *e, struct job *job);
 static void fill_end(struct monarch_engine *e, struct fill *f) { ended++; }
@@ -175,8 +178,8 @@ TEST(the_daemon_is_rung_for_results_in_time) {
     done();
 }
 
-/* A finished job's result is queued. If the job has published a copy, the slot of its fill becomes
- * free. The threads are woken then, if a fill from a peer may have waited for a slot. */
+/* The result of a finished job is queued. If the job has published a copy, its slot becomes free.
+ * If so few slots were free that fills from peers had to wait, the threads are woken. */
 TEST(a_published_copy_frees_its_slot) {
     for (unsigned before = 0; before <= MONARCH_SLOTS_OF_SOURCE + 1; before++)
         for (int is_published = 0; is_published < 2; is_published++) {
@@ -320,9 +323,10 @@ TEST(an_order_ends_or_goes_back) {
 
 /* --- searches --------------------------------------------------------------------------------- */
 
-/* A thread that finds work wakes another one for the work that is left. A thread that finds none
- * wakes others only for work that it cannot do itself. If a thread leaves its peer, it wakes the
- * threads that waited for that. */
+/* A thread that finds work wakes another thread for the work that is left. A thread that finds none
+ * wakes others only for work that it cannot do itself. If the thread asked a peer before its search
+ * and has left this peer, another thread may ask the peer now. So the thread then wakes others even
+ * if none counts as sleeping. */
 TEST(a_search_wakes_others_for_the_rest) {
     const struct {
         int found, all, sleeping, leaves;

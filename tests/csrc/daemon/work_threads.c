@@ -1,4 +1,5 @@
-/* The loop of a copying thread, and how it serves readers in the middle of other work. */
+/* Tests engine/work.c: the loop of a copying thread, and how the thread serves readers in the
+ * middle of other work. */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -14,7 +15,7 @@
 #include "set_clock.h"
 #include "shared/doorbell.h"
 
-/* Replacements for what the loop calls. Each adds a word to the trace. */
+/* Replacements for the functions that a thread's loop calls. Each adds a word to `trace`. */
 static char trace[400];
 static int starts_fail;
 #define NOTE(...) snprintf(trace + strlen(trace), sizeof trace - strlen(trace), __VA_ARGS__)
@@ -85,7 +86,7 @@ static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
 static int turns;
-static struct job *jobs[3];     /* by search: the order that is found; NULL: the DROP */
+static struct job *jobs[3];     /* by search: the order that is found; NULL: `job` */
 static struct fill *fills[3];   /* by order: its fill */
 static struct fill *found_fill; /* if set, each search finds unit 9 of this fill */
 static int searches, fills_begun, calls_back;
@@ -189,9 +190,9 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
     done();
 }
 
-/* A thread that has had no work for a while returns the memory of its buffer, once. It sleeps
- * without a limit then. A thread that has left an order to a reader looks again sooner, and keeps
- * its buffer. */
+/* A thread that has had no work for a while returns the memory of its buffer, once. Then it sleeps
+ * without a limit. If a thread has left an order to a reader that is still reading, it looks for
+ * work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},
@@ -226,8 +227,8 @@ TEST(a_thread_rests_after_work_that_nobody_waits_for) {
             }
 }
 
-/* A thread whose work leaves no idle thread starts others before it begins. Their stacks are
- * small. */
+/* If no idle thread is left while a thread works, the thread starts others before it begins its
+ * work. Their stacks are small. */
 TEST(a_thread_that_leaves_nobody_starts_others) {
     for (int leaves = 0; leaves < 2; leaves++) {
         const struct turn one = {.found = 1, .leaves_nobody = leaves};
@@ -318,9 +319,10 @@ static void free_fills(void) {
     done();
 }
 
-/* Readers are served between two runs of a block. If a thread begins a fill for a reader, other
- * readers interrupt that fill too, but not the fill that the thread begins for them: the stack and
- * the delay of the first reader have a limit. */
+/* A thread that moves a block serves waiting readers after each run of units. If it begins a fill
+ * for such a reader, it also serves other readers in the middle of that fill. If it then begins a
+ * second fill, it does not interrupt that one. So the thread's stack and the delay of the first
+ * reader have a limit. */
 TEST(fills_for_readers_nest_two_deep) {
     const struct turn three[] = {{.found = 1}, {.found = 1}, {.found = 0}};
     make(three, 3);
