@@ -262,8 +262,8 @@ def test_nobody_waits_for_the_end_of_a_promotion_that_has_succeeded(
     table: Any, session: Made, tmp_path: Path, case: str, is_cleared: bool
 ) -> None:
     """A promotion has succeeded once the descriptor refers to the copy. The kernel may then still
-    be closing the source's file, and other threads do not wait for that. A tier may be on the same
-    device as a source. Then only the inode tells that the descriptor refers to the copy."""
+    be closing the source's file, and other threads do not wait for that. If the tier is on the same
+    device as the source, only the inode tells whether the descriptor refers to the copy."""
     path = tmp_path / "f"
     path.touch()
     found = path.stat()
@@ -307,7 +307,7 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
             assert table.track_word(FD) == word | SHARED
         assert blocked() == signals
     # The descriptor may have been closed by a call that the library did not see, and another open
-    # may have got its number.
+    # may have got its number. The unpin must not change the word of that open.
     table.track_set(FD, word_of(7))
     assert table.track_pin(FD, 0)
     table.track_set(FD, word_of(8, flags=PINNED))
