@@ -3,7 +3,7 @@
 #include "made.h"
 
 static const char *before;
-/* Makes `library` the path at which the library seems to lie. NULL restores the real path. */
+/* Makes the library use `library` as its own path. NULL restores the real path. */
 EXPORT void interpreter_library(const char *library) {
     static char path[2 * MONARCH_PATH_MAX];
     before = before ? before : monarch_library;

@@ -90,7 +90,7 @@ def test_a_checkout_names_its_interpreter_in_a_file(
     lib: Any, find: Find, tmp_path: Path, beside: bool
 ) -> None:
     """The file `interpreter` lies beside the library. If the interpreter that it names is gone, the
-    library looks for another one only if it lies in an environment itself."""
+    library looks for another one, but only if the library itself lies in an environment."""
     place = tmp_path / "lib" / "python3.11" / "site-packages" if beside else tmp_path / "checkout"
     (place / "monarch_py").mkdir(parents=True)
     lib.interpreter_library(os.fsencode(place / "monarch_py" / "libmonarch.so"))

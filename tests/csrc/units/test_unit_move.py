@@ -290,8 +290,8 @@ def test_only_the_slot_that_was_seen_is_taken_or_given_up(mapped: Mapped) -> Non
 
 
 def test_a_thread_replaces_the_mappings_until_none_waits(mapped: Mapped) -> None:
-    """A signal of the program must not be handled by the thread. Only the signal with which libc's
-    setuid interrupts all threads is not blocked."""
+    """The thread that replaces mappings must not handle the program's signals. It blocks all
+    signals but one: the signal with which libc's setuid interrupts all threads."""
     lib = mapped.lib
     mapped.wait()
     assert lib.move_start() == 1

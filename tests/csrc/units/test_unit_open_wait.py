@@ -35,7 +35,7 @@ class Opens:
         self.took(SECOND // 4)
 
     def took(self, ns: int) -> None:
-        """Makes the mean time of an open `ns`, and that of a read too."""
+        """Sets the mean time of an open to `ns`, and the mean time of a read too."""
         self.lib.progress_forget()
         self.lib.progress_took(ns, ns)
 

@@ -120,7 +120,7 @@ def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -
     elif case == "switch":
         stats.lib.attach_switch(stats.served.s, 1)
     elif case == "switched":
-        # Monarch is off while a file with this path exists. The library looks once a second.
+        # Monarch is off while a file with this path exists. The library looks for it once a second.
         control.switch_file[0] = bytes(stats.root)
         stats.lib.attach_forget_tick()
     elif case == "version":

@@ -165,8 +165,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """A call changes words in the table of tracked descriptors: those of a range, of a session, of
-    all descriptors or of one descriptor. All other descriptors keep their words."""
+    """Each of these calls changes the words of some descriptors in the table: of a range, of a
+    session, of one descriptor, or of all descriptors. All others keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])
