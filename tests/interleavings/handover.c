@@ -1,4 +1,5 @@
-/* Trials of a descriptor that the library hands over while another thread locks its file. */
+/* Trials of a descriptor that the library hands over to the daemon while another thread locks the
+ * descriptor's file. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -55,9 +56,9 @@ static void read_and_hand_over(void) {
     step();
 }
 
-/* The lock must end when the program closes its last descriptor of the open file. It may last
- * longer in one case: the daemon took so long to close its own descriptor that flock() stopped
- * waiting for this close. */
+/* Locks the file, and closes all of the program's descriptors of the open file. The lock must then
+ * have ended, with one exception. flock() waits at most RECALL_NS for the daemon to close its own
+ * descriptor. If the daemon takes longer, the lock lasts until the daemon has closed it. */
 static void lock_and_close(void) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(again_fd, LOCK_EX) == 0);

@@ -1,4 +1,5 @@
-/* Trials of descriptors that wait for an order in the daemon's table (csrc/handover/kept.c). */
+/* Trials of descriptors that a program has handed over. They wait in the daemon's table
+ * (csrc/handover/kept.c) for an order to fill their file. */
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/syscall.h>
@@ -14,7 +15,7 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* The limit on the daemon's open descriptors at which its table has room for one descriptor. */
+/* If the daemon may have only so many open descriptors, its table has room for one. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;
@@ -46,9 +47,9 @@ static void read_all(int fd, unsigned file) {
     version_of(file, got, 0, sizeof got);
 }
 
-/* flock() must return within RECALL_NS. The time for which interrupts hold threads up does not
- * count. If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open
- * file. Then the lock must end when the program closes its own descriptor. */
+/* flock() must return within RECALL_NS, apart from the time for which interrupts held threads up.
+ * If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open file. In
+ * this case, the lock must end when the program closes its own descriptor. */
 static void lock_and_close(int fd, unsigned file) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(fd, LOCK_EX) == 0);
@@ -72,7 +73,7 @@ static void read_and_lock(void) {
     end_program();
 }
 
-/* Reads the file, and locks it at about the time of the daemon's first grant. */
+/* Reads the file, and locks it at about the time when the daemon first grants room. */
 static void read_and_lock_later(void) {
     read_all(held_fd, SMALL);
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
@@ -104,8 +105,8 @@ static void open_and_read(void) {
 }
 
 /* Pauses, and then runs the daemon's loop. When the pause ends, the daemon must not have more
- * descriptors from programs than fit into its table. The exception: an interrupt may have held a
- * thread up. */
+ * descriptors from programs than fit into its table. It may have more if an interrupt has held
+ * up a thread, for example the one that closes descriptors. */
 static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());

@@ -341,8 +341,8 @@ def test_small_answers_that_no_buffer_holds_go_on_where_they_stopped(
 
 
 def take_late(server: FileServer, line: Line, asked: list[Offer]) -> None:
-    """Requests the files. Receives the answers only when the socket buffers are full, so that the
-    server has had to stop sending."""
+    """Requests the files, and waits until the socket buffers are full, so that the server has to
+    stop sending. Only then receives the answers."""
     line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
     # Wait until the server stops sending, because the socket buffers are full.
     sent = -1

@@ -3,7 +3,7 @@
 #include "made.h"
 
 static const char *before;
-/* Takes `library` for the path of the library, or NULL for the real path again. */
+/* Makes the library use `library` as its own path. NULL restores the real path. */
 EXPORT void interpreter_library(const char *library) {
     static char path[2 * MONARCH_PATH_MAX];
     before = before ? before : monarch_library;

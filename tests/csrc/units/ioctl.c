@@ -2,7 +2,7 @@
 
 #include "made.h"
 
-/* Sets or returns the inode flags (chattr) by way of the descriptor. Returns -errno on failure. */
+/* Sets the inode flags (chattr) of the descriptor's file. Returns 0, or -errno on failure. */
 EXPORT int ioctl_set_flags(int fd, int flags) {
     return ioctl(fd, FS_IOC_SETFLAGS, &flags) == 0 ? 0 : -errno;
 }

@@ -46,8 +46,9 @@ static void act(void) {
         e->copy_ino++;
     meanwhile.what = 0;
 }
-/* During the next look at the source, the daemon does this: 1: it replaces the entry's attributes;
- * 2: it marks the directory as changed; 3: it replaces the directory's listing. */
+/* Acts as the daemon during the next look at the source. what: the action of the daemon. 0: none;
+ * 1: it replaces the entry's attributes; 2: it marks the directory as changed; 3: it replaces the
+ * directory's listing. */
 EXPORT void metadata_meanwhile(struct session *s, uint64_t id, int what) {
     meanwhile.session = s;
     meanwhile.entry = (struct monarch_entry *)&monarch_entries(s->catalog)[id];

@@ -64,8 +64,9 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Gives slot 0 up after a failed try. more: by how much the number of the slot that the caller has
- * seen exceeds the slot's present number. */
+/* Calls drop on slot 0, as after a failed try. The slot's number changes whenever the slot changes.
+ * If `more` is not 0, the slot seems to have changed: the number that the caller has seen is larger
+ * than the present one by `more`. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

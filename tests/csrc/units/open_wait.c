@@ -1,8 +1,8 @@
 #include "preload/fill/open_wait.h"
 #include "preload/fill/wait.h"
 
-/* If answer is not negative, waits return at once, with this result, and are only counted.
- * has_copy: whether the look after a wait finds a copy. */
+/* If `answer` is not negative, no wait takes place: a wait is only counted, and returns `answer`.
+ * has_copy: whether the look at the catalog after such a wait finds a copy. */
 static int answer = -1, has_copy, waits, demands, looks, is_instead;
 static uint64_t limit_ns, wanted_bytes;
 static int wait_for_all(const struct monarch_wanted *w) {

@@ -44,7 +44,7 @@ EXPORT uint64_t segments_set_fills(struct session *s, uint64_t at) {
     return was;
 }
 EXPORT uint64_t segments_catalog_of(struct session *s) { return (uint64_t)s->catalog; }
-/* Returns the session's catalog after a search for the one of the newest generation. */
+/* Looks for the catalog of the newest generation. Returns the catalog that the session then has. */
 EXPORT uint64_t segments_newer_catalog(struct session *s) {
     return (uint64_t)monarch_catalog_slow(s, s->catalog);
 }

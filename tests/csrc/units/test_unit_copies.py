@@ -1,4 +1,5 @@
-"""Tests the calls on a descriptor of a copy that the source's file must answer."""
+"""Tests that calls on a descriptor of a copy have the same results as on the source's file: locks,
+flags, holes and ioctl requests."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ GET = {"F_GETLK": fcntl.F_GETLK, "F_OFD_GETLK": F_OFD_GETLK}
 
 
 class Copied:
-    """A descriptor of the copy of the file f. The file has data only from 64 KiB to 68 KiB; the
-    copy has none at the source's place."""
+    """A descriptor of the copy of the file f. Both files are sparse, and have their data at
+    different places: f only from 64 KiB to 68 KiB, the copy only in its first 4 KiB."""
 
     def __init__(self, lib: Any, served: Served) -> None:
         self.lib, self.source = lib, served.root / "f"
@@ -97,8 +98,8 @@ def test_a_lock_at_the_source_is_seen_on_the_copy(copied: Copied, command: str) 
 
 
 def test_the_flags_of_a_descriptor_are_those_of_the_programs_open(copied: Copied) -> None:
-    """The library opens copies with O_NOFOLLOW. It adds O_DSYNC if the program has passed
-    O_NOFOLLOW itself."""
+    """The library opens copies with O_NOFOLLOW, and hides this flag from the program. If the
+    program has passed O_NOFOLLOW itself, the library adds O_DSYNC to record that."""
     common = fcntl.fcntl(copied.fd, fcntl.F_GETFL) & ~os.O_NOFOLLOW
     for flags, shown in (
         (os.O_NOFOLLOW, 0), (os.O_NOFOLLOW | os.O_DSYNC, os.O_NOFOLLOW),
@@ -130,7 +131,8 @@ def test_holes_are_where_the_source_has_them(copied: Copied, whence: int) -> Non
 
 
 def test_without_a_free_descriptor_nothing_is_changed_on_the_copy(copied: Copied) -> None:
-    """A request that changes the inode needs a descriptor of the source's file."""
+    """A request that changes the inode needs a descriptor of the source's file. If none can be
+    opened, the request must fail instead of changing the copy."""
     free = os.dup(0)
     os.close(free)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

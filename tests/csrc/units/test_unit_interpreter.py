@@ -66,7 +66,8 @@ def test_the_command_of_the_environment_names_its_interpreter(
 def test_an_environment_that_was_moved_has_its_interpreter_beside_it(
     packages: Path, find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """The first line of the command may name no interpreter, or one that is gone."""
+    """The command is the script `monarch`. If its first line names no interpreter, or one that is
+    gone, the library takes the interpreter that lies beside the command."""
     beside = executable(packages.parents[2] / "bin" / "python3.11")
     monkeypatch.chdir(packages.parents[2])
     first = {
@@ -88,8 +89,8 @@ def test_an_environment_that_was_moved_has_its_interpreter_beside_it(
 def test_a_checkout_names_its_interpreter_in_a_file(
     lib: Any, find: Find, tmp_path: Path, beside: bool
 ) -> None:
-    """The file lies beside the library. If its interpreter is gone, another one is searched only in
-    an environment."""
+    """The file `interpreter` lies beside the library. If the interpreter that it names is gone, the
+    library looks for another one, but only if the library itself lies in an environment."""
     place = tmp_path / "lib" / "python3.11" / "site-packages" if beside else tmp_path / "checkout"
     (place / "monarch_py").mkdir(parents=True)
     lib.interpreter_library(os.fsencode(place / "monarch_py" / "libmonarch.so"))

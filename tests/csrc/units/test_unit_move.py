@@ -33,7 +33,7 @@ libc.mprotect.argtypes = [*[ctypes.c_size_t] * 2, ctypes.c_int]
 
 
 class Mapped:
-    """A mapping of a source's file that waits for the file's copy."""
+    """A mapping of a source's file. Once the file has a copy, the library replaces the mapping."""
 
     def __init__(self, lib: Any, served: Served) -> None:
         self.lib, self.served, self.at, self.n = lib, served, 0, 0
@@ -144,7 +144,7 @@ CASES = ["bypass", "version", "changed", "closed", "no_session", "other_session"
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_mapping_that_can_have_no_copy_stays_on_the_source(mapped: Mapped, case: str) -> None:
-    """A mapping that can have no copy no longer waits for one."""
+    """The library stops looking for a copy once there is no hope that one can be mapped."""
     served, lib = mapped.served, mapped.lib
     copy = served.copy("f", COPY + b"x" if case == "size" else COPY)
     entry = served.entry("f")
@@ -290,8 +290,8 @@ def test_only_the_slot_that_was_seen_is_taken_or_given_up(mapped: Mapped) -> Non
 
 
 def test_a_thread_replaces_the_mappings_until_none_waits(mapped: Mapped) -> None:
-    """A signal of the program must not be handled by the thread. Only the signal with which libc's
-    setuid interrupts all threads is not blocked."""
+    """The thread that replaces mappings must not handle the program's signals. It blocks all
+    signals but one: the signal with which libc's setuid interrupts all threads."""
     lib = mapped.lib
     mapped.wait()
     assert lib.move_start() == 1

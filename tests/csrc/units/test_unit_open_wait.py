@@ -24,8 +24,9 @@ def word(state: int, copy: int = 9) -> int:
 
 
 class Opens:
-    """Opens of the file of ENTRY, whose waits end at once. The file's size is one unit. A fill of
-    the file is queued, and programs may not read the file directly."""
+    """Opens the file of ENTRY. The waits of these opens are not real: they end at once, with a
+    result that the test chooses. The file's size is one unit. A fill of the file is queued, and
+    programs may not read the file directly."""
 
     def __init__(self, lib: Any, session: Made) -> None:
         self.lib, self.session, self.entry = lib, session, session.entries[ENTRY]
@@ -34,7 +35,7 @@ class Opens:
         self.took(SECOND // 4)
 
     def took(self, ns: int) -> None:
-        """Makes the mean time of an open and a read together twice `ns`."""
+        """Sets the mean time of an open to `ns`, and the mean time of a read too."""
         self.lib.progress_forget()
         self.lib.progress_took(ns, ns)
 
@@ -46,7 +47,8 @@ class Opens:
         self, answer: int = 1, flags: int = 0, is_alone: int = 0, entry: int = ENTRY,
         has_copy: bool = True,
     ) -> str:  # fmt: skip
-        """Returns what the open has done: "wait" or "demand", or "" for neither of them.
+        """Returns "wait" if the open has waited. Returns "demand" if it has only moved the fill to
+        the front of the queue. Returns "" if it has done neither.
 
         answer : result of the wait
         has_copy : whether the look at the catalog after the wait finds a copy
@@ -82,7 +84,8 @@ def test_an_open_waits_only_for_a_fill(opens: Opens, state: State, does: str) ->
     opens.entry.word = word(state)
     assert opens.open() == does
     assert opens.open(has_copy=False) == does, "the copy was removed after the wait"
-    opens.session.control.handed_bytes = UNIT  # programs may read the file directly
+    # From now on, programs may read the file directly.
+    opens.session.control.handed_bytes = UNIT
     assert opens.open() == does
 
 
@@ -112,9 +115,10 @@ def test_an_open_that_no_copy_can_serve_does_not_wait(opens: Opens, case: str) -
 
 @pytest.mark.parametrize("answer", [0, 1])
 def test_a_file_of_another_node_is_waited_for(opens: Opens, answer: int) -> None:
-    """Nodes that share the files fill them from each other, so no fill need be under way here. The
-    limit is that of a whole file (0). The wait for a file of one unit is never skipped, and is not
-    counted among the waits that were in vain."""
+    """Nodes that share the files fill them from each other. So an open waits even if no fill is
+    under way on its node. The limit 0 is that of a wait for a whole file. After a wait without
+    success, some of the next waits are skipped. The wait for a file of one unit is never skipped,
+    and never causes others to be skipped."""
     control, entry = opens.session.control, opens.entry
     control.handed_bytes, entry.flags = 4 * MIB, native.MONARCH_OF_OTHERS
     entry.word = word(ABSENT)
@@ -141,7 +145,8 @@ def test_a_file_of_another_node_is_waited_for(opens: Opens, answer: int) -> None
 def test_a_fill_of_what_programs_could_read_is_waited_for(
     opens: Opens, size: int, answer: int
 ) -> None:
-    """Otherwise the source would send the bytes twice. The limit is that of a whole file (0)."""
+    """The fill reads the file at the source. If the program read it there too, the source would
+    send the bytes twice. The limit 0 is that of a wait for a whole file."""
     opens.session.control.handed_bytes, opens.entry.size = 4 * MIB, size
     expected = ["wait"] * 4 if answer else ["wait", "", "wait", ""]
     assert [opens.open(answer) for _ in range(4)] == expected
@@ -149,8 +154,8 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
 
 
 def test_a_large_file_is_not_waited_for(opens: Opens) -> None:
-    """Nor is a file of more than one unit that programs may not read directly, because the kernel
-    does not keep its pages."""
+    """An open waits for a file of one unit. It waits for a larger file only if programs may read
+    the file directly: up to `handed_bytes`, and only if the kernel keeps the pages of the file."""
     for size, handed, does in (
         (UNIT, 0, "wait"), (UNIT + 1, 0, ""), (4 * MIB, 4 * MIB, "wait"), (4 * MIB + 1, 4 * MIB, "")
     ):  # fmt: skip
@@ -169,7 +174,8 @@ def test_a_large_file_is_not_waited_for(opens: Opens) -> None:
 def test_a_wait_is_made_only_for_a_slow_source(
     opens: Opens, handed: int, took: int, is_worth: bool
 ) -> None:
-    """A wait needs some system calls itself. took: time of an open, and of a read [ns]."""
+    """A wait needs some system calls itself, so it saves no time if the source is fast. took: time
+    of an open at the source, and also of a read [ns]."""
     opens.session.control.handed_bytes = handed
     opens.took(took)
     does = opens.open()
@@ -188,7 +194,8 @@ def test_without_a_measured_open_only_direct_fills_are_waited_for(opens: Opens) 
 
 
 def test_an_open_that_skips_its_wait_moves_a_queued_fill_forward(opens: Opens) -> None:
-    """A fill on which a thread works already needs no demand."""
+    """A demand moves the fill to the front of the queue. If a thread works on the fill already, the
+    open makes no demand."""
     assert [opens.open(0) for _ in range(6)] == [
         "wait", "demand", "wait", "demand", "demand", "demand"]  # fmt: skip
     opens.lib.open_wait_note(0)

@@ -1,5 +1,5 @@
-"""Tests how the library learns that a program has read a file to its end, how long the sources
-take, and what it says about a file that the catalog does not know."""
+"""Tests how the library learns that a program has read a file to its end, how it measures the time
+that the sources take, and what it says about a file that the catalog does not know."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def test_a_streams_offset_shows_whether_the_file_was_read(
 
 
 def test_a_stream_without_a_tracked_descriptor_is_remembered(reader: Reader) -> None:
-    """A stream is forgotten once it is closed: another one may get its address."""
+    """The library remembers a stream by its address. It forgets the stream once the stream is
+    closed, because another one may get the address."""
     lib, s = reader.lib, reader.session.s
     fd = reader.at(SIZE)
     lib.progress_end(STREAM, fd)
@@ -106,8 +107,9 @@ def test_an_empty_file_is_not_read(reader: Reader) -> None:
     ("word", "n_bytes"), [(WORD, SIZE), (0, 0), (5000 << 32, 0), (WORD | 9 << 4, 0)]
 )
 def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_bytes: int) -> None:
-    """All bytes of the file count as read at the source. The entry may be gone from the catalog,
-    and so may the session by which the descriptor was opened."""
+    """When a program makes a stream of a descriptor, all bytes of the file count as read at the
+    source. Nothing is counted if the descriptor is not tracked, if the entry is gone from the
+    catalog, or if the session is gone in which the descriptor was opened."""
     assert reader.lib.descriptors_stream(reader.at(0, word)) == 1
     counted = [int(one.source_bytes_read_by_programs) for one in reader.session.clients.stats]
     assert sum(counted) == n_bytes
@@ -117,8 +119,8 @@ def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_byte
 
 
 def test_a_source_that_becomes_slow_is_noticed(lib: Any, session: Made) -> None:
-    """While the page cache serves the reads, the mean is not kept up to date. The first slower call
-    counts again."""
+    """The library keeps a mean time of opens, and one of reads. While the page cache serves all
+    calls, the means are not kept up to date. The first slower call counts again."""
     lib.progress_forget()
     lib.progress_took(19_999, 1)
     for _ in range(9):
@@ -140,8 +142,9 @@ def test_a_source_that_becomes_slow_is_noticed(lib: Any, session: Made) -> None:
 
 
 def test_a_fast_device_is_known_by_its_sources(lib: Any, session: Made) -> None:
-    """Several sources may lie on one device. Until the daemon has judged a source, no source counts
-    as fast. If there is only one source, this process's own reads decide until then."""
+    """A device is fast if the daemon has judged one of the sources on it to be fast. If there is
+    only one source, and the daemon has not judged it yet, the times of this process's own opens and
+    reads decide."""
     control = session.control
     control.sources = 3
     for i, dev in enumerate((5, 6, 5, 7)):
@@ -171,8 +174,9 @@ def test_a_fast_device_is_known_by_its_sources(lib: Any, session: Made) -> None:
 def test_a_file_without_an_entry_is_named_by_its_source_and_path(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """The kernel reports the path of a descriptor. A message has room for a path of limited
-    length."""
+    """The kernel reports the path of a descriptor's file. The library finds the source in this
+    path. It finds nothing if the path is in no source, or is too long for a message to the
+    daemon."""
     control, out = session.control, ffi.new("char[]", 4096)
     control.sources = 2
     for i in range(2):

@@ -92,8 +92,8 @@ class Reader:
 
     def replaced(self, completes: bool = False) -> None:
         """During the next read at the source, another thread closes the descriptor and gets its
-        number for another file. If `completes` is true, the file's copy also becomes complete
-        then."""
+        number for another file. If `completes` is true, the copy of the first file becomes complete
+        during the same read."""
         word = ffi.NULL
         becomes = 0
         if completes:
@@ -158,8 +158,9 @@ def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
 def test_a_read_never_mixes_two_files_if_the_first_is_opened_again(
     reader: Reader, call: str
 ) -> None:
-    """During the call, another thread makes the descriptor refer to another file. Before the call
-    compares the descriptor's file, the thread opens the first file with the same number again."""
+    """During the call, another thread closes the descriptor and gets its number for another file.
+    The thread then opens the first file again, and gets the same number once more. Only after that
+    does the call check which file the descriptor refers to."""
     for copied in (0, 10, 25, 30):
         reader.has_copy(COPY[: AT + copied] if copied else None)
         reader.begins()
@@ -229,8 +230,8 @@ def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_file_that_grew_has_its_new_bytes_at_the_source(reader: Reader, call: str) -> None:
-    """A read at the descriptor's offset ends at the size that the catalog has. The next read
-    returns the new bytes."""
+    """The catalog still has the old size. A read at the descriptor's offset ends there, and the
+    next read returns the new bytes. A read at an explicit offset returns both at once."""
     with (reader.served.root / "f").open("ab") as file:
         file.write(COPY)
     reader.begins(at=80)
@@ -296,7 +297,7 @@ CASES = [
 def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case: str) -> None:
     """A descriptor is usually no longer tracked once no copy may serve it. There are three
     exceptions: Monarch is switched off and may be switched on again; the file has no entry yet; or
-    the descriptor's own offset was used, so another thread may still need the word."""
+    the descriptor's own offset was used, so another thread may still need the descriptor's word."""
     served, entry = reader.served, reader.entry
     out = ffi.new("uint64_t[3]")
     for flags in (OFFSET, 0):
@@ -329,8 +330,8 @@ def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
-    """If the descriptor refers to another file by now, the library reads the file by its name.
-    These bytes, too, are counted once."""
+    """If the descriptor has come to refer to another file, the library opens the file that is meant
+    by its path, and reads there. These bytes, too, are counted once."""
     reader.begins()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == N
@@ -340,7 +341,7 @@ def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -
     assert reader.counted() == 2 * N
 
 
-UNIT = 10  # unit of the copies that are being filled in these tests [bytes]
+UNIT = 10  # unit of the unfinished copies in these tests [bytes]
 
 
 def fill(reader: Reader, units: int, *, fails: bool = False) -> None:
@@ -476,9 +477,9 @@ def test_a_descriptor_becomes_one_of_the_copy_when_it_is_read(reader: Reader, ca
 def test_a_descriptor_that_reads_at_the_source_tells_of_its_reads(
     reader: Reader, call: str
 ) -> None:
-    """While a file is read directly, the library notes each read with its offset, or without an
-    offset if the call uses the descriptor's own. Once direct reading is over, the copy serves the
-    reads."""
+    """While a program reads a file directly at the source, the library notes each read. The note
+    contains the offset, unless the call uses the descriptor's own offset. Once direct reading is
+    over, the copy serves the reads."""
     for is_over in (0, 1):
         reader.has_copy(COPY)
         reader.begins(DIRECT | SHARED)

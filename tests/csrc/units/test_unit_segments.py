@@ -41,8 +41,9 @@ def directory_of(lib: Any, config: Path) -> bytes | None:
 def test_the_library_and_the_daemon_use_one_directory(
     lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shm: str | None
 ) -> None:
-    """The directory follows from MONARCH_SHM, the user and the configuration's path. The path may
-    lead to the configuration by links. An empty MONARCH_SHM counts as unset."""
+    """The directory of a session depends on MONARCH_SHM, the user and the path of the
+    configuration. All paths that lead to the same configuration give the same directory, even by
+    way of links. An empty MONARCH_SHM counts as unset."""
     if shm is None:
         monkeypatch.delenv("MONARCH_SHM", raising=False)
     else:
@@ -69,8 +70,8 @@ def test_the_library_and_the_daemon_use_one_directory(
 def test_a_path_that_the_daemon_refuses_overruns_nothing(
     lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library ignores a MONARCH_SHM that is too long for its buffers. It takes every path that
-    the daemon takes."""
+    """The library ignores a MONARCH_SHM that is too long for its buffers. All paths that the daemon
+    accepts are short enough for the library."""
     config = tmp_path / "a.yaml"
     config.touch()
     for n, is_taken in ((MAX_SHM_PATH_BYTES, True), (192, True), (193, False), (5000, False)):
@@ -151,8 +152,8 @@ def test_a_segment_of_which_others_have_rights_is_not_mapped(
 
 
 def test_only_a_regular_file_of_this_user_is_a_segment(lib: Any, place: Place) -> None:
-    """The file may be empty, missing, or anything else that somebody has put in its place. The
-    library must not wait for it."""
+    """The file may be empty or missing, or somebody may have put something else in its place. If
+    that is a FIFO, the library must not block when it opens it."""
     path = place.put("catalog.7", b"")
     assert map_segment(lib, "catalog.7") == (0, 0)
     path.unlink()
@@ -187,7 +188,7 @@ def no_free_descriptor() -> Iterator[None]:
 
 
 def test_a_process_without_free_descriptors_maps_all_the_same(lib: Any, place: Place) -> None:
-    """Without the mapping, the process could not tell the daemon of its changes."""
+    """Without the segments, the process could not record its changes of files."""
     place.put("catalog.7", b"x" * 10)
     size, reused = ffi.new("uint64_t *"), ffi.new("int *")
     with put_ranges(lib, place), no_free_descriptor():
@@ -211,8 +212,8 @@ def is_usable(lib: Any, made: Any, size: int | None = None) -> bool:
 
 
 def test_a_control_segment_is_checked_before_it_is_used(lib: Any) -> None:
-    """The library uses only the segment of a serving daemon. In a damaged segment, a count or a
-    length may lie outside its array."""
+    """The library uses the segment only while the daemon serves. It refuses a damaged segment, in
+    which a count or a length may lead out of an array."""
     assert is_usable(lib, control(5))
     most = {"sources": daemons.MONARCH_MAX_SOURCES, "tiers": daemons.MONARCH_MAX_TIERS}
     for field, limit in most.items():
@@ -237,7 +238,7 @@ def test_a_control_segment_is_checked_before_it_is_used(lib: Any) -> None:
 
 @pytest.mark.parametrize("which", [0, 3, 15])
 def test_every_path_of_a_control_segment_must_fit(lib: Any, which: int) -> None:
-    """Lengths are checked for all sources and tiers that are in use, and for no others."""
+    """The paths of all sources and tiers in use are checked, and no others."""
     source_bytes = len(native.new("struct monarch_control *").source[0].path)
     tier_bytes = len(native.new("struct monarch_control *").tier[0].path)
     for array, field, n_bytes in (
@@ -261,8 +262,8 @@ def test_every_path_of_a_control_segment_must_fit(lib: Any, which: int) -> None:
 
 @contextmanager
 def put_ranges(lib: Any, place: Place) -> Iterator[None]:
-    """Writes the segments whose size is the same in every session. No addresses of earlier
-    sessions are free for them, neither now nor at the end."""
+    """Writes the segments whose size is the same in every session. Also drops the spare addresses
+    that earlier sessions have left, now and at the end."""
     lib.segments_drop_spares()
     for kind, name in NAMES.items():
         os.truncate(place.put(name, name.encode()), lib.segments_range_bytes(kind))
@@ -288,8 +289,9 @@ def map_range(lib: Any, kind: int) -> tuple[int, bool]:
 def test_the_addresses_of_a_released_range_are_used_again(
     lib: Any, ranges: Place, kind: int
 ) -> None:
-    """Threads of an earlier session may still use the addresses, so they are never unmapped. Until
-    a later session uses them, they contain zeros. A few of them are kept for later sessions."""
+    """When a session ends, threads may still use the addresses of its segments. So the addresses
+    are not unmapped, but filled with zeros. Later sessions map their segments there. At most SPARES
+    addresses are kept for that; all others contain zeros for ever."""
     name, n_bytes = NAMES[kind], lib.segments_range_bytes(kind)
     rights = "rw-s" if kind == CLIENTS else "r--s"
     path, n_mapped = str(ranges.directory / name), (n_bytes + PAGE - 1) // PAGE * PAGE
@@ -363,7 +365,8 @@ def catalog(generation: int, capacity: int = CAPACITY, pool: int = POOL) -> Any:
 
 
 def test_a_catalog_with_a_damaged_header_is_refused(lib: Any) -> None:
-    """An offset or a size that differs from that of the layout might lead out of the segment."""
+    """All offsets and sizes in the header must be those of the layout. Others might lead out of the
+    segment."""
     memory = catalog(1)
     at, n_bytes = int(native.cast("uintptr_t", memory)), len(memory)
     c = native.cast("struct monarch_catalog *", memory)
@@ -385,7 +388,7 @@ def test_a_catalog_with_a_damaged_header_is_refused(lib: Any) -> None:
 
 
 def test_a_catalog_has_limits(lib: Any) -> None:
-    """Beyond its limits, a catalog is refused even if its layout is right."""
+    """A catalog that exceeds a limit is refused, even if its layout is right."""
     entries, pool = daemons.MONARCH_MAX_ENTRIES, daemons.MONARCH_MAX_POOL
     for capacity, n_bytes, is_sound in (
         (entries, pool, 1), (entries + 1, pool, 0), (entries, pool + 1, 0)

@@ -116,7 +116,8 @@ def test_a_process_needs_all_groups_of_the_daemon(
 ) -> None:
     """The order of the groups does not matter. In a container with its own user namespace, some
     groups of a process may have no number (UNMAPPED). Each of these may be one of the daemon's
-    groups. So for each of them, one group of the daemon may seem to be missing."""
+    groups. So the process may lack as many of the daemon's groups as it has groups without a
+    number."""
     lasting.control.groups = len(theirs)
     for i, group in enumerate(theirs):
         lasting.control.group[i] = group
@@ -327,8 +328,8 @@ def list_as(entry: Any, value: int) -> None:
 def test_a_listing_is_told_for_a_second_after_a_look(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """A look at the source finds that the directory has not changed since it was listed. For a
-    second after the look, the catalog answers for this directory."""
+    """If a look at the source finds that the directory has not changed since it was listed, the
+    catalog answers for this directory for a second."""
     entry = describe(session, tmp_path, DIR)
     told = listing(10, 20)
     list_as(entry, told)
@@ -359,9 +360,9 @@ def test_a_listing_is_told_for_a_second_after_a_look(
 def test_a_directory_that_changed_is_listed_by_the_source(
     lib: Any, session: Made, tmp_path: Path, change: str
 ) -> None:
-    """If a look at the source finds another directory, another modification time or no directory at
-    the path, the library marks the directory as changed for all processes. After another error, it
-    does not."""
+    """If a look at the source finds another directory, another mtime or ctime, or no directory at
+    the path, the library marks the directory as changed for all processes. If the look fails for
+    another reason, the library does not mark the directory."""
     here = tmp_path / "d"
     here.mkdir()
     entry = describe(session, here, DIR)
@@ -386,8 +387,8 @@ def test_a_directory_that_changed_is_listed_by_the_source(
 def test_a_directory_that_changes_during_a_look_is_listed_by_the_source(
     lib: Any, session: Made, tmp_path: Path, what: int
 ) -> None:
-    """The daemon may have noticed the change, and may have stored the new times in the entry. The
-    look at the source then finds no difference."""
+    """If the daemon stores the directory's new times in the entry during the look, the look finds
+    no difference. Even then, the old listing must not be returned."""
     entry = describe(session, tmp_path, DIR)
     list_as(entry, listing(10, 20))
     lib.metadata_meanwhile(session.s, ENTRY, what)

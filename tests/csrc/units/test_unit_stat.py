@@ -19,7 +19,8 @@ from monarch_py.native import Reason, State
 AT_FDCWD, NOFOLLOW = -100, 0x100
 SECOND = 10**9
 LSTAT, FSTAT, FSTATAT = 1, 2, 3
-OLD = 4  # a call that programs made before glibc 2.33 has the number of the present one, plus this
+# A call's number is its index in NAMES. NAMES[n + OLD] is the name of the call n before glibc 2.33.
+OLD = 4
 NAMES = ("stat", "lstat", "fstat", "fstatat", "__xstat", "__lxstat", "__fxstat", "__fxstatat")
 Attributes = tuple[int, ...]
 
@@ -34,7 +35,7 @@ def attributes(found: os.stat_result) -> Attributes:
 
 class Stats:
     """A source with the file f, the link l to it, and the directory d. Their attributes were
-    scanned, and the file's time of change lies before 1970."""
+    scanned. The mtime of f lies before 1970."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.root = lib, root
@@ -106,8 +107,8 @@ def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> Non
     "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
 )
 def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """A process of another user may have fewer rights than the daemon, and the daemon may be about
-    to change the entry."""
+    """For example, the process may belong to another user, who may have fewer rights than the
+    daemon (case "owner"). Or the daemon may be about to change the entry (case "version")."""
     control, entry = stats.served.control, stats.served.entry("f")
     stats.change()
     if case == "uncached":
@@ -119,7 +120,8 @@ def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -
     elif case == "switch":
         stats.lib.attach_switch(stats.served.s, 1)
     elif case == "switched":
-        control.switch_file[0] = bytes(stats.root)  # the library looks at it once a second
+        # Monarch is off while a file with this path exists. The library looks for it once a second.
+        control.switch_file[0] = bytes(stats.root)
         stats.lib.attach_forget_tick()
     elif case == "version":
         entry.version += 1
@@ -162,8 +164,9 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
 
 @pytest.mark.parametrize("change", ["mode", "time", "size", "replaced"])
 def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: str) -> None:
-    """After a change of the mode alone, the descriptor shows the new mode and its time. After a
-    change of the content, it shows the times and the size of the version that was opened."""
+    """If only the mode of the source's file has changed, the descriptor shows the new mode and the
+    new ctime. If the mtime has changed too, it shows the new mode, but the times of the version
+    that was opened. If the size has changed or the file was replaced, it shows nothing new."""
     copy, scanned = stats.served.publish("f", b"x" * 1234), stats.scanned
     fd = os.open(copy, os.O_RDONLY)
     stats.served.known.mark_changed(stats.file)

@@ -165,8 +165,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """A call changes words in the table of tracked descriptors: those of a range, of a session, of
-    all descriptors or of one descriptor. All other descriptors keep their words."""
+    """Each of these calls changes the words of some descriptors in the table: of a range, of a
+    session, of one descriptor, or of all descriptors. All others keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])
@@ -262,8 +262,8 @@ def test_nobody_waits_for_the_end_of_a_promotion_that_has_succeeded(
     table: Any, session: Made, tmp_path: Path, case: str, is_cleared: bool
 ) -> None:
     """A promotion has succeeded once the descriptor refers to the copy. The kernel may then still
-    be closing the source's file, and other threads do not wait for that. A tier may be on the same
-    device as a source. Then only the inode tells that the descriptor refers to the copy."""
+    be closing the source's file, and other threads do not wait for that. If the tier is on the same
+    device as the source, only the inode tells whether the descriptor refers to the copy."""
     path = tmp_path / "f"
     path.touch()
     found = path.stat()
@@ -307,7 +307,7 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
             assert table.track_word(FD) == word | SHARED
         assert blocked() == signals
     # The descriptor may have been closed by a call that the library did not see, and another open
-    # may have got its number.
+    # may have got its number. The unpin must not change the word of that open.
     table.track_set(FD, word_of(7))
     assert table.track_pin(FD, 0)
     table.track_set(FD, word_of(8, flags=PINNED))

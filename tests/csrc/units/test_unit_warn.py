@@ -1,4 +1,5 @@
-"""Tests the library's one warning: when it is written, and when somebody has written it already."""
+"""Tests the warning that all reads go to the source: what it says, where it is written, and when it
+is left out because the process or its parent has written it already."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class Stderr:
         self.lib, self.capture = lib, capture
 
     def load(self, parent: int = NOBODY, is_marked: bool = False) -> None:
-        """Begins anew, as in a process that loads the library now."""
+        """Forgets earlier warnings, as in a process that loads the library now."""
         self.lib.warn_load(parent, is_marked)
 
     def say(self, name: str = "c.yaml") -> str:
@@ -65,7 +66,8 @@ def test_a_program_whose_parent_has_the_mark_says_nothing(stderr: Stderr) -> Non
 
 
 def test_a_warning_goes_to_nothing_but_the_standard_error(stderr: Stderr, tmp_path: Path) -> None:
-    """A program may have closed its standard error. Another file may have its number by now."""
+    """A program may have closed its standard error. If another file has got its number, the warning
+    must not be written to that file."""
     path, kept = tmp_path / "other", os.dup(2)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -73,7 +75,7 @@ def test_a_warning_goes_to_nothing_but_the_standard_error(stderr: Stderr, tmp_pa
         os.dup2(fd, 2)
         stderr.say()
         os.close(2)
-        stderr.load()  # this process has no standard error from the beginning
+        stderr.load()  # as in a process that was started without a standard error
         os.dup2(fd, 2)
         stderr.say()
     finally:
@@ -91,7 +93,8 @@ def parent_with(*environment: str) -> Iterator[int]:
     with subprocess.Popen(["/bin/cat"], env=names, bufsize=0, stdin=pipe, stdout=pipe) as process:
         assert process.stdin and process.stdout
         process.stdin.write(b"x")
-        assert process.stdout.read(1) == b"x"  # from now on, the kernel shows its environment
+        # Because cat runs by now, /proc shows the environment that cat was given.
+        assert process.stdout.read(1) == b"x"
         yield process.pid
         process.stdin.close()
 
@@ -115,8 +118,9 @@ def test_a_parent_that_has_the_library_and_a_configuration_has_warned(
 @pytest.mark.parametrize("part", [1, 2, 5])
 @pytest.mark.parametrize("before", [0, 1, 7, 13, 14, 15])
 def test_a_parents_environment_is_read_to_its_end(stderr: Stderr, part: int, before: int) -> None:
-    """The two words may begin in one part and end in the next one. before: how many bytes of the
-    word lie in the earlier part."""
+    """The library looks for two words in the environment, which it reads in parts. A word may begin
+    in one part and end in the next one. before: how many bytes of the word lie in the earlier
+    part."""
     for word, other in ((CONFIG, f"P=/{LIBRARY}.so"), (f"P=/{LIBRARY}", CONFIG + "c.yaml")):
         filler = part * PART - before - len("F=") - len(other) - 2
         with parent_with(other, "F=" + "f" * filler, word + "x") as pid:

@@ -9,7 +9,8 @@ static long parent;
 
 #include "made.h"
 
-/* Begins anew, as in a process that loads the library now. */
+/* Forgets earlier warnings, as in a process that loads the library now. is_marked: whether the
+ * environment says that the warning was written. */
 EXPORT void warn_load(int64_t parent_pid, int is_marked) {
     parent = parent_pid;
     warned = said = 0;
@@ -21,7 +22,8 @@ EXPORT void warn_load(int64_t parent_pid, int is_marked) {
 EXPORT void warn_say(const char *what, const char *name, const char *hint) {
     monarch_warn(what, name, hint);
 }
-/* Returns whether programs that this process executes get the mark that the warning was written. */
+/* Returns whether this process marks the environment of the programs that it executes. The mark
+ * says that the warning was written. */
 EXPORT int warn_marks(void) {
     monarch_pass_warning_on();
     int is_marked = getenv(SAID) != NULL;
