@@ -35,8 +35,9 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. Sleeps in steps of at most 50 ms, because a
- * low rate would otherwise delay the engine's end. */
+/* Sleeps until `when_ns`, or until the engine stops. If the permitted rate is low, the sleep may be
+ * long. So it consists of steps of at most 50 ms, and the engine's end is checked for after each
+ * step. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {

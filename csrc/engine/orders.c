@@ -139,8 +139,9 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* A PAGE_IN is not counted as pending: nothing waits for its end, and it does not show that fills
- * are under way. */
+/* Adds `more` to the counters that the order belongs to. A PAGE_IN, which reads a copy into memory,
+ * is left out of `pending`: nothing waits for its end, and it does not show that fills are under
+ * way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_origin_of(job)] += (uint64_t)(int64_t)more;

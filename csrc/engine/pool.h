@@ -39,9 +39,9 @@ struct grant {
     /* By demand slot: the last demand in this slot whose file had no order when a thread looked at
      * the demand. Threads skip this demand from then on. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: whether the threads looked at the demand in `refused` too early, because
-     * there was no grant or the file was FILLING. If so, they look at the demand again after the
-     * next grant. */
+    /* By demand slot: 1 if the threads skip the demand in `refused` only until the next grant. That
+     * is the case if there was no grant, or the file was FILLING, when a thread looked at the
+     * demand. */
     uint8_t is_early[MONARCH_DEMANDS];
     /* futex, atomic: becomes 1 when the engine leaves work to the daemon's loop, and 0 when the
      * loop's next rest ends */

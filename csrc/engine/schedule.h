@@ -9,7 +9,7 @@ struct work {
     /* if job is NULL: the caller must move one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
-    int is_unit; /* 1: a unit must be moved; 0: a block */
+    int is_unit; /* 1: `unit` must be moved; 0: `block` */
     /* 1: the caller was the last idle thread that has the caller's roles, so it must start more
      * threads */
     int leaves_nobody;

@@ -135,7 +135,8 @@ static struct monarch_peer_link *take_idle(peer *p) {
     return l;
 }
 
-/* Notes that a fetch worked. l: a link that is idle now; NULL if it was passed to a follower. */
+/* Notes that a fetch worked. l: the link of the fetch, which is idle now; NULL if another thread
+ * has taken the link over. */
 static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
     int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;

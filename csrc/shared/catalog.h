@@ -249,8 +249,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set if the copies that this daemon makes in the tier are stamped, and older
-     * copies in the tier are not */
+    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier,
+     * while the tier also has older copies, which have no stamps. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */
@@ -661,6 +661,7 @@ int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uin
  * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but checks only the filter, not `told`. Only the daemon can do without
- * `told`, because the daemon itself marks the changes that `told` announces. */
+/* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every
+ * file while the field `told` announces changes that are not in the filter yet. The daemon need not
+ * check `told`, because the daemon itself adds those changes to the filter. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

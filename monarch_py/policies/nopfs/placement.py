@@ -119,9 +119,10 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. A node
-    wants a file if the file's value at this node is above the price of the node's room. A file is a
-    node's own if value - price is largest at this node."""
+    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. Each
+    file has a value at each node, and the room of each node has a price. A file is the own file of
+    the node at which value - price is largest. A node also wants each other file whose value there
+    is above the price."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
