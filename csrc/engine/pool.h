@@ -69,8 +69,9 @@ enum monarch_role {
     MONARCH_READS_AHEAD = 4,
 };
 
-/* Orders that were set aside. Each asks a peer that already as many threads of this node ask as may
- * ask one peer at a time (can_ask_unasked in schedule.c). */
+/* Orders that were set aside. The number of threads that may ask one peer at the same time is
+ * limited (can_ask_unasked in schedule.c). An order is set aside while the peer that it asks has
+ * reached this limit. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
     /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are

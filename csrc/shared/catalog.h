@@ -182,8 +182,8 @@ struct monarch_control {
      * the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1: a scan is under way, and it will find every file. In addition, the daemon is set
-     * to fill files even if no client has reported that a program opened them. */
+    /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
+     * daemon is configured to fill files even if no client has reported an open of them. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
@@ -435,11 +435,12 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
     return __atomic_load_n(&words[i / 64], __ATOMIC_SEQ_CST) >> (i % 64) & 1;
 }
 
-/* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. If a file's bit is set at this moment, the
- * daemon either takes it now, or later finds the summary bit set again. If a client is killed after
- * it has set only the file's bit, the summary bit stays unset until another call for one of the 64
- * files. */
+/* Sets a file's bit first, and the summary bit second. Returns 0 if both were set before.
+ *
+ * The daemon clears the summary bit first, and takes the files' bits second. So no bit is lost: if
+ * the daemon comes too early to take a file's bit, the summary bit is set again afterwards. There
+ * is one exception: a client may be killed after it has set only the file's bit. The summary bit
+ * then stays unset until another call for one of the 64 files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
