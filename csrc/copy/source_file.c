@@ -201,9 +201,10 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT. A file of several units
- * may not, because programs may read it through the page cache at the same time. A file in use may
- * not, because a program may have read it, so that its bytes are in the page cache. */
+/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT. Two kinds of files are
+ * read through the page cache instead. The first kind are files of several units: programs may read
+ * them through the page cache at the same time. The second kind are files in use: a program may
+ * have read them already, and their bytes are then in the page cache. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;

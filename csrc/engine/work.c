@@ -385,10 +385,10 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
     return is_started;
 }
 
-/* Starts the next thread for the sources, and increments p->threads once the new thread can be
- * joined. monarch_engine_stop does not miss the new thread: it joins the calling thread first, and
- * reads p->threads again afterwards. The caller holds the pool's lock, which is released
- * meanwhile. */
+/* Starts the next thread for the sources, and counts it in p->threads once it can be joined. The
+ * caller holds the pool's lock, which is released meanwhile. If monarch_engine_stop is called at
+ * this time, it joins the new thread too: it joins the calling thread first, and then reads
+ * p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

@@ -24,10 +24,11 @@
  * Two of the server's threads can stay with these links (can_stay in server.c), and its other
  * threads serve all other connections. */
 #define IN_LINE 2
-/* A thread that waits for a slot continues without a slot if no large answer has come for this long
- * [ns]: the threads that have the slots may be waiting for the peer's source. After twice this
- * time, the thread continues in any case. SLOT_NS and the time limit for an answer's first byte add
- * up to less than 2 s, the longest that a reader should wait before it reads the source itself. */
+/* A thread that waits for a slot gives up, and continues without a slot, in two cases. First, no
+ * large answer has come for this long [ns]: the threads that have the slots may be waiting for the
+ * peer's source. Second, the thread has waited for twice this time. SLOT_NS and the time limit for
+ * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
+ * reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL

@@ -149,9 +149,9 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry describes exactly the file that the request names; *word gets the
- * entry's word at that moment. An entry's attributes change only while it has no copy, so a word
- * and attributes that were read at one moment belong to one file. */
+/* Returns whether the entry describes exactly the file that the request names. *word gets the word
+ * that the entry had together with these attributes. An entry's attributes change only while it has
+ * no copy. So if the word names a copy, it is a copy of the file that the request names. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {

@@ -178,8 +178,8 @@ struct monarch_control {
      * whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
-     * the page cache. After a program has read such a file, the daemon would have to read it from
-     * the source again. So programs hand over only one in 128 of these files. */
+     * the page cache. Even if a program hands over the descriptor of such a file, the daemon must
+     * read the file from the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
     /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
@@ -654,8 +654,8 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
  * tier; the entry is then found even if it has another copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
-/* Finds the entry of a copy that was removed: the last entry whose copy had this inode. While a
- * process holds the copy open, the kernel does not reuse the inode number. */
+/* Finds the entry of a removed copy that a process still holds open: the last entry whose copy had
+ * this inode number. The kernel does not reuse the number while the copy is open. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
 /* The changed filter. monarch_is_changed returns 1 for every file that has changed, and for a few

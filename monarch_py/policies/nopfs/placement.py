@@ -161,8 +161,8 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[Int32s, Floats, Floats]:
-    """Returns for each file the node with the largest gain, that gain, and the second largest gain.
-    The gain is the file's value at a node, less the price of the node's room."""
+    """The gain of a file at a node is the file's value there minus the price of the node's room.
+    Returns for each file the node with the largest gain, that gain, and the second largest gain."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()
