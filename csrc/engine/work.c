@@ -277,8 +277,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* DEEPEST keeps the thread from serving other readers during this fill. The program may want
-     * its descriptor closed soon, so the fill must not be delayed. */
+    /* With the depth DEEPEST, the thread serves no other readers during this fill. The program may
+     * want its descriptor closed soon, so the fill must not be delayed. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 

@@ -163,8 +163,8 @@ static void note_failure(peer *p) {
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* The failure is reported first, and noted here afterwards. So the report of a later
-     * success cannot come before the report of this failure. */
+    /* Note the failure only after it was reported. A success is reported only while a failure is
+     * noted. So the report of a later success cannot come before the report of this failure. */
     note_failure(p);
     forget_idle(p);
 }

@@ -37,8 +37,8 @@ ORDERS = 2048
 # The files of all background fills that are ordered and have not ended have at most this total size
 # [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
-# This many background fills may be ordered even if their files exceed AHEAD_BYTES. A thread that
-# ends a fill can then begin another one.
+# This many background fills may be ordered even if their files exceed AHEAD_BYTES. So a thread that
+# has ended a fill can begin another one without waiting for Python.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long [s], the files that the node should keep are

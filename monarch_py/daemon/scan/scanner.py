@@ -76,7 +76,7 @@ class Validator:
         order = np.argsort(self.hashes, kind="stable")
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
-        self.left = len(self.rows)  # the number of rows that have matched no file so far
+        self.left = len(self.rows)  # the number of manifest rows that have matched no file yet
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Returns which of these entries have a copy in the tier, as indices into `entries`, and
