@@ -201,10 +201,10 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT. Two kinds of files are
- * read through the page cache instead. The first kind are files of several units: programs may read
- * them through the page cache at the same time. The second kind are files in use: a program may
- * have read them already, and their bytes are then in the page cache. */
+/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT: it has only one unit,
+ * it is not in use, and it is not small (DIRECT_BYTES). A file of several units is read through the
+ * page cache, because programs may read it there at the same time. A file in use is read through
+ * the page cache, because its bytes are already there if a program has read it. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;

@@ -92,8 +92,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # The first stage leaves only ties undecided. Values that tie differ by no more than the
-        # noise, so the second stage takes small steps.
+        # After the first stage, only those files are undecided whose values would tie without the
+        # noise. With the noise, these values differ by at most its width, so the second stage takes
+        # small steps.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
