@@ -12,8 +12,8 @@
 /* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
  * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
  * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* so many TIMEOUTs in a row end the tries if a reader waits for the bytes */
-#define TRIES 8       /* so many TIMEOUTs in a row end the tries if no reader waits */
+#define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
+#define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
 /* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
  * the peer. If it asked the source as well, the bytes would come no sooner, and other readers would
  * be delayed. */

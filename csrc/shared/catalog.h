@@ -375,7 +375,8 @@ struct monarch_clients {
      * has given up. While the counters still have this sum, the daemon has made no progress since,
      * and no process waits for the daemon. */
     uint64_t silent_at;
-    /* 1: a client needed attributes, but the last comparison with the source was too long ago */
+    /* 1: a client needed attributes, but the last comparison with the source was too long ago. The
+     * daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
     /* Atomic: the time at which a client last checked at the source that a directory had not
      * changed since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
