@@ -9,8 +9,8 @@ struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
  * If memory is lacking, no digest is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
-/* Ends the stream. Call this once after each monarch_block_sum_begin. out: NULL if the sums are not
- * needed. */
+/* Ends the checksums of a block, and stores them in *out. Call this once after each
+ * monarch_block_sum_begin. out: NULL if the sums are not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
 /* Gets `count` units of one block and writes them to the copy. The caller has claimed these units.
  * stream: the checksums of the block's bytes so far, if the caller moves all bytes of the block in

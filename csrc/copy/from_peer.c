@@ -12,8 +12,8 @@
 /* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
  * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
  * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* TIMEOUTs in a row, if a reader waits for the bytes */
-#define TRIES 8       /* TIMEOUTs in a row, if no reader waits for the bytes */
+#define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
+#define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
 /* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
  * the peer. If it asked the source as well, the bytes would come no sooner, and other readers would
  * be delayed. */
@@ -23,9 +23,9 @@
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
  * this wait, the thread does no other work except for waiting readers. */
 #define COMING_NS 30000000000ULL
-/* A peer that is still filling the file sends the last block only when its own copy is complete. If
- * a reader waits for the last block, the peer is asked for it only if this node's copy lacks at
- * most this many blocks. */
+/* A peer sends the last block only when its own copy of the file is complete. If a reader waits for
+ * the last block while this node's copy lacks more blocks than this, the peer's copy is probably
+ * incomplete too. Then the reader gets the block from the source. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
@@ -56,10 +56,10 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get this block from the source at once, because it is too early
- * to ask the peer for it. That happens only with the last block, in two cases. First, a peer was
- * already late with it. Second, more than NEAR_END blocks are missing on this node, so the peer's
- * own copy is probably incomplete too. */
+/* Returns whether a reader should get this block from the source, because a peer would probably let
+ * the reader wait. That concerns only the last block, which a peer sends only when its own copy is
+ * complete. The result is 1 if a peer was already late with this block, or if more than NEAR_END
+ * blocks are missing on this node, so that the peer's copy is probably incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);

@@ -384,10 +384,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Call this while another thread reads the window `w` for which this thread waits. Reads another
- * window meanwhile, because with several reads at once, the source's latency matters less. That
- * window begins with the next ordered member after `w` that is in no window. Returns 0 if there is
- * nothing to read, or if no window is free. */
+/* Call this when this thread needs the window `w`, and another thread is already reading it. Reads
+ * a different window meanwhile: the source's latency matters less with several reads at once. The
+ * different window begins with the first ordered member after `w` that is in no window. Returns 0
+ * if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

@@ -35,8 +35,9 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. Sleeps in steps of at most 50 ms, because a
- * low rate would otherwise delay the engine's end. */
+/* Sleeps until `when_ns`, or until the engine stops. If the permitted rate is low, the sleep may be
+ * long. So it consists of steps of at most 50 ms, and the engine's end is checked for after each
+ * step. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -200,9 +201,10 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT. A file of several units
- * may not, because programs may read it through the page cache at the same time. A file in use may
- * not, because a program may have read it, so that its bytes are in the page cache. */
+/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT: it has only one unit,
+ * it is not in use, and it is not small (DIRECT_BYTES). A file of several units is read through the
+ * page cache, because programs may read it there at the same time. A file in use is read through
+ * the page cache, because its bytes are already there if a program has read it. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;

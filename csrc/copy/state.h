@@ -50,8 +50,9 @@ struct monarch_engine {
      * share of recent files for which the page cache had to ask the source; only files that could
      * be read with O_DIRECT, but were read through the page cache, are counted. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
-    /* Both atomic, a bit per source. awaited_sources: set if `awaited` exceeds one half.
-     * buffered_sources: set if the source's files cannot be read with O_DIRECT. */
+    /* Both atomic, a bit per source. awaited_sources: set if the source's element of `awaited`
+     * exceeds one half. buffered_sources: set if the source's files cannot be read with
+     * O_DIRECT. */
     uint32_t awaited_sources, buffered_sources;
     /* atomic, by source: the number of files that could be read with O_DIRECT while the source's
      * bit in awaited_sources was set */

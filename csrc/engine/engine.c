@@ -215,14 +215,14 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         ring_all(p, origin);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* If connections stayed open, a peer that sends byte by byte could keep a thread busy until
-         * the time limit. */
+        /* Close the connections to the peer. Otherwise a thread could wait for an answer until the
+         * answer's time limit, if the peer sends the answer byte by byte. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* A thread that starts other threads counts them before it ends. So the count is read again
-     * after each join. */
+    /* A thread that was just joined may have started other threads. It has counted them before its
+     * end. So the count is read again after each join. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)

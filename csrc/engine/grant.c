@@ -138,8 +138,8 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* Number of entries whose homes are stored before the lock is released. Other threads can then take
- * the lock. */
+/* tell_homes stores this many homes at a time. It releases the lock after each portion, so that
+ * other threads can take the lock. */
 #define TOLD_AT_ONCE 4096
 
 static unsigned home_of(const struct monarch_home *home) {

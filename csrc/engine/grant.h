@@ -8,10 +8,10 @@
  * (me->unordered). Orders fills of these files as far as the grant allows, and leaves all other
  * fills to Python. The caller holds no lock. */
 void monarch_order_demanded(struct pool *p, struct worker *me);
-/* Call this at the end of an order that has published no copy. Returns whether the daemon's loop
- * must be woken. There are two reasons to wake it. After a fill, Python must find out why the copy
- * was not published. After another order, such as a DROP, there may be room again: a reader may
- * still wait for a file that had no room before and was left to the loop. Returns 0 if the loop was
+/* Call this at the end of an order that has published no copy. Returns whether the caller must wake
+ * the daemon's loop. After a fill, the loop is needed to find out why the copy was not published.
+ * After an order such as a DROP, there may be room again; then the loop is needed only if a reader
+ * still waits for a file for which the threads have ordered no fill. Returns 0 if the loop was
  * already woken since its last rest. The caller holds the pool's lock. */
 int monarch_leaves_again(struct pool *p, const struct job *job);
 /* Wakes the daemon's loop, whether it waits in monarch_engine_rest or for the doorbell. */

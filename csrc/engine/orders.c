@@ -56,9 +56,9 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
 /* Takes room for a file from the first tier whose granted room is large enough, and returns the
  * tier's number. Returns -1 if this code must not place the file; policy then decides about it.
  * is_staged: 1 if the file goes into the staging area, because this node does not keep it; 0 if it
- * goes into one of the other tiers. A tier may have more room than was granted (is_part). If the
- * file exceeds the granted room of such a tier, it may still fit into that tier, so no later tier
- * is tried. */
+ * goes into one of the other tiers. The grant may cover only a part of a tier's room (is_part). A
+ * file that exceeds this part may still fit into the tier, so later tiers are not tried, and the
+ * result is -1. */
 static int take_room(struct grant *g, uint64_t size, int is_staged) {
     for (uint32_t t = 0; t < g->tiers && size < LARGEST; t++) {
         struct monarch_room *room = &g->room[t];
@@ -139,8 +139,9 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
-/* A PAGE_IN is not counted as pending: nothing waits for its end, and it does not show that fills
- * are under way. */
+/* Adds `more` to the counters that the order belongs to. A PAGE_IN, which reads a copy into memory,
+ * is left out of `pending`: nothing waits for its end, and it does not show that fills are under
+ * way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
         p->pending[job->result.in_use][monarch_origin_of(job)] += (uint64_t)(int64_t)more;

@@ -39,9 +39,9 @@ struct grant {
     /* By demand slot: the last demand in this slot whose file had no order when a thread looked at
      * the demand. Threads skip this demand from then on. */
     uint64_t refused[MONARCH_DEMANDS];
-    /* By demand slot: whether the threads looked at the demand in `refused` too early, because
-     * there was no grant or the file was FILLING. If so, they look at the demand again after the
-     * next grant. */
+    /* By demand slot: 1 if the threads skip the demand in `refused` only until the next grant. That
+     * is the case if there was no grant, or the file was FILLING, when a thread looked at the
+     * demand. */
     uint8_t is_early[MONARCH_DEMANDS];
     /* futex, atomic: becomes 1 when the engine leaves work to the daemon's loop, and 0 when the
      * loop's next rest ends */
@@ -69,8 +69,9 @@ enum monarch_role {
     MONARCH_READS_AHEAD = 4,
 };
 
-/* Orders that were set aside. Each asks a peer that already as many threads of this node ask as may
- * ask one peer at a time (can_ask_unasked in schedule.c). */
+/* Orders that were set aside. The number of threads that may ask one peer at the same time is
+ * limited (can_ask_unasked in schedule.c). An order is set aside while the peer that it asks has
+ * reached this limit. */
 struct late {
     struct queue of[MONARCH_MAX_PEERS]; /* by peer: the orders that were set aside */
     /* Numbers of the peers whose queue may contain orders. Only the first `peers` elements are

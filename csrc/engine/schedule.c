@@ -12,8 +12,9 @@
 
 /* The value of a fill's `next_unit` once all its units are claimed. */
 #define DONE UINT64_MAX
-/* While more than this many threads for peers are free, a peer's share of the threads does not
- * limit work that a reader waits for. So this many free threads stay available for other peers. */
+/* Each peer has a share of the threads for peers (can_ask). Work that a reader waits for may exceed
+ * the share of its peer, but only while more than this many threads are free. So the last free
+ * threads are left to the other peers. */
 #define KEPT_FREE 4
 /* The most orders that one search passes over. The search must be short, because the pool's lock is
  * held during it. */
@@ -92,8 +93,9 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     __atomic_store_n(&f->asked_ns, monarch_now_ns(), __ATOMIC_RELAXED);
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
-    /* The unit is checked, because a client may write any number into its demand. A file of more
-     * than MONARCH_FILL_UNITS units has no map, so its copy is read only once it is complete. */
+    /* The unit's number is compared with both limits, because a client may write any number into
+     * its demand. Units from MONARCH_FILL_UNITS on cannot be filled for a reader: a file with so
+     * many units has no map, so its copy is read only once it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -317,8 +319,9 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A thread that gets a unit ahead of a reader from a peer is not counted in p->unasked: the
-     * reader will soon wait for the unit, and there are enough threads for peers. */
+    /* If a thread gets a unit from a peer before a reader waits for the unit, the thread is not
+     * counted in p->unasked: the reader will soon wait for this unit, and there are enough threads
+     * for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

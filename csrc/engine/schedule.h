@@ -9,7 +9,7 @@ struct work {
     /* if job is NULL: the caller must move one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
-    int is_unit; /* 1: a unit must be moved; 0: a block */
+    int is_unit; /* 1: `unit` must be moved; 0: `block` */
     /* 1: the caller was the last idle thread that has the caller's roles, so it must start more
      * threads */
     int leaves_nobody;
@@ -23,7 +23,7 @@ uint32_t monarch_roles_of(const struct worker *me);
 int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct work *w);
 /* Returns the roles, as bits, of the threads of this origin that could do some of the waiting work;
  * 0 if no work waits. The result may be nonzero although no work is left: a fill for which a reader
- * has waited counts until a search has found that all units of the fill are claimed. */
+ * has waited counts as waiting work until a search has found that all its units are claimed. */
 uint32_t monarch_whom_it_needs(struct pool *p, enum monarch_origin origin);
 /* Wakes one thread that can do new work. who: the roles of the threads that can do the work, as
  * returned by monarch_whom_it_needs. */

@@ -85,8 +85,9 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, and reports the order's result. The result is queued before
- * the writer's lock is released. So if Python later orders the copy's removal, the removal's result
- * comes after this result: Python must first take the same lock, to set the entry's word. */
+ * the writer's lock is released. Python must take the same lock before it can order the removal of
+ * the copy, because it sets the entry's word. So the result of a removal always comes after this
+ * result. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -139,9 +140,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
-    /* This thread found no work, but has the role DOES_ALL. So the only work that may be left for
-     * this role is an order whose file a program is still reading. No other thread is woken for
-     * such an order. */
+    /* A thread with the role DOES_ALL found no work. If some work for this role still counts as
+     * waiting, it is an order that cannot begin yet, because a program is still reading its file.
+     * No other thread could begin this order either, so none is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
     pthread_mutex_unlock(&p->lock);
@@ -276,8 +277,8 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
 
 void monarch_do_handed(struct worker *w, struct job *job) {
     me = w;
-    /* DEEPEST keeps the thread from serving other readers during this fill. The program may want
-     * its descriptor closed soon, so the fill must not be delayed. */
+    /* With the depth DEEPEST, the thread serves no other readers during this fill. The program may
+     * want its descriptor closed soon, so the fill must not be delayed. */
     begin(w->pool, job, w->buffer, DEEPEST);
 }
 
@@ -384,10 +385,10 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
     return is_started;
 }
 
-/* Starts the next thread for the sources, and increments p->threads once the new thread can be
- * joined. monarch_engine_stop does not miss the new thread: it joins the calling thread first, and
- * reads p->threads again afterwards. The caller holds the pool's lock, which is released
- * meanwhile. */
+/* Starts the next thread for the sources, and counts it in p->threads once it can be joined. The
+ * caller holds the pool's lock, which is released meanwhile. If monarch_engine_stop is called at
+ * this time, it joins the new thread too: it joins the calling thread first, and then reads
+ * p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

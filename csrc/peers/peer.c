@@ -24,10 +24,11 @@
  * Two of the server's threads can stay with these links (can_stay in server.c), and its other
  * threads serve all other connections. */
 #define IN_LINE 2
-/* A thread that waits for a slot continues without a slot if no large answer has come for this long
- * [ns]: the threads that have the slots may be waiting for the peer's source. After twice this
- * time, the thread continues in any case. SLOT_NS and the time limit for an answer's first byte add
- * up to less than 2 s, the longest that a reader should wait before it reads the source itself. */
+/* A thread that waits for a slot gives up, and continues without a slot, in two cases. First, no
+ * large answer has come for this long [ns]: the threads that have the slots may be waiting for the
+ * peer's source. Second, the thread has waited for twice this time. SLOT_NS and the time limit for
+ * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
+ * reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
@@ -135,7 +136,8 @@ static struct monarch_peer_link *take_idle(peer *p) {
     return l;
 }
 
-/* Notes that a fetch worked. l: a link that is idle now; NULL if it was passed to a follower. */
+/* Notes that a fetch worked. l: the link of the fetch, which is idle now; NULL if another thread
+ * has taken the link over. */
 static void note_success(peer *p, struct monarch_peer_link *l) {
     pthread_mutex_lock(&p->lock);
     int is_kept = l && p->idle < IDLE_LINKS, is_well_again = p->has_failed;
@@ -161,8 +163,8 @@ static void note_failure(peer *p) {
 static void fails(peer *p, uint32_t status, uint64_t began_ns) {
     if (status != MONARCH_PEER_NO_ROOM && !has_ended(p))
         p->report(p->arg, status, began_ns);
-    /* The failure is reported first, and noted here afterwards. So the report of a later
-     * success cannot come before the report of this failure. */
+    /* Note the failure only after it was reported. A success is reported only while a failure is
+     * noted. So the report of a later success cannot come before the report of this failure. */
     note_failure(p);
     forget_idle(p);
 }

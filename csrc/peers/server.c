@@ -79,8 +79,9 @@ static void close_locked(server *s, connection *c) {
 }
 
 /* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
- * `is_busy` before it releases the lock. So a thread that gets the event at once finds the
- * connection free, and no thread can close the descriptor in between. */
+ * `is_busy` before it releases the lock. Another thread may get the event at once, but it can claim
+ * the connection only with the lock, and then finds it free. Nor can another thread close the
+ * descriptor during this call. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};

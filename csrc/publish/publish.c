@@ -10,9 +10,10 @@ void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* The slot or the stamp of a removed copy still leads to this entry. But the entry must forget
-     * the copy's inode number. Otherwise, when the entries move to a larger catalog, that number
-     * would be indexed again, under the tier of the entry's next copy. */
+    /* If the entry loses its copy, it must forget the copy's inode number. Otherwise, when the
+     * entries move to a larger catalog, that number would be indexed again, under the tier of the
+     * entry's next copy. In the present catalog, the slot or the stamp of the removed copy still
+     * leads to this entry. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -94,10 +95,10 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
     pthread_mutex_unlock(&w->lock);
 }
 
-/* A client may mark the file as changed just after this function has read the changed filter. No
- * program gets the stale copy then, because every open checks the filter itself. Python removes the
- * stale copy: when it takes the result, it checks the filter again. This check is needed even if
- * Python has already processed the mark: the file may not have been PRESENT at that time. */
+/* A client may mark the file as changed just after this function has read the changed filter. The
+ * published copy is then stale. No program gets it, because every open checks the filter itself.
+ * Python checks the filter again when it takes the result, and removes the copy. Python may have
+ * processed the mark earlier, but without effect, because the file was not PRESENT yet. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

@@ -240,8 +240,8 @@ void monarch_collapse(const char *path) {
     if (fstat(fd, &st) == 0 && st.st_size >= MONARCH_HUGE_PAGE) {
         uint64_t bytes = (uint64_t)st.st_size, huge = bytes / MONARCH_HUGE_PAGE * MONARCH_HUGE_PAGE;
         char *map = sys_map_aligned(fd, bytes, PROT_READ | PROT_WRITE, MONARCH_HUGE_PAGE);
-        /* Collapses one huge page at a time. If memory runs short, the huge pages made so far
-         * remain. */
+        /* Each call of madvise replaces small pages by one huge page. If memory runs short, the
+         * huge pages made so far remain. */
         for (uint64_t at = 0; map && at < huge; at += MONARCH_HUGE_PAGE)
             if (madvise(map + at, MONARCH_HUGE_PAGE, MADV_COLLAPSE) != 0)
                 break;

@@ -124,9 +124,9 @@ uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct mon
         others += !monarch_is_changed(m, source->dev, e->ino);
         monarch_mark_changed(m, source->dev, e->ino);
         /* The times are stored before the names are compared. So if the directory changes during
-         * the comparison, the next call sees the change. While the catalog has no listings, no
-         * times are stored, so each call finds the directory changed and compares its files again.
-         * This is needed because the scan may still add names whose attributes it read earlier. */
+         * the comparison, the next call sees the change. Until the catalog has listings, the scan
+         * may still add names whose attributes it has read before this call. So no times are stored
+         * until then: each call finds the directory changed, and compares its files again. */
         if (is_listed)
             note_times(&x, e);
         looked += compare_names(&x, e);

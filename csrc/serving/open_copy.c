@@ -46,12 +46,13 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. No request becomes a demand if the file has more
- * units than a fill's bitmap has bits. For any other file, a request for more than one unit becomes
- * a demand only if it says that a reader waits. A request for at most one unit always becomes a
- * demand, because a demand gets an order even beyond the limit of orders. Without that, two nodes
- * could wait for each other forever: both may have reached the limit, with orders only for small
- * files that the other node keeps. */
+/* Returns whether the request becomes a demand. It never does if the file has more units than a
+ * fill's bitmap has bits. Otherwise it does in two cases: the request says that a reader waits, or
+ * it is for at most one unit.
+ *
+ * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
+ * reached the limit with orders for small files that the other node keeps, so each waits for the
+ * other. A demand gets an order even beyond the limit, which ends the wait. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -148,9 +149,9 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry describes exactly the file that the request names; *word gets the
- * entry's word at that moment. An entry's attributes change only while it has no copy, so a word
- * and attributes that were read at one moment belong to one file. */
+/* Returns whether the entry describes exactly the file that the request names. *word gets the word
+ * that the entry had together with these attributes. An entry's attributes change only while it has
+ * no copy. So if the word names a copy, it is a copy of the file that the request names. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {

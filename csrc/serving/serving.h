@@ -59,7 +59,7 @@ uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
  * request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* a request waits if no reader waits for its bytes */
+    MONARCH_WHO_HAS_TIME_WAITS, /* only the requests for whose bytes no reader waits */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);

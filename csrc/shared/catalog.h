@@ -178,12 +178,12 @@ struct monarch_control {
      * whether the source is fast. */
     uint32_t judged_sources;
     /* Atomic: a bit per source. The bit is set if the kernel does not keep the source's files in
-     * the page cache. After a program has read such a file, the daemon would have to read it from
-     * the source again. So programs hand over only one in 128 of these files. */
+     * the page cache. Even if a program hands over the descriptor of such a file, the daemon must
+     * read the file from the source again. So programs hand over only one in 128 of these files. */
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
-    /* Atomic. 1: a scan is under way, and it will find every file. In addition, the daemon is set
-     * to fill files even if no client has reported that a program opened them. */
+    /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
+     * daemon is configured to fill files even if no client has reported an open of them. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
@@ -249,8 +249,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* a bit per tier; set if the copies that this daemon makes in the tier are stamped, and older
-     * copies in the tier are not */
+    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier,
+     * while the tier also has older copies, which have no stamps. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */
@@ -375,7 +375,8 @@ struct monarch_clients {
      * has given up. While the counters still have this sum, the daemon has made no progress since,
      * and no process waits for the daemon. */
     uint64_t silent_at;
-    /* 1: a client needed attributes, but the last comparison with the source was too long ago */
+    /* 1: a client needed attributes, but the last comparison with the source was too long ago. The
+     * daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
     /* Atomic: the time at which a client last checked at the source that a directory had not
      * changed since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
@@ -435,11 +436,12 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
     return __atomic_load_n(&words[i / 64], __ATOMIC_SEQ_CST) >> (i % 64) & 1;
 }
 
-/* Sets a file's bit, and then the summary bit. Returns 0 if both were set before. The daemon clears
- * the summary bit before it takes the files' bits. If a file's bit is set at this moment, the
- * daemon either takes it now, or later finds the summary bit set again. If a client is killed after
- * it has set only the file's bit, the summary bit stays unset until another call for one of the 64
- * files. */
+/* Sets a file's bit first, and the summary bit second. Returns 0 if both were set before.
+ *
+ * The daemon clears the summary bit first, and takes the files' bits second. So no bit is lost: if
+ * the daemon comes too early to take a file's bit, the summary bit is set again afterwards. There
+ * is one exception: a client may be killed after it has set only the file's bit. The summary bit
+ * then stays unset until another call for one of the 64 files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -653,14 +655,15 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
  * tier; the entry is then found even if it has another copy by now. */
 int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uint64_t ino,
                              int64_t sec, int64_t nsec, int is_dropped);
-/* Finds the entry of a copy that was removed: the last entry whose copy had this inode. While a
- * process holds the copy open, the kernel does not reuse the inode number. */
+/* Finds the entry of a removed copy that a process still holds open: the last entry whose copy had
+ * this inode number. The kernel does not reuse the number while the copy is open. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
 /* The changed filter. monarch_is_changed returns 1 for every file that has changed, and for a few
  * that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
-/* Like monarch_is_changed, but checks only the filter, not `told`. Only the daemon can do without
- * `told`, because the daemon itself marks the changes that `told` announces. */
+/* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every
+ * file while the field `told` announces changes that are not in the filter yet. The daemon need not
+ * check `told`, because the daemon itself adds those changes to the filter. */
 int monarch_is_marked(const struct monarch_clients *m, uint64_t dev, uint64_t ino);

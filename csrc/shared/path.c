@@ -169,8 +169,8 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
  * on small stacks. At the beginning of `text` is the path walked so far, cut back to the directory
  * from which the target starts. At the end of `text` is the path still to be walked: the target,
  * and the components after the link. Returns the path still to be walked. Returns NULL if that path
- * does not fit, or if the link has changed. A gap of two bytes between the two paths is enough: for
- * each byte that the walk appends to the first path, it has read a byte of the second path. */
+ * does not fit, or if the link has changed. A gap of two bytes between the two paths is enough: the
+ * walk appends a byte to the first path only after it has read a byte of the second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);

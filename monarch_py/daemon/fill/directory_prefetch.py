@@ -58,8 +58,8 @@ class _Home(IntEnum):
 
 @dataclass(slots=True)
 class _Filled:
-    """A directory whose files are filled. To find these files, the catalog is examined once for
-    each home.
+    """A directory whose files are filled. To find these files, the catalog is examined twice: once
+    for the files whose home is this node, and once for the files of other nodes (_Home).
 
     is_deep : whether all its subdirectories are filled too
     at : for each home, the first entry of the catalog that is still to be examined
@@ -177,7 +177,7 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Programs may not have handed over the descriptors of small files yet. These files are
+        # Perhaps programs have not handed over the descriptors of small files yet. These files are
         # queued now, without the descriptors, so that they get room before the other files of their
         # directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes

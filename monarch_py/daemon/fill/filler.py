@@ -37,8 +37,8 @@ ORDERS = 2048
 # The files of all background fills that are ordered and have not ended have at most this total size
 # [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
-# This many background fills may be ordered even if their files exceed AHEAD_BYTES. A thread that
-# ends a fill can then begin another one.
+# This many background fills may be ordered even if their files exceed AHEAD_BYTES. So a thread that
+# has ended a fill can begin another one without waiting for Python.
 AHEAD_FILES = 4
 NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long [s], the files that the node should keep are
@@ -177,8 +177,9 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # An order that asks a peer may read the source in the end, because the peer is lost or
-            # the source is faster. So the total number of orders for files in use is limited too.
+            # Orders for files in use either read the source or ask a peer. But an order that asks a
+            # peer reads the source in the end if the peer is lost or the source is faster. So the
+            # number of both kinds of orders together is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)

@@ -12,11 +12,11 @@ from monarch_py.scan.walk import ALL_NAMES
 # size is RISING_BYTES, but at least one. The scan takes names in portions (PORTION in
 # csrc/scan/scan.h), so it may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
-# The rate of fills is measured in each iteration of the loop, so that the limit on the lead rises
-# soon when a job begins to fill many small files. But the measured rate is also high if a few fills
-# of large files happen to end together. So the lead has a second limit, the sum of two numbers: the
-# number of files that were filled in the last AHEAD_S, and the number of files of mean size that
-# have RISING_BYTES [bytes] together.
+# How far the scan may be ahead of the fills depends on the rate of fills. The rate is measured in
+# each iteration of the loop, so that the limit rises soon when a job begins to fill many small
+# files. But the measured rate is also high if a few fills of large files happen to end together.
+# So there is a second limit, the sum of two numbers: the number of files that were filled in the
+# last AHEAD_S, and the number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
 # the scan has found a file or directory among the names granted before, or after this time [s].

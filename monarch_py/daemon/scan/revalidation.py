@@ -82,8 +82,8 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # The scan may have read a listing as early as at its start. So the ages of directories are
-        # counted from there.
+        # It is not recorded when the scan read each listing. So every listing is taken to be as old
+        # as the scan, and a directory that changed since shortly before the scan's start is young.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

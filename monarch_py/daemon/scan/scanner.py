@@ -76,7 +76,7 @@ class Validator:
         order = np.argsort(self.hashes, kind="stable")
         self.rows, self.hashes = self.rows[order], self.hashes[order]
         self.matched = np.zeros(len(self.rows), dtype=bool)
-        self.left = len(self.rows)  # the number of rows that have matched no file so far
+        self.left = len(self.rows)  # the number of manifest rows that have matched no file yet
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Returns which of these entries have a copy in the tier, as indices into `entries`, and
@@ -209,9 +209,9 @@ class Scanner:
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
         """Requests the listing of a directory whose files programs read one after the other. With
-        `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores such a
-        request: it lists all subdirectories only once NAMES of them were requested themselves
-        (`ask_for`)."""
+        `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores requests
+        with `is_deep`: it lists all subdirectories of a directory only after programs have read
+        NAMES of them (`ask_for`)."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 

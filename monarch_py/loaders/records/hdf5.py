@@ -71,8 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """The chunks of a band divide each row among them. Returns the part of the row that each of
-        these chunks holds, as slices of the row.
+        """Each row of a band is divided among the band's chunks. Returns, for each of these chunks,
+        which part of a row it holds, as slices of the row. All rows are divided alike.
 
         row : the shape of a row
         """

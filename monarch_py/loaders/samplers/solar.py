@@ -25,9 +25,9 @@ class SolarSampler(HeldSampler):
     the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once. So an epoch saves at most as many loads as there are samples with a holder, whichever
-    samples these are. A node takes a sample that another node holds in two cases only: the holder
-    has reached the cap, or a rank would have fewer than `least` samples.
+    once, so a sample with a holder can save one load in each epoch. It does not matter which
+    samples have holders, but only how many. A node takes a sample that another node holds in two
+    cases only: the holder has reached the cap, or a rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
         room for so many samples

@@ -52,8 +52,8 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the model's y, which is never below 0, because it is a time. Between the last
-        point of a piece and the first point of the next piece, the line of the former applies."""
+        """Returns the model's y, which is never below 0, because it is a time. A piece's line also
+        applies between its last point and the first point of the next piece."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])
@@ -80,8 +80,8 @@ def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
     }
     if not cost:
         return [0]
-    # A group is all points with the same x. least[k][j] : the least cost of groups 0 to j with
-    # k + 1 pieces, and the group at which the last piece begins.
+    # All points with the same x form a group. least[k][j] is a pair: the least cost of fitting
+    # k + 1 pieces to the groups 0 to j, and the group at which the last of these pieces begins.
     least = [{j: (cost[0, j], 0) for j in range(1, len(starts))}]
     for _ in range(1, pieces):
         before, now = least[-1], {}

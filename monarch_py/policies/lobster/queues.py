@@ -100,17 +100,18 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
 def _best_from(
     times: Floats, levels: Floats, starts: npt.NDArray[np.intp], total: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Finds, for each step, the best window that begins at one of the levels with the indices
-    `starts`. A window is a range of times. The threads are divided so that the time of every queue
-    lies in the window. In the best window, the largest and the smallest of these times differ
-    least. Returns (steps, queues) the threads; (steps,) this difference; and (steps,) the largest
-    time. If no window is possible, the difference and the largest time are inf.
+    """Finds the best window for each step. A window is a range of times. The threads are divided so
+    that the time of every queue lies in the window. In the best window, the largest and the
+    smallest of these times differ least. Only windows are tried that begin at one of the levels
+    with the indices `starts`. Returns (steps, queues) the threads; (steps,) this difference; and
+    (steps,) the largest time. If no window is possible, the difference and the largest time are
+    inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # In the arrays below, each row stands for one step and one level at which a window of
-    # times begins.
+    # Each row of the arrays below stands for one window that is tried: for one step, and for the
+    # level at which the window begins.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # For each row, bisection finds the lowest end of the window for which two conditions hold: the

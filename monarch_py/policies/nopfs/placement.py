@@ -119,9 +119,10 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. A node
-    wants a file if the file's value at this node is above the price of the node's room. A file is a
-    node's own if value - price is largest at this node."""
+    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. Each
+    file has a value at each node, and the room of each node has a price. A file is the own file of
+    the node at which value - price is largest. A node also wants each other file whose value there
+    is above the price."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -160,8 +161,8 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[Int32s, Floats, Floats]:
-    """Returns for each file the node with the largest gain, that gain, and the second largest gain.
-    The gain is the file's value at a node, less the price of the node's room."""
+    """The gain of a file at a node is the file's value there minus the price of the node's room.
+    Returns for each file the node with the largest gain, that gain, and the second largest gain."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()

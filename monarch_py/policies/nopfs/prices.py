@@ -92,8 +92,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # The first stage leaves only ties undecided. Values that tie differ by no more than the
-        # noise, so the second stage takes small steps.
+        # After the first stage, only those files are undecided whose values would tie without the
+        # noise. With the noise, these values differ by at most its width, so the second stage takes
+        # small steps.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -125,9 +126,9 @@ class _Sample:
         of the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # Each file is demanded by some nodes. If every file must be held, these are the file's best
-        # node, even if its gain is negative, and all nodes with a positive gain. If a file is held
-        # at most once, only its best node demands it, and only if the gain there is positive.
+        # If every file must be held, a file is demanded by its best node, even if its gain there is
+        # negative, and by all other nodes where its gain is positive. If a file is held at most
+        # once, only its best node demands it, and only if its gain there is positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS

@@ -183,9 +183,9 @@ class _Buffers:
                     self.holder[file] = who
                     into[at] = self._caches[who].level(file)
                 continue
-            # The cache may have evicted this sample to admit another one, which was loaded earlier
-            # in this step. If the sample is not loaded again, it was used before it was evicted, so
-            # it counts as held.
+            # The holder's cache may have evicted this sample a moment ago, to admit another sample
+            # of this step. Unless the sample is one of those to be loaded, its holder used it
+            # before the eviction. So the sample counts as found in memory.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
