@@ -47,8 +47,8 @@ def file_id(number: int, size: int) -> FileId:
 
 
 def party_of(secret: bytes, rank: int, serving: tuple[str, int]) -> Party:
-    """Returns the Party (a node of the session) of one end. Rank 0 has the files and serves them.
-    Rank 1 fetches them, and serves no peer."""
+    """Returns the Party that describes one end of the transfer as a node. Rank 0 sends: it has the
+    files, and serves them at the address `serving`. Rank 1 fetches them, and serves nothing."""
     return Party(secret, rank, (serving, ("", 0)))
 
 
@@ -141,7 +141,7 @@ class Getter:
         self._fetch(gets)
 
     def mac(self, size: int) -> None:
-        """Computes the GMAC of this many bytes, block by block, and does nothing else."""
+        """Splits `size` bytes into blocks and computes the GMAC of each; does nothing else."""
         digest = ffi.new("unsigned char[]", lib.MONARCH_MAC_BYTES)
         if len(self.memory) < size:
             self.memory = pages(size)

@@ -10,8 +10,8 @@ struct work {
     struct fill *fill;
     uint64_t unit, block;
     int is_unit; /* 1: `unit` must be moved; 0: `block` */
-    /* 1: the caller was the last idle thread that has the caller's roles, so it must start more
-     * threads */
+    /* 1: now that the caller takes this work, no thread with the caller's roles is idle, so the
+     * caller must start more threads; always 0 for threads that copy from peers */
     int leaves_nobody;
 };
 

@@ -25,7 +25,7 @@ TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     ),
     (
         "monarch_opened_bytes",
-        "Sizes of the files opened, by what served them",
+        "Total size of the dataset files opened, by the origin of what was opened: tier or source",
         "origin",
         {"tier": "bytes_from_tier", "source": "bytes_from_source"},
     ),

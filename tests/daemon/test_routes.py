@@ -143,7 +143,7 @@ def test_the_sure_size_follows_what_is_measured_and_the_setting() -> None:
     assert site.places.sure_bytes() > 1 << 40, "without measurements, the size must not be limited"
     site.measured(PEER + 1, 10 * MB)
     assert site.places.sure_bytes() == pytest.approx(1 * MB), (
-        "the size must be what the node brings in 0.1 s"
+        "the size must be the number of bytes that the node delivers within 0.1 s"
     )
     site.measured(PEER + 1, 1 * MB, seconds=100)
     assert site.places.sure_bytes() == pytest.approx(0.1 * MB)

@@ -61,7 +61,8 @@ PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
 LEFT = {"stopped", "turn", "users"}
 # Calls by which the interpreter and libc get memory.
 MEMORY = ("mmap", "mprotect", "mremap", "munmap", "madvise")
-# The top directories of the interpreter's modules, of this file and of the system.
+# The first components of the paths of the system's files, of the Python installation and of this
+# repository.
 ELSEWHERE = {
     f"/{Path(place).parts[1]}"
     for place in ("/bin", "/etc", "/lib", "/opt", "/usr", sys.prefix, sys.base_prefix, __file__)

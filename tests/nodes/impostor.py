@@ -52,9 +52,9 @@ class Impostor:
             self._replay()
 
     def _answer(self, client: socket.socket, number: int, answer: bytes, reply: bytes) -> None:
-        """Sends one of four replies: the living daemon's reply as it came; the same reply with the
-        rank that the client expects; the expected rank and zeros; the expected rank and the
-        client's own bytes."""
+        """Sends one of four replies. A reply is a rank and a proof of 32 bytes. The first is the
+        living daemon's reply, unchanged. The others have the rank that the client expects, and as
+        the proof: that of the living daemon, zeros, or the client's own proof."""
         meant = answer[MEANT_AT : MEANT_AT + 4]
         ways = (reply, meant + reply[4:], meant + bytes(32), meant + answer[-32:])
         client.sendall(ways[number % len(ways)])

@@ -35,7 +35,8 @@ COMPARISONS = 4
 
 
 def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
-    """Reduces a view of a directory to what must be the same in an equal directory."""
+    """Returns what `look` found in a directory, without what may differ between the directory and
+    its twin: inode numbers, device numbers, times of the clock, and the directory's own path."""
     own = ("ino", "dev", "mtime_ns", "ctime_ns")
 
     def attributes(seen: Any) -> Any:

@@ -1,4 +1,4 @@
-/* Lets opens wait for an unfinished copy instead of opening the source. */
+/* Makes an open wait for an unfinished copy, so that it need not open the source. */
 #pragma once
 
 #include "preload/fill/serve.h"

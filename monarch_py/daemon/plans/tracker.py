@@ -33,11 +33,12 @@ EARLY = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The files of a plan in the catalog.
+    """Where the catalog has the files of a plan, and how the plan begins on this node.
 
-    entries : (files,) uint64, the entry of each file
-    used : (files,) whether any node uses each file; empty if there is a problem
-    problem : why the plan cannot be followed, "" if it can;  runs : the first two runs
+    entries : (files,) uint64, the catalog entry of each file
+    used : (files,) for each file, whether at least one node uses it; empty if there is a problem
+    problem : the reason why the plan cannot be followed; "" if it can be followed
+    runs : this node's first two runs of the plan, or its only run
     """
 
     entries: Ids

@@ -103,7 +103,7 @@ def _sizes(paths: Sequence[str]) -> Ints:
         return np.frombuffer(once(f"sizes/{named}", ask_all), dtype=np.int64)
     except OSError as error:
         raise ConfigError(
-            f"files: {error.filename}: {error.strerror}; name files that exist"
+            f"files: {error.filename}: {error.strerror}; name existing files that you may read"
         ) from None
 
 

@@ -221,7 +221,7 @@ TEST(a_wait_is_for_what_is_missing) {
         SAME(await(l, missing[i], time_ns + (i ? 1 : MS)), MONARCH_PEER_OK);
         SAME(getsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &value, &n), 0);
         SAME(value, missing[i]);
-        SAME(limits[i], 1); /* milliseconds are rounded up, so that no wait ends too early */
+        SAME(limits[i], 1); /* rounded up to whole milliseconds, so that no wait ends too early */
     }
     SAME(lowats, 4);
     SAME(await(l, 5, time_ns), MONARCH_PEER_TIMEOUT);

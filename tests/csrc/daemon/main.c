@@ -34,7 +34,8 @@ static int is_of(const struct test *t, const char *name) {
 static void run(const struct test *t) {
     CHECK(mkdir(t->name, 0700) == 0 && chdir(t->name) == 0);
     alarm(LIMIT_S);
-    /* Makes 0 the test's first descriptor, to find code that takes descriptor 0 for none. */
+    /* The first descriptor that the test opens is 0. So the test fails if code treats descriptor 0
+     * as "no descriptor". */
     close(0);
     t->run();
     exit(0);

@@ -80,10 +80,12 @@ TEST(one_thread_of_each_origin_is_woken) {
 
 enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
 
-/* Work of each kind needs threads of its origin that do this kind of work. The width limits how
- * many threads do work for which no reader waits. While it is used up, only these kinds still need
- * threads: urgent orders, PAGE_INs, and readers' demands, with or without an order. While no slot
- * is free, queued orders of fills need no threads. */
+/* For each kind of work, `who` is the role that a thread must have to do it. Work needs threads of
+ * the origin from which its bytes come; a demand without an order needs threads of both origins.
+ * no_width: what is needed while the width is used up, which limits how many threads do work for
+ * which no reader waits. Then only urgent orders, PAGE_INs and readers' demands need threads.
+ * no_slot: what is needed while no slot is free. Then a fill that is ordered but has not begun
+ * needs no thread. */
 TEST(work_needs_threads_that_do_it) {
     const uint32_t all = MONARCH_DOES_ALL, ahead = MONARCH_READS_AHEAD;
     const struct {
