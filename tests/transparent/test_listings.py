@@ -207,6 +207,7 @@ room = ctypes.create_string_buffer(4096)
 for name in ("latest/ant/000.jpg", "train/./bee/../cat/001.jpg"):
     path = os.fsencode(root + "/" + name)
     real = os.fsencode(root + "/train/" + "/".join(name.split("/")[-2:]))
+    ctypes.memset(room, ord("x"), len(room))
     assert libc.realpath(path, room) == room.value == libc.canonicalize_file_name(path) == real
 """,
     "realpath": "assert os.path.realpath(root + '/latest/ant') == root + '/train/ant'",
