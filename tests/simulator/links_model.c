@@ -3,11 +3,11 @@
  * is faster. A plain model follows the bytes of each transfer.
  *
  *   links_model RUNS */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "simulator/links.h"
+
+#include <math.h>
+
+#include "model_checks.h"
 
 #define NODES 5
 #define ASKERS 12
@@ -15,21 +15,6 @@
 
 /* Rates and times are rounded in another order here than in links.c. */
 #define ROUNDING 1e-9
-
-#define CHECK(it)                                                                   \
-    do {                                                                            \
-        if (!(it)) {                                                                \
-            fprintf(stderr, "%s:%d: run %llu: %s\n", __FILE__, __LINE__, run, #it); \
-            exit(1);                                                                \
-        }                                                                           \
-    } while (0)
-
-static unsigned long long run;
-static uint64_t state;
-static uint32_t below(uint32_t n) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    return (uint32_t)(state >> 33) % n;
-}
 
 static struct moved {
     int is_open;

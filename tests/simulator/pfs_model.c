@@ -6,30 +6,15 @@
  *
  * All rates are powers of 2 and a run is short, so all numbers are exact and both must give the
  * same bits. Many requests end at the same time, and many have the same priority. */
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-
 #include "simulator/pfs.h"
+
+#include <math.h>
+
+#include "model_checks.h"
 
 #define NODES 9
 #define ASKERS 24
 #define STEPS 14
-
-#define CHECK(it)                                                                   \
-    do {                                                                            \
-        if (!(it)) {                                                                \
-            fprintf(stderr, "%s:%d: run %llu: %s\n", __FILE__, __LINE__, run, #it); \
-            exit(1);                                                                \
-        }                                                                           \
-    } while (0)
-
-static unsigned long long run;
-static uint64_t state;
-static uint32_t below(uint32_t n) {
-    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-    return (uint32_t)(state >> 33) % n;
-}
 
 /* --- the model -------------------------------------------------------------------------------- */
 
