@@ -193,7 +193,7 @@ def test_parts_of_a_tree(tmp_path: Path, is_deep: bool) -> None:
 
 def test_a_link_that_cannot_be_read_is_an_error() -> None:
     """If a link cannot be read, monarch_stat_entry returns the error. The test uses a link in the
-    /proc directory of a process that has ended. Such a link cannot be read."""
+    /proc directory of a process that has ended, because the kernel refuses to read that link."""
     process = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], {})
     try:
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)

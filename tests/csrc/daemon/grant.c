@@ -13,8 +13,8 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* What the engine did: rings of its threads and of the daemon, fills that it ordered, answers, and
- * the homes that it stored. */
+/* The counters and lists that record what the engine did: its rings of threads and of the daemon,
+ * the fills that it ordered, its answers, and the homes that it stored. */
 static int rings, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];

@@ -232,7 +232,8 @@ TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
 }
 
 /* A listing is not made from entries whose directory is not in the catalog, or that were found
- * outside a walk. Such entries must not make the code write before the first entry of the table. */
+ * outside a walk. These entries must not make the code write before the first entry of the
+ * table. */
 TEST(an_entry_without_its_directory_changes_nothing_else) {
     make();
     add("gone/file", MONARCH_FILE, MONARCH_NO_PLACE);

@@ -56,8 +56,8 @@ static void replace(void) {
     evp.context_free = free_context;
 }
 
-/* A MAC during which any call has failed is invalid, although later calls work. Such a seal is
- * never right, not even if it is compared with itself. The next MAC is valid again. */
+/* A MAC during which any call has failed is invalid, although later calls work. A seal with
+ * this MAC is never right, not even if it is compared with itself. The next MAC is valid again. */
 TEST(a_mac_after_a_failed_call_is_invalid) {
     const int failures[] = {0, -1};
     replace();

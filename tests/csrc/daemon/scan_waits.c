@@ -2,9 +2,9 @@
  * allowance of names is used up. */
 #include <pthread.h>
 
-/* What the thread does, one letter for each step. "h": it hands its batch over. "w": it waits. "v":
- * it examines a name. at_wait and at_hand_over are called in these steps, and may change what the
- * scan may do. */
+/* The trace has one letter for each step of the thread. "h": it hands its batch over. "w": it
+ * waits. "v": it examines a name. at_wait and at_hand_over are called in these steps, and may
+ * change what the scan may do. */
 static char trace[200];
 static void (*at_wait)(void), (*at_hand_over)(void);
 static void note(char letter) {

@@ -81,7 +81,7 @@ static struct pool *p;
 static struct monarch_engine *e;
 static struct job job;
 
-/* What the searches find, one after the other. After the last one the engine stops. */
+/* The results of the searches for work, in turn. After the last search, the engine stops. */
 static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
