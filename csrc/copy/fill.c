@@ -243,11 +243,16 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count) {
+/* Marks units as copied, and answers the demands for them. A file of one unit that a peer has sent
+ * is published within microseconds. Its demands are answered then (engine/work.c), because many
+ * readers need the published copy. */
+static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
+                      int is_fetched) {
     for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
         __atomic_fetch_or(&f->map->done[u / 64], 1ULL << (u % 64), __ATOMIC_SEQ_CST);
     __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
-    monarch_answer(e->clients, f->job->result.id, unit, count);
+    if (f->units > 1 || !is_fetched)
+        monarch_answer(e->clients, f->job->result.id, unit, count);
     wake_askers(e, f->job);
 }
 
@@ -338,7 +343,7 @@ void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, 
                   (is_fetched ? at == block * f->block_bytes : stream && f->job->peer[0] < 0);
     if (has_sum && !is_fetched)
         monarch_block_sum_end(stream, &sum);
-    mark_done(e, f, unit, count);
+    mark_done(e, f, unit, count, is_fetched);
     if (__atomic_sub_fetch(&f->left[block], (uint32_t)count, __ATOMIC_ACQ_REL) == 0)
         end_block(e, f, block, buffer, has_sum ? &sum : NULL);
 }

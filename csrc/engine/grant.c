@@ -71,7 +71,7 @@ void monarch_end_rest(struct pool *p) {
     monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-void monarch_order_demanded(struct pool *p, struct worker *me) {
+void monarch_order_demanded(struct pool *p, struct worker *me, int looks) {
     struct monarch_writer *w = p->shared.writer;
     /* The wait for this lock has a limit, because the lock is held for long while the catalog
      * grows. */
@@ -82,7 +82,10 @@ void monarch_order_demanded(struct pool *p, struct worker *me) {
         is_any |= is_left(p, &me->unordered[i], has_writer ? w->catalog : NULL);
     me->unordered_count = 0;
     int tells = is_any && is_first(&p->grant);
-    monarch_unlock_and_ring(p);
+    if (looks)
+        monarch_unlock_and_look(p, me);
+    else
+        monarch_unlock_and_ring(p);
     if (has_writer)
         pthread_mutex_unlock(&w->lock);
     if (tells)

@@ -435,11 +435,22 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
         monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
-void monarch_unlock_and_ring(struct pool *p) {
+/* looks: the origin whose threads are not woken, because the caller is a thread of this origin and
+ * looks for work next; MONARCH_ORIGINS if there is no such origin. */
+static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         who[origin] = monarch_whom_it_needs(p, origin);
     pthread_mutex_unlock(&p->lock);
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
-        monarch_ring_one(p, origin, who[origin]);
+        if (origin != (int)looks)
+            monarch_ring_one(p, origin, who[origin]);
+        else if (who[origin])
+            monarch_bell_keep_awake(&p->shared.clients->engine[origin]);
+}
+
+void monarch_unlock_and_ring(struct pool *p) { unlock_and_ring(p, MONARCH_ORIGINS); }
+
+void monarch_unlock_and_look(struct pool *p, const struct worker *me) {
+    unlock_and_ring(p, me->origin);
 }

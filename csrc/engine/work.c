@@ -84,25 +84,24 @@ static void push_result(struct pool *p, struct job *job) {
         monarch_doorbell_ring(&p->shared.clients->doorbell);
 }
 
-/* Publishes the copy if it is complete, and reports the order's result. The result is queued before
- * the writer's lock is released. Python must take the same lock before it can order the removal of
- * the copy, because it sets the entry's word. So the result of a removal always comes after this
- * result. */
+/* Publishes the copy if it is complete, reports the order's result, and answers the readers that
+ * wait for the file. The result is queued before the writer's lock is released. Python must take
+ * the same lock before it can order the removal of the copy, because it sets the entry's word. So
+ * the result of a removal always comes after this result. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
+    int is_ready = monarch_is_awaited(job) && job->result.status == MONARCH_DONE;
     /* While the catalog grows, the writer's lock is held for a long time. If this thread does not
      * get the lock soon, Python publishes the copy when it takes the result. */
-    if (!e->writer || !monarch_is_awaited(job) || job->result.status != MONARCH_DONE ||
-        !monarch_lock_soon(e->writer)) {
-        push_result(p, job);
-        return;
-    }
-    int is_published = monarch_publish_result(e->writer, e->control, e->clients, &job->result);
-    job->result.is_published = (uint32_t)is_published;
+    int has_writer = is_ready && e->writer && monarch_lock_soon(e->writer);
+    if (has_writer)
+        job->result.is_published =
+            (uint32_t)monarch_publish_result(e->writer, e->control, e->clients, &job->result);
     push_result(p, job); /* from here on, the job may be freed */
-    pthread_mutex_unlock(&e->writer->lock);
-    if (is_published)
+    if (has_writer)
+        pthread_mutex_unlock(&e->writer->lock);
+    if (is_ready)
         monarch_answer(e->clients, id, 0, MONARCH_FILL_UNITS);
 }
 
@@ -161,7 +160,7 @@ static int find_next(struct worker *me, uint32_t roles, struct work *w) {
         found = look_once(me, roles, w);
         if (!me->unordered_count)
             return found;
-        monarch_order_demanded(me->pool, me);
+        monarch_order_demanded(me->pool, me, !found);
     } while (!found);
     return found;
 }

@@ -30,6 +30,9 @@
  * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
  * reads the source itself. */
 #define SLOT_NS 500000000ULL
+/* A thread that needs a link and finds none idle waits for the link of another thread, for at most
+ * this long [ns]. */
+#define LINK_NS 100000000ULL
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
 
@@ -45,6 +48,7 @@ struct use {
     int has_asked, can_be_followed;
     /* the thread waits until the link is passed to it, or is known to be broken */
     int is_following;
+    int has_passed; /* the thread has passed its link to the follower */
     struct use *follower;
 };
 
@@ -53,13 +57,18 @@ struct monarch_peer {
     monarch_peer_report report;
     void *arg;
     pthread_mutex_t lock;
-    pthread_cond_t slot_free, handed;
+    pthread_cond_t slot_free, handed, link_free;
     /* slots: number of slots in use. waiting: number of threads that wait for a slot. passed:
      * number of slots that were passed to waiting threads, but not taken yet. All are under the
      * lock. */
     unsigned slots, waiting, passed;
     uint64_t came_ns; /* when the last answer to a request with a slot came; under the lock */
     unsigned idle;
+    /* Under the lock. in_use: number of threads that have a link or are connecting one. connecting:
+     * number of threads that are connecting a link. connect_ns: how long the last connect took.
+     * waited_ns: how long threads have waited for links since the last connect began. */
+    unsigned in_use, connecting;
+    uint64_t connect_ns, waited_ns;
     int has_failed; /* the peer has failed since it last worked; under the lock */
     int has_worked; /* the peer has worked at least once; atomic */
     int has_ended;  /* no request may be sent to the peer any more; under the lock */
@@ -84,6 +93,7 @@ peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&p->slot_free, &attributes);
     pthread_cond_init(&p->handed, &attributes);
+    pthread_cond_init(&p->link_free, &attributes);
     pthread_condattr_destroy(&attributes);
     return p;
 }
@@ -125,15 +135,75 @@ void monarch_peer_free(peer *p) {
     forget_idle(p);
     pthread_cond_destroy(&p->slot_free);
     pthread_cond_destroy(&p->handed);
+    pthread_cond_destroy(&p->link_free);
     pthread_mutex_destroy(&p->lock);
     free(p);
 }
 
-static struct monarch_peer_link *take_idle(peer *p) {
+static uint64_t least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+static struct timespec time_of(uint64_t ns) {
+    return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+}
+
+/* Waits until a link is idle, or until the caller should connect one more. A connect costs both
+ * nodes more processor time than many small answers. So before each connect, the waits of all
+ * threads together must have lasted as long as the last connect took. While another thread connects
+ * a link, the caller waits for the outcome; this time does not count as a wait. The caller holds
+ * the peer's lock. */
+static void await_link_locked(peer *p) {
+    uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
+    while (!p->idle && p->in_use && now < limit) {
+        uint64_t end = since + p->connect_ns - least(p->waited_ns, p->connect_ns);
+        if (p->connecting) {
+            since = now;
+            end = limit;
+        }
+        if (now >= end)
+            break;
+        struct timespec until = time_of(least(end, limit));
+        pthread_cond_timedwait(&p->link_free, &p->lock, &until);
+        now = monarch_now_ns();
+    }
+    p->waited_ns += now - since;
+}
+
+static void begin_connect_locked(peer *p) {
+    p->connecting++;
+    p->waited_ns = 0;
+}
+
+/* Returns an idle link. Returns NULL if the caller must connect one. Its call of release_link must
+ * follow in both cases. waits: whether to wait for the links of other threads first. */
+static struct monarch_peer_link *acquire_link(peer *p, int waits) {
     pthread_mutex_lock(&p->lock);
+    if (waits)
+        await_link_locked(p);
     struct monarch_peer_link *l = p->idle ? p->link[--p->idle] : NULL;
+    p->in_use++;
+    if (!l)
+        begin_connect_locked(p);
     pthread_mutex_unlock(&p->lock);
     return l;
+}
+
+static struct monarch_peer_link *connect_link(peer *p, uint32_t *status) {
+    uint64_t began = monarch_now_ns();
+    struct monarch_peer_link *l = has_ended(p) ? NULL : p->connect(p->arg, status);
+    pthread_mutex_lock(&p->lock);
+    p->connecting--;
+    p->connect_ns = monarch_now_ns() - began;
+    if (!p->connecting)
+        pthread_cond_broadcast(&p->link_free);
+    pthread_mutex_unlock(&p->lock);
+    return l;
+}
+
+static void release_link(peer *p) {
+    pthread_mutex_lock(&p->lock);
+    p->in_use--;
+    pthread_cond_signal(&p->link_free);
+    pthread_mutex_unlock(&p->lock);
 }
 
 /* Notes that a fetch worked. l: the link of the fetch, which is idle now; NULL if another thread
@@ -199,6 +269,7 @@ static void leave(peer *p, struct use *me, int works) {
         next->can_be_followed = 1;
         enter_locked(p, next);
         me->link = NULL;
+        me->has_passed = 1;
     }
     if (next)
         pthread_cond_broadcast(&p->handed);
@@ -307,7 +378,7 @@ static int acquire_slot(peer *p) {
     p->waiting += !has_slot;
     while (!has_slot && now < began + 2 * SLOT_NS) {
         uint64_t end = (p->came_ns > began ? p->came_ns : began) + SLOT_NS;
-        struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+        struct timespec until = time_of(end);
         if (now >= end)
             break;
         pthread_cond_timedwait(&p->slot_free, &p->lock, &until);
@@ -334,46 +405,59 @@ static void release_slot(peer *p, int has_come) {
     pthread_mutex_unlock(&p->lock);
 }
 
-static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_link, char *buffer,
-               monarch_peer_arrived arrived, void *arg) {
+/* Fetches the ranges over the link of `me`, or over a new link if `me` has none or its link was
+ * closed. */
+static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n,
+                    char *buffer, monarch_peer_arrived arrived, void *arg) {
     uint32_t status = MONARCH_PEER_CUT;
     uint64_t began = monarch_now_ns();
-    struct use me = {.can_be_followed = shares_link};
-    if (!shares_link || !follow(p, &me, gets))
-        me = (struct use){.can_be_followed = shares_link, .link = take_idle(p)};
-    if (me.link) {
-        uint64_t frames = monarch_peer_link_frames(me.link);
-        if (fetch(p, &me, gets, n, buffer, arrived, arg) == 0) {
-            note_success(p, me.link);
+    int shares_link = me->can_be_followed;
+    if (me->link) {
+        uint64_t frames = monarch_peer_link_frames(me->link);
+        if (fetch(p, me, gets, n, buffer, arrived, arg) == 0) {
+            note_success(p, me->link);
             return 0;
         }
         /* A link that the peer had closed before it answered does not count as a failure: the peer
          * closes links that were idle for a long time, and may have been restarted. An answer that
          * did not come in time is a failure. */
         int was_closed =
-            monarch_peer_link_frames(me.link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
-        monarch_peer_link_close(me.link);
+            monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
+        monarch_peer_link_close(me->link);
         if (!was_closed) {
             have_looked_at(p, gets, n);
             fails(p, reason(gets, n), began);
             return -1;
         }
         forget_idle(p);
+        pthread_mutex_lock(&p->lock);
+        begin_connect_locked(p);
+        pthread_mutex_unlock(&p->lock);
     }
-    me = (struct use){.can_be_followed = shares_link};
-    me.link = has_ended(p) ? NULL : p->connect(p->arg, &status);
-    if (!me.link) {
+    *me = (struct use){.can_be_followed = shares_link, .link = connect_link(p, &status)};
+    if (!me->link) {
         note_failure(p);
         return none(gets, n, status);
     }
-    if (fetch(p, &me, gets, n, buffer, arrived, arg) == 0) {
-        note_success(p, me.link);
+    if (fetch(p, me, gets, n, buffer, arrived, arg) == 0) {
+        note_success(p, me->link);
         return 0;
     }
-    monarch_peer_link_close(me.link);
+    monarch_peer_link_close(me->link);
     have_looked_at(p, gets, n);
     fails(p, reason(gets, n), began);
     return -1;
+}
+
+static int ask(peer *p, struct monarch_peer_get *gets, uint64_t n, int shares_link, char *buffer,
+               monarch_peer_arrived arrived, void *arg) {
+    struct use me = {.can_be_followed = shares_link};
+    if (!shares_link || !follow(p, &me, gets))
+        me = (struct use){.can_be_followed = shares_link, .link = acquire_link(p, !shares_link)};
+    int r = ask_with(p, &me, gets, n, buffer, arrived, arg);
+    if (!me.has_passed)
+        release_link(p);
+    return r;
 }
 
 int monarch_peer_ask(peer *p, struct monarch_peer_get *gets, uint64_t n, char *buffer,

@@ -368,8 +368,8 @@ struct monarch_clients {
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
-    /* The bells of both origins. A client that demands a unit rings both, because it does not know
-     * whether the file comes from the source or from a peer. */
+    /* The bells of both origins. A client that demands a unit rings both, unless it knows whether
+     * the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. While the counters still have this sum, the daemon has made no progress since,

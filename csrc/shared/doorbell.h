@@ -29,11 +29,17 @@ static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
+/* Keeps threads awake that found no work and are about to sleep: they look for work again. Wakes no
+ * thread. */
+static inline void monarch_bell_keep_awake(struct monarch_bell *b) {
+    __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
+}
+
 /* Rings the bell; call this after adding work. A thread that found no work before the ring, and is
  * about to sleep, stays awake and looks for work again. At most `threads` sleeping threads are
  * woken, as by monarch_bell_wake. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
-    __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
+    monarch_bell_keep_awake(b);
     monarch_bell_wake(b, threads, who);
 }
 

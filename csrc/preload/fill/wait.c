@@ -164,9 +164,19 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
     return NULL;
 }
 
-static void ring_engine(struct session *s) {
+/* Returns whether threads of this origin may have to act on a demand for the file. While the file
+ * has no order, its home says which threads order its fill; 0: the home is unknown. */
+static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
+    unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
+    unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
+    return !home || home & of_origin || MONARCH_WORD_STATE(monarch_word_of(w)) == MONARCH_FILLING;
+}
+
+static void ring_engine(const struct monarch_wanted *w) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++) {
-        struct monarch_bell *bell = &s->clients->engine[origin];
+        struct monarch_bell *bell = &w->session->clients->engine[origin];
+        if (!may_act(w, (enum monarch_origin)origin))
+            continue;
         __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
         if (__atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
             sys_futex_wake(&bell->rings);
@@ -241,7 +251,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w) {
     }
     if (!at)
         return 0;
-    ring_engine(s);
+    ring_engine(w);
     return wait_at(w, at, demand);
 }
 
@@ -317,5 +327,5 @@ void monarch_demand_first(const struct monarch_wanted *w) {
     uint64_t unit_bytes = monarch_unit_of(w->entry->size, w->session->control->block_bytes);
     uint64_t demand;
     if (!is_silent(w->session) && place(w, w->at / unit_bytes, &demand))
-        ring_engine(w->session);
+        ring_engine(w);
 }

@@ -238,7 +238,7 @@ TEST(a_file_of_too_many_units_has_no_map) {
         SAME(f->units, MONARCH_FILL_UNITS + more);
         show(e, f);
         SAME(f->map->unit_bytes, more ? 0 : 1000);
-        mark_done(e, f, MONARCH_FILL_UNITS - 1, 1);
+        mark_done(e, f, MONARCH_FILL_UNITS - 1, 1, 0);
         SAME(is_done(MONARCH_FILL_UNITS - 1), !more);
         f->map->done[MONARCH_FILL_UNITS / 64 - 1] = 0;
         free(f->sums);
@@ -351,6 +351,25 @@ TEST(a_unit_answers_the_demands_for_it) {
     SAME(e->counts[MONARCH_FILES], 0);
     SAME(open_descriptors(), before - 2);
     done();
+}
+
+/* The only unit of a file answers demands at once if it comes from the source, because the source
+ * is then asked whether the file is unchanged. If it comes from a peer, the published copy answers
+ * them. */
+TEST(a_file_of_one_unit_from_a_peer_answers_later) {
+    for (uint64_t units = 1; units < 3; units++)
+        for (int is_fetched = 0; is_fetched < 2; is_fetched++) {
+            make(units * MONARCH_UNIT, 4 * MONARCH_UNIT);
+            struct fill *f = monarch_fill_begin(e, job);
+            demand(0, 5, 0);
+            mark_done(e, f, 0, 1, is_fetched);
+            SAME(!e->clients->demand[0], !is_fetched || units > 1);
+            SAME(is_done(0), 1);
+            give_up(f, MONARCH_ABANDONED, 0);
+            monarch_fill_end(e, f);
+            SAME(e->clients->demand[0], 0);
+            done();
+        }
 }
 
 /* A file that has changed since its order, or that changes while it is filled, gives no copy. */

@@ -15,11 +15,15 @@
 
 /* The counters and lists that record what the engine did: its rings of threads and of the daemon,
  * the fills that it ordered, its answers, and the homes that it stored. */
-static int rings, bells, wakes, can_lock = 1, places, lacks_memory, locks;
+static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];
 static void unlock_and_ring(struct pool *p) {
     rings++;
+    pthread_mutex_unlock(&p->lock);
+}
+static void unlock_and_look(struct pool *p, const struct worker *me) {
+    looks += me->pool == p;
     pthread_mutex_unlock(&p->lock);
 }
 static void ring_doorbell(uint32_t *bell) { bells++; }
@@ -55,6 +59,7 @@ static long futex(long number, uint32_t *word, int how, uint32_t value,
     return 0;
 }
 #define monarch_unlock_and_ring unlock_and_ring
+#define monarch_unlock_and_look unlock_and_look
 #define monarch_doorbell_ring ring_doorbell
 #define monarch_lock_soon lock_soon
 #define monarch_place_granted place
@@ -83,7 +88,7 @@ static void make(void) {
     pthread_mutex_init(&p->lock, NULL);
     for (int i = 0; i < 4; i++)
         add_entry(c, (char[]){(char)('a' + i), 0}, (struct monarch_entry){.kind = MONARCH_FILE});
-    rings = bells = wakes = locks = 0;
+    rings = looks = bells = wakes = locks = 0;
     can_lock = places = 1;
     ordered_count = answered = 0;
 }
@@ -139,7 +144,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
             monarch_set_bit(&e->clients->wanted, 2);
         if (!can_lock) /* another thread has the lock and keeps it */
             pthread_mutex_lock(&w->lock);
-        monarch_order_demanded(p, &me);
+        monarch_order_demanded(p, &me, i % 2);
         if (!can_lock) {
             SAME(pthread_mutex_trylock(&w->lock), EBUSY);
             pthread_mutex_unlock(&w->lock);
@@ -156,7 +161,8 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         SAME(bells, cases[i].wakes);
         SAME(wakes, cases[i].wakes);
         SAME(p->grant.leaves, cases[i].wakes);
-        SAME(rings, 1); /* the threads look for the new orders */
+        /* threads look for the new orders; this thread is one of them if it says so */
+        CHECK(rings == !(i % 2) && looks == i % 2);
         CHECK(pthread_mutex_trylock(&w->lock) == 0 && pthread_mutex_trylock(&p->lock) == 0);
         pthread_mutex_unlock(&w->lock);
         pthread_mutex_unlock(&p->lock);
@@ -172,7 +178,7 @@ TEST(a_reader_that_is_gone_gets_nothing) {
     p->grant.holds = 1;
     demand(&me, 9, 2);
     e->clients->demand[9] = monarch_demand(2, 0, 4, 0);
-    monarch_order_demanded(p, &me);
+    monarch_order_demanded(p, &me, 0);
     CHECK(!ordered_count && !p->grant.refused[9] && !bells);
     SAME(state_of(c, 3), MONARCH_WORD_STATE(monarch_table(c)[3].word));
     SAME(state_of(c, 4), MONARCH_BYPASS);
@@ -191,7 +197,7 @@ TEST(the_loop_is_woken_once_for_all) {
             monarch_table(c)[i].word = monarch_word(MONARCH_WANTED, 0, 0, 0);
             demand(&me, i, i);
         }
-        monarch_order_demanded(p, &me);
+        monarch_order_demanded(p, &me, 0);
         SAME(bells, 1);
     }
     SAME(monarch_engine_rest((struct monarch_engine *)p, 1500000), 1);
@@ -200,7 +206,7 @@ TEST(the_loop_is_woken_once_for_all) {
     SAME(monarch_engine_rest((struct monarch_engine *)p, 0), 0);
     SAME(p->grant.iterations, 2);
     demand(&me, 1, 1);
-    monarch_order_demanded(p, &me);
+    monarch_order_demanded(p, &me, 0);
     SAME(bells, 2);
     done();
 }

@@ -12,6 +12,8 @@ static uint64_t frames_of(const struct monarch_peer_link *l) { return l->frames;
 static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g, uint64_t *tag) {
     return *tag = l->tag++, 0;
 }
+static int signals;
+#define pthread_cond_signal(condition) (signals++, pthread_cond_signal(condition))
 #define monarch_peer_link_close(l) close_it(l)
 #define monarch_peer_link_cut(l) cut(l)
 #define monarch_peer_link_frames(l) frames_of(l)
@@ -242,6 +244,106 @@ TEST(a_new_peer_may_be_starting) {
     SAME(ask_small(), 0);
     SAME(monarch_peer_is_starting(p), 0);
     monarch_peer_free(p);
+}
+
+/* --- waits for links -------------------------------------------------------------------------- */
+
+static void *get_link(void *arg) {
+    *(struct monarch_peer_link **)arg = acquire_link(p, 1);
+    return NULL;
+}
+
+static pthread_t start_to_wait(struct monarch_peer_link **to) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, get_link, to) == 0);
+    return thread;
+}
+
+/* A thread takes an idle link. If there is none, and no other thread has a link, it connects one at
+ * once. */
+TEST(a_thread_waits_only_for_links_in_use) {
+    make();
+    p->connect_ns = UINT64_MAX / 4;
+    CHECK(!acquire_link(p, 1) && p->connecting == 1 && p->in_use == 1);
+    uint32_t status;
+    CHECK(connect_link(p, &status) == &links[0] && !p->connecting);
+    CHECK(p->connect_ns < UINT64_MAX / 4);
+    note_success(p, &links[0]);
+    release_link(p);
+    CHECK(acquire_link(p, 1) == &links[0] && p->in_use == 1 && !p->connecting && !p->idle);
+    CHECK(!acquire_link(p, 0) && p->connecting == 1 && p->in_use == 2); /* it does not wait */
+    monarch_peer_free(p);
+}
+
+/* A thread that waits gets the link that another thread has used. While a third thread connects a
+ * link, the wait goes on, whatever the last connect took, and does not count. */
+TEST(a_thread_gets_the_link_of_another) {
+    for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
+        make();
+        struct monarch_peer_link *got = NULL;
+        p->in_use = 1;
+        p->connecting = (unsigned)is_connecting;
+        p->connect_ns = is_connecting ? 0 : LINK_NS;
+        pthread_t thread = start_to_wait(&got);
+        note_success(p, &links[made++]);
+        signals = 0;
+        release_link(p);
+        SAME(signals, 1);
+        CHECK(pthread_join(thread, NULL) == 0);
+        CHECK(got == &links[0] && p->in_use == 1 && p->idle == 0);
+        CHECK(p->connecting == (unsigned)is_connecting);
+        CHECK(!is_connecting || p->waited_ns < LINK_NS / 2);
+        monarch_peer_free(p);
+    }
+}
+
+/* The waits of all threads together last as long as the last connect took. Then a thread connects
+ * one more link, and the count of the waits starts again. */
+TEST(a_thread_connects_after_enough_waits) {
+    const uint64_t ms = 1000000;
+    const struct {
+        uint64_t connect_ns, waited_ns, waits_ns;
+    } cases[] = {{3 * ms, 0, 3 * ms},
+                 {30 * ms, 20 * ms, 10 * ms},
+                 {30 * ms, 30 * ms, 0},
+                 {30 * ms, 40 * ms, 0},
+                 {0, 0, 0},
+                 {100 * LINK_NS, 0, LINK_NS}};
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make();
+        p->in_use = 1;
+        p->connect_ns = cases[i].connect_ns;
+        p->waited_ns = cases[i].waited_ns;
+        uint64_t began = monarch_now_ns();
+        CHECK(!acquire_link(p, 1));
+        CHECK(monarch_now_ns() - began >= cases[i].waits_ns);
+        CHECK(p->connecting == 1 && p->in_use == 2 && p->waited_ns == 0);
+        monarch_peer_free(p);
+    }
+}
+
+/* Each request gives back what it has acquired, whether it works, fails, replaces a link that was
+ * closed, or cannot connect. A use that passes its link to a follower passes the count too. */
+TEST(each_request_releases_its_link) {
+    for (int way = 0; way < 6; way++) {
+        make();
+        struct use second = {.is_following = 1};
+        if (way == 1)
+            then(MONARCH_PEER_TIMEOUT, 1);
+        if (way == 2 || way == 3)
+            note_success(p, &links[made++]);
+        if (way == 2)
+            then(MONARCH_PEER_CUT, 0);
+        if (way == 4)
+            refuses = 1;
+        if (way == 5)
+            joins = &second;
+        ask_small();
+        CHECK(p->in_use == (way == 5) && p->connecting == 0);
+        if (way == 5)
+            leave(p, &second, 1);
+        monarch_peer_free(p);
+    }
 }
 
 /* --- large answers ---------------------------------------------------------------------------- */

@@ -78,6 +78,31 @@ TEST(one_thread_of_each_origin_is_woken) {
     }
 }
 
+/* A thread that looks for work next wakes no thread of its own origin. But threads of its origin
+ * that are about to sleep look once more, because it takes only one piece of the work. */
+TEST(a_thread_that_looks_wakes_only_the_other_origin) {
+    for (int bits = 0; bits < 4; bits++)
+        for (int own = 0; own < MONARCH_ORIGINS; own++) {
+            make();
+            struct worker me = {.pool = p, .origin = (enum monarch_origin)own};
+            struct monarch_bell *bells = e->clients->engine;
+            if (bits & 1)
+                monarch_push(&p->normal[MONARCH_FROM_SOURCE], &of_source);
+            if (bits & 2)
+                monarch_push(&p->normal[MONARCH_FROM_PEER], &of_peer);
+            pthread_mutex_lock(&p->lock);
+            monarch_unlock_and_look(p, &me);
+            int has[] = {bits & 1, bits >> 1};
+            CHECK(MONARCH_FROM_SOURCE == 0 && MONARCH_FROM_PEER == 1);
+            SAME(rings, has[!own]);
+            CHECK(!rings || rung[0].bell == &bells[!own]);
+            CHECK(bells[own].rings == (uint32_t)has[own] && bells[!own].rings == 0);
+            CHECK(!was_locked && pthread_mutex_trylock(&p->lock) == 0);
+            pthread_mutex_unlock(&p->lock);
+            done();
+        }
+}
+
 enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
 
 /* For each kind of work, `who` is the role that a thread must have to do it. Work needs threads of

@@ -203,16 +203,18 @@ TEST(a_published_copy_frees_its_slot) {
 }
 
 /* A finished copy is published at once if the writer is free. Then its readers are answered. If
- * this thread cannot publish the copy, Python does. A DROP or a failed order has no copy to
- * publish. */
+ * this thread cannot publish the copy, Python does, and the readers are answered nevertheless: they
+ * may use parts of the copy. A DROP or a failed order has no copy to publish. */
 TEST(a_finished_copy_is_published_at_once) {
     const struct {
-        int has_writer, kind, status, can_lock, publishes, published;
-    } cases[] = {
-        {1, MONARCH_FILL, MONARCH_DONE, 1, 1, 1},  {0, MONARCH_FILL, MONARCH_DONE, 1, 1, 0},
-        {1, MONARCH_FILL, MONARCH_DONE, 0, 1, 0},  {1, MONARCH_FILL, MONARCH_DONE, 1, 0, 0},
-        {1, MONARCH_CHECK, MONARCH_DONE, 1, 1, 1}, {1, MONARCH_FILL, MONARCH_TIER_FULL, 1, 1, 0},
-        {1, MONARCH_DROP, MONARCH_DONE, 1, 1, 0}};
+        int has_writer, kind, status, can_lock, publishes, published, answered;
+    } cases[] = {{1, MONARCH_FILL, MONARCH_DONE, 1, 1, 1, 1},
+                 {0, MONARCH_FILL, MONARCH_DONE, 1, 1, 0, 1},
+                 {1, MONARCH_FILL, MONARCH_DONE, 0, 1, 0, 1},
+                 {1, MONARCH_FILL, MONARCH_DONE, 1, 0, 0, 1},
+                 {1, MONARCH_CHECK, MONARCH_DONE, 1, 1, 1, 1},
+                 {1, MONARCH_FILL, MONARCH_TIER_FULL, 1, 1, 0, 0},
+                 {1, MONARCH_DROP, MONARCH_DONE, 1, 1, 0, 0}};
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();
         struct monarch_writer *w = monarch_writer_new();
@@ -225,7 +227,7 @@ TEST(a_finished_copy_is_published_at_once) {
         publishes = cases[i].publishes;
         finish(p, &job);
         SAME(job.result.is_published, cases[i].published);
-        SAME(answered, cases[i].published);
+        SAME(answered, cases[i].answered);
         SAME(published, cases[i].published || !cases[i].publishes);
         if (answered)
             SAME(answered_entry, 12);

@@ -40,8 +40,8 @@ static int unmap(void *at, size_t n) {
     return munmap(at, n);
 }
 static int find(struct pool *p, struct worker *w, uint32_t roles, struct work *out);
-static void order_demanded(struct pool *p, struct worker *w) {
-    NOTE("order:%u ", w->unordered_count);
+static void order_demanded(struct pool *p, struct worker *w, int looks) {
+    NOTE("order:%u%s ", w->unordered_count, looks ? "" : ",work");
     w->unordered_count = 0;
 }
 static int sleep_at(struct monarch_bell *b, uint32_t seen, uint32_t roles, uint64_t until_ns);
@@ -279,7 +279,7 @@ TEST(readers_without_an_order_get_one) {
     make(finds, 1);
     struct worker one = {.pool = p, .peer = -1};
     CHECK(find_next(&one, 3, &w) && w.job == &job);
-    check_trace("find:3 order:2 ");
+    check_trace("find:3 order:2,work ");
     done();
     make(none, 5);
     one = (struct worker){.pool = p, .peer = -1};

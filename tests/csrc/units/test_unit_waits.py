@@ -189,6 +189,23 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
     assert demands(session).count((ENTRY, 3)) == 1
 
 
+@pytest.mark.parametrize("is_filling", [False, True])
+@pytest.mark.parametrize(("home", "rings"), [("", [1, 1]), ("OWN", [1, 0]), ("OF_OTHERS", [0, 1])])
+def test_a_demand_rings_the_origin_that_it_knows(
+    lib: Any, session: Made, home: str, rings: list[int], is_filling: bool
+) -> None:
+    """While the file has no order, its home says which threads order the fill. Once there is an
+    order, the file may have another origin, for example because a peer has failed."""
+    session.control.block_bytes = 4 * MIB
+    entry = session.entries[ENTRY]
+    entry.size = 9 * UNIT
+    entry.flags = getattr(native, f"MONARCH_{home}") if home else 0
+    if is_filling:
+        fill(session, set(), 9 * UNIT)
+    lib.wait_demand_first(session.s, ENTRY, 0)
+    assert [int(b.rings) for b in session.clients.engine] == ([1, 1] if is_filling else rings)
+
+
 def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None:
     """A read demands at most eight of the units that it needs. If the file is not being filled, the
     read demands only the first unit. When the read gives up, it withdraws the demand on which it
