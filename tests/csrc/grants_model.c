@@ -23,11 +23,10 @@ static struct monarch_catalog *catalog;
 static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
- * tier. A staged file goes only into staging tiers, any other file only into other tiers. Tiers
- * that take no file of this size (`largest`) are left out. The first of the remaining tiers with
- * enough granted room is chosen. If a tier without enough granted room comes before it, and has
- * more room beyond the grant (is_part), the engine must not pass over this tier. Returns -1 then,
- * and also if no tier has enough granted room. */
+ * tier, or -1 if there is none. A staged file goes only into staging tiers, any other file only
+ * into other tiers. Tiers that take no file of this size (`largest`) are left out. The first of the
+ * remaining tiers with enough granted room is chosen. But the search for it must not pass over a
+ * tier that has more room beyond the grant (is_part). At such a tier, it ends with -1. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];

@@ -30,7 +30,7 @@
 /* left: the number of calls before the one that fails (negative: none fails); failed: the number of
  * calls that have failed; live: the pieces of memory in use. Atomic. */
 static long left, failed, live;
-static long failed_memory; /* calls of the thread `is_maker` that failed with ENOMEM */
+static long failed_memory; /* calls that failed with ENOMEM in the thread with is_maker == 1 */
 static __thread int is_maker;
 static long turn; /* number of the call that fails, from 0 on */
 

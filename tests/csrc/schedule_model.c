@@ -83,8 +83,9 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* Like may_ask, for work that a reader waits for. The limit does not apply while more than four
- * threads are free, nor to the peer `at`, which the thread asks already. */
+/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply while more
+ * than four threads are free. It does not apply either if the order's peer is `at`, the peer that
+ * the thread asks already. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -93,8 +94,8 @@ static int is_within_width(enum monarch_origin origin) {
     return count_unasked(origin, -1) < (int)pool->width[origin];
 }
 
-/* Like may_ask, for work that no reader waits for. By a similar rule, the peers also share the
- * width, which is the number of threads that may do such work at a time. */
+/* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
+ * work of this kind at a time. By a similar rule, the peers share the width. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&
@@ -399,7 +400,7 @@ static int leaves_nobody(int w) {
 }
 
 /* A thread that finds no work has looked at all demands of its origin. It has answered each demand
- * whose unit is already filled or does not exist. Checks that no such demand is left. */
+ * whose unit is already filled or does not exist. Checks that none of these demands is left. */
 static void check_answers(enum monarch_origin origin) {
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t demand = pool->shared.clients->demand[i], unit = monarch_demand_unit(demand);

@@ -1,5 +1,5 @@
 """A source with one directory for each operation of change.c. The copies of its files are in one of
-three states."""
+three states (see Stage)."""
 
 from __future__ import annotations
 
@@ -298,9 +298,9 @@ class Stage:
 
     @cached_property
     def copies_after_operations(self) -> dict[str, tuple[str, int, int, list[str]]]:
-        """Returns `read_copies` after all operations, while the daemon is still stopped. `thaw`
-        stores the result before the daemon goes on, because pytest-xdist may run a test that needs
-        it later."""
+        """Performs all operations while the daemon is stopped, and returns what `read_copies` then
+        returns. `thaw` calls this before the daemon goes on, because pytest-xdist may run `thaw`
+        before a test that needs this result."""
         for operation in self.operations:
             self.do(operation)
         return self.read_copies()
@@ -314,8 +314,8 @@ class Stage:
         self.thawed = True
         self._signal(signal.SIGCONT)
         self._wait_quiet()
-        # Orders are given several times, because the daemon may lose a client's hint about an
-        # unlisted file.
+        # All files are requested several times, because the daemon may lose a client's hint about
+        # an unlisted file.
         for _ in range(3):
             self.session.want_all()
             self._wait_quiet()

@@ -178,9 +178,9 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
 
 /* Moves up to MOST_MOVED pages with mremap, one by one, because one mremap may not cover several
  * mappings. The pages either go to reserved memory, where they are checked and unmapped, or replace
- * pages of the region at lower addresses. Then maps known memory at the pages' old place, by a call
- * that the library does not see. So only the mremap shows the library that its mapping at the old
- * place has ended. */
+ * pages of the region at lower addresses. Then maps memory with known words at the pages' old
+ * place, by a call that the library does not see. So only the mremap shows the library that its
+ * mapping at the old place has ended. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;
@@ -199,7 +199,7 @@ static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
         CHECK(mremap(at + i * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to, at, i);
         moved.pages[i] = r->pages[first + i];
     }
-    /* Since the pages were moved, another thread may have mapped something at their old place. */
+    /* After the pages were moved, another thread may have mapped something at their old place. */
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
     if (syscall(SYS_mmap, at, n * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == (long)at)
         fill_own(r, first, n);

@@ -298,8 +298,8 @@ static void crowd(void) {
     drop_all();
 }
 
-/* At most two threads ask peers, and these ask different peers. A third thread asks a peer only for
- * a file for which a reader waits. */
+/* While no reader waits, at most two threads ask peers, and they ask different peers. When a reader
+ * waits for a file, a third thread asks the peer of this file. */
 static void narrow(void) {
     shut();
     monarch_engine_width(engine, THREADS, 2, 0);

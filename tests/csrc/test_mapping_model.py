@@ -1,4 +1,5 @@
-"""A model of the promotion of mappings, which tries every order of its steps.
+"""A model of the promotion of mappings, that is, of the library's replacement of a mapping of a
+source's file by a mapping of the copy. The model tries every order of the steps.
 
 Comments in csrc/preload/mappings (mapping_table.c, mappings.c, move.c) mark the steps by [names];
 the labels here are the same. A state describes one process: two pages of a mapping of the source,
@@ -32,7 +33,7 @@ class Slot(NamedTuple):
 
 
 class Thread(NamedTuple):
-    name: str  # "A", "B"; "V" is the child of a vfork, in the same memory
+    name: str  # "A" or "B"; "V": the child of a vfork, which uses the same memory as "A" and "B"
     script: tuple[tuple[str, int], ...]
     at: str = "next"
     op: tuple[str, int] = ("", 0)
@@ -48,7 +49,7 @@ class State(NamedTuple):
     # The next step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
-    place: int = 0  # the index, in the table, of the slot that `seen` holds
+    place: int = 0  # the slot `seen` has this index in the table
     done: str = ""
     entry: str = "FILLING"
     edits: int = 0  # the number is odd while a thread changes the table

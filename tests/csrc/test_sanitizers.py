@@ -88,7 +88,8 @@ def test_a_planted_bug_is_seen(built: Built) -> None:
 # --- the library in a program that reads -----------------------------------------------------
 
 FILES, NEW_FILES = draws.sized((400, 80), (1500, 150))
-# The readers' pause after each file. Without --long, the pause leaves processor time to the daemon.
+# The readers' pause after each file [us]. It leaves processor time to the daemon. With --long, the
+# readers do not pause.
 PAUSE_US = draws.sized(1000, 0)
 # how often copies are dropped, and how often the daemon is killed
 FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))

@@ -63,7 +63,7 @@ static char *scarce_buffer(size_t n) { return lacks_memory ? NULL : monarch_new_
 
 #define FIRST_MS 2000
 #define BETWEEN_MS 1000
-#define SIZE (5 * LEAST_BYTES_PER_S) /* apart from the limits of waits, this may take 5 s */
+#define SIZE (5 * LEAST_BYTES_PER_S) /* at the least rate, an answer takes 5 s */
 
 static const unsigned char keys[3][MONARCH_KEY_BYTES] = {"of the server", "of the client",
                                                          "of the content"};
@@ -181,8 +181,8 @@ static void put_part(void) {
     }
 }
 
-/* A peer that keeps the limit of every wait must also send LEAST_BYTES_PER_S on average. A peer
- * that does both is never cut off. */
+/* A peer must keep the limit of every wait, and must send at least LEAST_BYTES_PER_S on average. A
+ * peer that does both is never cut off. */
 TEST(an_answer_has_a_least_rate) {
     const uint64_t most_ms = FIRST_MS + BETWEEN_MS + 1000 * SIZE / LEAST_BYTES_PER_S;
     for (int is_late = 0; is_late < 2; is_late++) {
@@ -247,7 +247,7 @@ TEST(bytes_are_received_many_at_a_time) {
         range.memory = (uint64_t)(uintptr_t)much;
         give(MONARCH_PEER_DATA, range.length, NULL);
         if (is_large)
-            poll_errno = ENOMEM; /* the limit of the first wait is enough for this test */
+            poll_errno = ENOMEM; /* the fetch ends with its first wait */
         at_wait = is_large ? NULL : put_all;
         SAME(fetch_it(), is_large ? -1 : 0);
         SAME(limits[0], WAKE_NS / MS);

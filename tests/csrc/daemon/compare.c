@@ -3,7 +3,8 @@
 #include "native.h"
 #include "shared/pace.h"
 
-/* How many more operations may begin, and how many threads were started. */
+/* may_go_on: how many more operations may begin before the time is up. started: how many threads
+ * were started. */
 static int may_go_on = 1000, started;
 static int keep_pace(struct monarch_pace *p, uint64_t until_ns) { return may_go_on-- > 0; }
 static int start_thread(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
@@ -99,8 +100,8 @@ TEST(a_directory_that_became_a_file_has_no_files) {
     done();
 }
 
-/* One thread is started for every A_THREAD entries, but fewer than the caller allows, since the
- * caller compares entries too. */
+/* One thread is started for every A_THREAD entries. The caller compares entries too. So if it
+ * allows N threads, at most N - 1 are started. */
 TEST(many_entries_are_compared_by_many_threads) {
     const struct {
         uint64_t n;

@@ -18,8 +18,8 @@ static int holds(int32_t sample, uint32_t node) {
     return 0;
 }
 
-/* Returns how many samples at most can go to nodes that hold them, if each node takes at most its
- * `room`. Sets taken_by to the node of each sample, or -1. */
+/* Returns the largest number of samples that can go to nodes that hold them, if each node takes at
+ * most `room` samples. Sets taken_by to the node of each sample, or to -1. */
 static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int32_t *taken_by) {
     int32_t count[NODES] = {0};
     int best = 0;

@@ -21,8 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: the number of threads for the sources that the replaced start returns; -1: the real
- * threads are started. */
+/* starts: if not negative, no threads are started, and this number is returned as the number of
+ * threads for the sources. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;
@@ -45,9 +45,9 @@ static int note_option(int option, int value) {
     options[option < 0 ? -option : option] = value;
     return 1;
 }
-/* If `policy` is -1, the kernel's scheduling attributes are used. If it is -2, the kernel does not
- * know these calls. Otherwise it is the policy of each thread. set: the attributes that were set
- * last, as the kernel gets them. sets: how often. */
+/* policy: the scheduling policy that each thread seems to have; -1: the real kernel answers; -2:
+ * the kernel seems to lack the calls for scheduling attributes. set: the attributes that were set
+ * last, in the kernel's format. sets: how often attributes were set. */
 static int policy = -1, sets;
 static uint64_t set[6];
 static long attributes(long number, ...) {
@@ -145,7 +145,8 @@ TEST(a_new_engine_is_as_it_was_asked_for) {
     }
 }
 
-/* Without memory or a thread there is no engine, and nothing is left. */
+/* If there is no memory for the engine, or no thread can be started, no engine is made and nothing
+ * is left behind. */
 TEST(an_engine_starts_or_leaves_nothing) {
     for (int way = 0; way < 3; way++) {
         allocations = 0;
@@ -259,8 +260,9 @@ TEST(threads_that_hang_are_counted) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Python takes results in their order, at most as many as it has room for. Taken orders no longer
- * count as pending. While results are left, the daemon counts as rung. */
+/* Python takes results in their order, at most as many as it has room for. Orders whose results
+ * were taken no longer count as pending. While results are left, the daemon's bell still counts as
+ * rung. */
 TEST(results_are_taken_once) {
     make_lone();
     struct monarch_result out[4];
@@ -345,7 +347,7 @@ TEST(shares_have_a_limit) {
     done();
 }
 
-/* Each of these calls sets its own parameter and no other. */
+/* Each call that sets a parameter of the engine changes no other parameter. */
 TEST(parameters_are_set_one_by_one) {
     make_lone();
     struct monarch_writer *w = monarch_writer_new();
@@ -413,7 +415,8 @@ TEST(the_memory_of_a_scan_is_given_back) {
     SAME(options[-M_ARENA_MAX], 2);
 }
 
-/* Only threads of the usual policies get a short slice: others have no slice. */
+/* A thread gets a short time slice only if its scheduling policy is SCHED_OTHER or SCHED_BATCH.
+ * Under the other policies, threads have no slice that can be set. */
 TEST(a_slice_is_shortened_where_there_is_one) {
     const int policies[] = {SCHED_OTHER, SCHED_BATCH, SCHED_IDLE, SCHED_FIFO, SCHED_RR, -2};
     for (int i = 0; i < 6; i++) {

@@ -62,8 +62,8 @@ TEST(orders_leave_a_queue_in_their_order) {
 }
 
 /* While an order is queued, it is found by its entry. If several orders have the same entry,
- * monarch_order_of finds the last one, and monarch_queued_fill finds the FILL. Entries that share a
- * bucket are told apart. */
+ * monarch_order_of finds the last one, and monarch_queued_fill finds the FILL. Entries in the
+ * same hash bucket are told apart. */
 TEST(an_order_is_found_by_its_entry) {
     struct pool *p = calloc(1, sizeof *p);
     const uint64_t ids[] = {7, 7 + MONARCH_BUCKETS, 7, 7 + 2 * MONARCH_BUCKETS, 7};
@@ -81,7 +81,7 @@ TEST(an_order_is_found_by_its_entry) {
     CHECK(monarch_order_of(p, ids[1]) == &jobs[1] && monarch_queued_fill(p, ids[1]) == &jobs[1]);
     CHECK(monarch_order_of(p, ids[3]) == &jobs[3] && !monarch_queued_fill(p, ids[3]));
     CHECK(!monarch_has_order(p, 8) && !monarch_has_order(p, 7 + 3 * MONARCH_BUCKETS));
-    monarch_unqueue(p, &jobs[4]); /* a DROP is never remembered, and the others of its entry stay */
+    monarch_unqueue(p, &jobs[4]); /* a DROP is never remembered; other orders of its entry stay */
     SAME(monarch_has_order(p, 7), 1);
     monarch_unqueue(p, &jobs[2]);
     CHECK(monarch_order_of(p, 7) == &jobs[0]);

@@ -113,7 +113,7 @@ TEST(units_and_blocks_cover_the_file) {
                 CHECK(f->left[b] >= 1 && f->left[b] <= 3);
                 CHECK(f->left[b] == 3 || b == f->blocks - 1);
                 units += f->left[b];
-                /* If there were no room for the sum, the sanitizer would report it. */
+                /* If the array of sums were too short, the sanitizer would report this write. */
                 f->sums[b] = b;
                 SAME(end_of_block(f, b), (b + 1) * block < size ? (b + 1) * block : size);
             }
@@ -183,7 +183,7 @@ TEST(a_file_system_that_reserves_nothing_still_takes_copies) {
 }
 
 /* If an order names peers, they are asked first, and the source file is not opened yet. Without a
- * peer or a pack, the file is opened at once. This counts as an answer of the source. */
+ * peer or a pack, the file is opened at once. The open counts as an answer of the source. */
 TEST(a_fill_opens_the_source_at_once_only_without_peers) {
     const int peers[][2] = {{-1, -1}, {0, -1}, {3, 0}, {3, 4}};
     for (int i = 0; i < 4; i++) {
@@ -393,7 +393,7 @@ TEST(a_file_that_changes_gives_no_copy) {
                 CHECK(utimensat(root, "file", NULL, 0) == 0);
             monarch_fill_end(e, f);
         }
-        /* way 3: losing its last link changed the open file's ctime */
+        /* in way 3, the open file has a new ctime, because it has lost its last link */
         SAME(job->result.status, MONARCH_SOURCE_CHANGED);
         SAME(e->fills->fill[9].failed, 1);
         CHECK(faccessat(copies, "0000000000077", F_OK, AT_SYMLINK_NOFOLLOW) != 0);
@@ -470,9 +470,9 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
     }
 }
 
-/* The write-back of each block of a large copy begins at once. Then the write-back of the block two
- * before it is awaited. So at most two blocks are dirty. The pages of the source are given back,
- * unless the kernel has dropped them itself. */
+/* When block N of a large copy is complete, its write-back begins at once. Then the fill waits for
+ * the write-back of block N - 2. So at most two blocks are dirty. The pages of the source are given
+ * back, unless the kernel has dropped them itself. */
 TEST(a_large_copy_is_written_back_as_it_grows) {
     for (int kept = 0; kept < 2; kept++) {
         make(5 * MONARCH_UNIT, MONARCH_UNIT);

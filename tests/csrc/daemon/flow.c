@@ -20,9 +20,10 @@ TEST(levels_double) {
         SAME(level_of(cases[i].threads), cases[i].level);
 }
 
-/* A visit adds its bytes and its time to its own endpoint. They count for the number of threads
- * that were there when the visit began. monarch_leave_unseen ends a visit without counting it.
- * After all visits, no thread counts as being at the endpoint. */
+/* A visit adds its bytes and its time to its endpoint. The endpoint has a sum for each level of
+ * threads. A visit belongs to the level of the threads that were at the endpoint when the visit
+ * began. monarch_leave_unseen ends a visit without counting it. After all visits, no thread counts
+ * as being at the endpoint. */
 TEST(a_visit_is_measured) {
     struct monarch_engine *e = make_engine(4096);
     static struct monarch_flow flows[MONARCH_ENDPOINTS];
@@ -94,7 +95,7 @@ TEST(a_copy_is_named_by_its_number) {
 }
 
 /* A copy is removed from its tier. If it is gone already, or somebody has put a directory in its
- * place, nothing is left to do. Any other error is told. */
+ * place, nothing is left to do. Any other error is reported. */
 TEST(a_copy_is_removed_from_its_tier) {
     int here = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct job job = {.copies = here, .result.copy = 0x12};

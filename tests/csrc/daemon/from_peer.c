@@ -171,7 +171,8 @@ TEST(a_silent_peer_is_asked_a_few_times) {
 }
 
 /* A peer that answers COMING is receiving the bytes, so it is not silent. It is asked again and
- * again while it says so. Each time, the tries of a silent peer are counted from 0 again. */
+ * again while it says so. After each of these answers, it may be silent for as many tries as at the
+ * beginning. */
 TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     make(4, -1);
     for (int i = 0; i < 40; i++)
@@ -294,7 +295,7 @@ TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
         answers[4][i] = MONARCH_PEER_TIMEOUT;
     SAME(fetch((BLOCKS - 1) * BLOCK, UNIT), 0);
     CHECK(fill.is_last_late && fill.asks == 0 && asked[6] == 0);
-    /* Another block: the peer counts as silent, so the next peer is asked. */
+    /* This is another block. So the peer now counts as silent, and the next peer is asked. */
     SAME(fetch(0, UNIT), 1);
     CHECK(fill.asks == 1 && asked[6] == 1);
     free_engine(e);
@@ -358,7 +359,7 @@ static void come_later(void) {
 }
 
 /* A peer that answers COMING is asked again and again, but only for COMING_NS. If a reader waits
- * for the bytes, the peer is asked for COMING_ASKED_NS at most since the beginning of that wait. */
+ * for the bytes, the peer is asked for at most COMING_ASKED_NS after the reader began to wait. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {
@@ -385,7 +386,8 @@ TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     }
 }
 
-/* If a reader has waited for one peer for more than SILENCE_NS, the next peer is not asked. */
+/* If a reader waits for the bytes, and the first peer took more than SILENCE_NS to answer, the next
+ * peer is not asked. The bytes then come from the source. */
 TEST(a_reader_waits_for_one_silent_peer_only) {
     for (int is_asked = 0; is_asked < 2; is_asked++)
         for (uint64_t more = 0; more < 2; more++) {

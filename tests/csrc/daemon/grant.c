@@ -13,8 +13,8 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* The counters and lists that record what the engine did: its rings of threads and of the daemon,
- * the fills that it ordered, its answers, and the homes that it stored. */
+/* The counters and lists that record what the engine did: how often it rang for its threads and for
+ * the daemon, the fills that it ordered, its answers, and the homes that it stored. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];
@@ -185,8 +185,8 @@ TEST(a_reader_that_is_gone_gets_nothing) {
     done();
 }
 
-/* The daemon's loop is woken once for all readers that the threads leave to it. Only after its next
- * rest is it woken again. */
+/* The daemon's loop is woken once for all readers that the threads leave to it. It is not woken
+ * again before it has called monarch_engine_rest. */
 TEST(the_loop_is_woken_once_for_all) {
     make();
     struct worker me = {.pool = p};
@@ -211,9 +211,9 @@ TEST(the_loop_is_woken_once_for_all) {
     done();
 }
 
-/* After a fill that has published no copy, the daemon's loop is woken. After another order, it is
- * woken only if a reader still waits that was left to the loop. The loop is never woken after a
- * PAGE_IN, and only once before it rests. */
+/* After a fill that has published no copy, the daemon's loop is woken. After an order of another
+ * kind, the loop is woken only if the threads have left a reader to it and this reader still waits.
+ * After a PAGE_IN, the loop is never woken. Until it rests, the loop is woken only once. */
 TEST(an_order_without_a_copy_leaves_work) {
     const struct {
         int kind, waits, is_woken;
@@ -242,8 +242,8 @@ static void note_grant(struct pool *of) {
 }
 
 /* A new grant sets the room in the tiers and the number of the next copy. The threads look again at
- * two kinds of readers: those at which they looked too early, and those that have come into a slot
- * since. The threads are woken, and the listener is told. */
+ * a reader if they looked at it too early before, or if its slot had another reader then. The
+ * threads are woken, and the listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};
@@ -285,9 +285,9 @@ TEST(an_ended_grant_tells_its_fills) {
 
 /* --- homes ------------------------------------------------------------------------------------ */
 
-/* The home of a file tells which node keeps the file. The engine remembers each home that it is
- * told, and stores it in the catalog. The engine's table of homes grows as needed. A file without a
- * told home has none there. */
+/* The home of a file tells which node keeps the file. When Python tells the engine a file's home,
+ * the engine stores it in its table of homes and in the catalog. The table grows as needed. A file
+ * whose home was not told has the home MONARCH_NOT_TOLD there. */
 TEST(homes_are_kept_for_each_file) {
     make();
     const struct monarch_home own = {.asked_first = -1, .storage = MONARCH_IN_TIERS},
@@ -297,7 +297,7 @@ TEST(homes_are_kept_for_each_file) {
     const uint64_t ids[] = {5, 1, 3};
     CHECK(!p->grant.home);
     SAME(monarch_engine_homes(&p->shared, 0, NULL, NULL), 0);
-    CHECK(p->grant.home && p->grant.homes == 0); /* made by the first call, also without homes */
+    CHECK(p->grant.home && p->grant.homes == 0); /* even an empty list makes the table */
     SAME(monarch_engine_homes(&p->shared, 3, ids, first), 0);
     SAME(p->grant.homes, 6);
     for (uint64_t i = 0; i < 6; i++)

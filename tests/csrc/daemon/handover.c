@@ -386,9 +386,9 @@ TEST(without_the_writer_descriptors_wait) {
 
 /* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* A queued fill from the source is taken over for the descriptor: it becomes a fill of a file in
- * use and leaves its queue. A fill that asks a peer, or that waits for another descriptor, stays as
- * it is. */
+/* If the fill of a descriptor's file is queued already, and is one from the source, it is taken
+ * over for the descriptor: it becomes a fill of a file in use and leaves its queue. A fill that
+ * asks a peer, or that waits for another descriptor, stays as it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();

@@ -88,8 +88,8 @@ TEST(the_sample_of_a_killed_process_is_stored_by_another) {
     free(kept);
 }
 
-/* A sample that does not fit is never stored later. monarch_kept_put returns 1 for the first such
- * sample only. Smaller samples still find room, up to the last byte. */
+/* A sample that does not fit is never stored later. monarch_kept_put returns 1 only for the first
+ * sample that does not fit. Smaller samples still find room, up to the last byte. */
 TEST(the_first_sample_without_room_is_told) {
     const char bytes[ROOM + 1] = "twenty-one bytes long";
     make();

@@ -47,7 +47,7 @@ static int can_lock = 1;
 static int lock_soon(struct monarch_writer *w) {
     return can_lock && pthread_mutex_lock(&w->lock) == 0;
 }
-/* The answer that the table gets for each of its files. */
+/* The answer to each attempt of the table to order a fill. */
 #include "handover/handed.h"
 static enum monarch_answer answers = MONARCH_NOT_YET;
 static int orders;
@@ -154,8 +154,8 @@ static void stop_now(uint32_t *bell, uint32_t seen) {
     p->shared.stopping = 1;
 }
 
-/* The bell's word is read before the table is looked at. So a wait does not begin if descriptors
- * were dropped meanwhile. */
+/* The bell's word is read before the table is looked at. So no wait begins if descriptors were
+ * dropped during the look. */
 TEST(a_ring_during_a_look_is_not_missed) {
     make();
     at_wait = stop_now;
@@ -191,9 +191,10 @@ TEST(the_thread_is_woken_when_it_must_act) {
     done();
 }
 
-/* A look at the table leaves all locks free. If policy must order a fill, the look wakes it, once
- * for each file. While another thread has the writer's lock, the look orders nothing. If the table
- * is empty or missing, nothing is ordered. */
+/* monarch_look_at_kept tries to order a fill for each descriptor in the table. If the daemon's
+ * policy must order the fill, the look wakes the daemon's loop, once for each file. While another
+ * thread has the writer's lock, and if the table is empty or missing, the look orders nothing. It
+ * leaves all locks free. */
 TEST(a_look_asks_policy_for_what_is_refused) {
     make();
     monarch_look_at_kept(p);
@@ -251,7 +252,8 @@ TEST(a_table_has_a_thread_until_it_ends) {
     }
 }
 
-/* Without memory or a thread there is no table, and nothing is left. */
+/* If there is no memory for the table, or its thread cannot be started, no table is made and
+ * nothing is left behind. */
 TEST(a_table_starts_or_leaves_nothing) {
     make();
     for (int way = 0; way < 2; way++) {

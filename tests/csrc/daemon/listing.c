@@ -194,8 +194,8 @@ TEST(listings_have_all_names_in_order) {
     done();
 }
 
-/* If the catalog lacks room for the names of a directory, the directory gets no listing. The
- * listings of earlier sources stay. */
+/* The listings of one source are added behind those of another source, which stay unchanged. If the
+ * catalog lacks room for the names of a directory, the directory gets no listing. */
 TEST(listings_of_a_further_source_leave_the_others) {
     make();
     struct monarch_entry *root = add("", MONARCH_DIR, 0);
@@ -218,8 +218,8 @@ TEST(listings_of_a_further_source_leave_the_others) {
     done();
 }
 
-/* A file that a client has found has no place in the listing of its directory. So the directory,
- * here the root, gets no listing. */
+/* A file that was added because a client has found it has no place in the listing of its directory.
+ * So the directory, here the root, gets no listing. */
 TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
     make();
     struct monarch_entry *root = add("", MONARCH_DIR, 0);

@@ -72,7 +72,7 @@ TEST(an_entry_is_what_stat_tells) {
     close(here);
 }
 
-/* A link's target must fit with its NUL. */
+/* A link's target must fit into the caller's buffer together with its NUL. */
 TEST(a_target_fits_or_is_too_long) {
     make();
     CHECK(symlink("target", "link") == 0);
@@ -106,7 +106,7 @@ TEST(a_look_has_the_flags_of_its_caller) {
 }
 
 /* A file whose times or block size do not fit into the catalog is left to the source. A time of
- * birth that is not known does not count. */
+ * birth that the file system does not know is not examined. */
 TEST(what_the_catalog_cannot_hold_is_left_to_the_source) {
     const int64_t most = 9000000000LL;
     const struct {
@@ -145,7 +145,8 @@ TEST(what_the_catalog_cannot_hold_is_left_to_the_source) {
     close(here);
 }
 
-/* An attribute counts only if the file system supports it. */
+/* An entry has the flag MONARCH_ATTRIBUTES only if the file has an attribute that its file system
+ * supports. */
 TEST(only_attributes_that_are_supported_count) {
     make();
     for (unsigned bits = 0; bits < 4; bits++) {
@@ -159,8 +160,8 @@ TEST(only_attributes_that_are_supported_count) {
     close(here);
 }
 
-/* The file system is described as statfs does, with what statx can tell of its files. If one of
- * these calls fails, the rest is still told. */
+/* monarch_read_filesystem gets the fields of statfs, and the attributes that statx can report
+ * for files of the file system. If one of the two calls fails, only its own fields are missing. */
 TEST(a_file_system_is_what_statfs_tells) {
     make();
     for (int way = 0; way < 3; way++) {

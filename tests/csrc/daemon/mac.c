@@ -1,7 +1,7 @@
 /* Tests peers/mac.c: MACs and seals, and what happens if libcrypto fails or lacks a function. */
 #include <dlfcn.h>
 
-/* A libcrypto that lacks the function with this name; NULL: a whole one. */
+/* The name of the function that libcrypto seems to lack; NULL: it lacks none. */
 static const char *lacks;
 static void *find_symbol(void *library, const char *name) {
     return lacks && __builtin_strcmp(lacks, name) == 0 ? (void *)0 : dlsym(library, name);
@@ -143,7 +143,7 @@ TEST(a_library_that_lacks_a_function_is_none) {
     dlclose(library);
 }
 
-/* If libcrypto has no memory, or refuses the key, there is no MAC and nothing is left. */
+/* If libcrypto has no memory, or refuses the key, no MAC is made and nothing is left behind. */
 TEST(a_key_is_taken_or_nothing_is_left) {
     replace();
     fails = INIT;

@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
 
 int open_descriptors(void) {
     DIR *d = opendir("/proc/self/fd");
-    int n = -1; /* not 0: the descriptor that opendir opens is not counted */
+    int n = -1; /* so that the descriptor of `d` is not counted */
     CHECK(d);
     for (struct dirent *e; (e = readdir(d));)
         n += e->d_name[0] != '.';

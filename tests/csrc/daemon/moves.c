@@ -31,7 +31,7 @@ static int source_of(struct monarch_engine *of, struct fill *fill, int *status) 
     opens++;
     *status = MONARCH_SOURCE_ERROR;
     errno = EACCES;
-    return fails == OPEN ? -1 : 0; /* descriptor 0 is one like any other */
+    return fails == OPEN ? -1 : 0; /* 0 is a valid descriptor */
 }
 static int give_back_recalled(struct monarch_engine *of, struct fill *fill, int from, int *status) {
     if (fails == STOPS && reads + 1 == at_part)
@@ -189,7 +189,7 @@ TEST(a_block_without_a_sum_fails_the_fill) {
     }
 }
 
-/* The copy may get descriptor 0, and so may the descriptor that a program hands over. */
+/* The descriptor of the copy may be 0, and so may the descriptor that a program hands over. */
 TEST(a_fill_may_have_descriptor_zero) {
     for (int is_handed = 0; is_handed < 2; is_handed++) {
         make(1);

@@ -195,7 +195,8 @@ TEST(the_answer_for_a_file_without_a_copy) {
     done();
 }
 
-/* While it is not known yet where files are kept, a request for an unknown file waits too. */
+/* While it is not known yet which node keeps which file, a peer that requests an unknown file is
+ * told to ask again later. The "patience" says for which requests this holds. */
 TEST(an_unknown_file_may_become_known) {
     make(SIZE);
     wanted.path_hash++;

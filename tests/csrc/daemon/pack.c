@@ -304,8 +304,8 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window also covers the run of ordered members before the member that is asked for, at most
- * LOOKS_BACK of them. The run ends at a member that is not ordered or is in another window. */
+/* A window begins before the member that is asked for if the members directly before it are ordered
+ * and in no other window. At most LOOKS_BACK of these members are in the window. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
     for (int i = 0; i < 200; i++)
@@ -440,7 +440,7 @@ TEST(an_empty_member_is_read_without_the_source) {
     add(0, 0);
     add(0, 10);
     open_pack();
-    p->error = EIO; /* an empty member comes even from a pack that cannot be read */
+    p->error = EIO; /* no other member could be read now */
     p->retry_ns = UINT64_MAX;
     SAME(read_member(0, 0), 0);
     done();
@@ -460,8 +460,8 @@ TEST(without_a_window_a_member_is_read_alone) {
     done();
 }
 
-/* A pack that has changed is never read again; after another failure it is left alone for a
- * while. */
+/* A pack that has changed is never read again. After a failure of another kind, the pack is not
+ * read for a while. */
 TEST(a_pack_that_has_changed_is_not_read_again) {
     begin();
     for (int i = 0; i < 3; i++)

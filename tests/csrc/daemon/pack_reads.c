@@ -75,8 +75,8 @@ TEST(a_pack_that_ends_early_has_changed) {
     }
 }
 
-/* The first member of a pack is read from the pack like all others. If the order asks a peer first,
- * also if this is peer 0, the order does not count as waiting for the member yet. */
+/* The first member of a pack is read from the pack like all others. If its order asks a peer first,
+ * the member does not count as ordered yet. The number of this peer may be 0. */
 TEST(the_first_member_is_one_of_them) {
     const int peers[] = {-1, 0, 1};
     for (int i = 0; i < 3; i++) {

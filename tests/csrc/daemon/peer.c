@@ -40,7 +40,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use of a link follows the next fetch: it waits for the link of that fetch. */
+/* If not NULL, this use of a link joins the line for the link of the next fetch. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -189,8 +189,8 @@ TEST(a_peer_that_cannot_be_reached_says_why) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks, the peer's failure gets the most specific status of the link's ranges as its
- * reason. */
+/* If a link breaks, the reason of the peer's failure is the status of a requested range: a status
+ * that is more specific than CUT if there is one, and otherwise CUT. */
 TEST(the_most_specific_status_is_the_reason) {
     for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
         struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
@@ -234,7 +234,7 @@ TEST(a_hang_up_ends_all_requests) {
     monarch_peer_free(p);
 }
 
-/* A peer that has not worked yet may still be starting. This is assumed only for START_NS. */
+/* A peer that has not worked yet counts as starting for START_NS after its struct was made. */
 TEST(a_new_peer_may_be_starting) {
     make();
     SAME(monarch_peer_is_starting(p), 1);
@@ -415,7 +415,8 @@ TEST(a_slot_that_is_passed_is_taken) {
     monarch_peer_free(p);
 }
 
-/* If no answer comes for SLOT_NS, a thread that waits for a slot goes on without one. */
+/* If no answer comes from the peer for SLOT_NS, a thread that waits for a slot goes on without a
+ * slot. */
 TEST(a_thread_goes_on_without_a_slot) {
     make();
     p->slots = LARGE_AT_ONCE;
@@ -428,9 +429,9 @@ TEST(a_thread_goes_on_without_a_slot) {
 
 /* --- threads in line for a link --------------------------------------------------------------- */
 
-/* Threads may wait in line for a link that another thread uses. A line is possible only if the use
- * of the link can be followed and has sent its request. A thread joins the first line that has
- * room, at its end. */
+/* Threads may wait in line for a link that another thread uses. This is possible only if that
+ * thread permits it and has sent its request. A thread joins the end of the first line that has
+ * room. */
 TEST(a_thread_joins_a_line_with_room) {
     make();
     struct use busy = {.can_be_followed = 0, .has_asked = 1},
@@ -448,8 +449,9 @@ TEST(a_thread_joins_a_line_with_room) {
     monarch_peer_free(p);
 }
 
-/* Threads may follow the use of a link, that is, wait for the link. A link that works is passed to
- * the first of them. If it does not work, all of them learn of it. */
+/* While a thread uses a link, other threads may wait in line for the link. If the link works when
+ * the thread leaves it, the first thread in line gets it. If not, all threads in line stop waiting
+ * and get no link. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();
@@ -469,8 +471,8 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* After an answer, the link goes to the use that follows, and not to the idle links. After a break,
- * the link is closed, and the use that follows gets no link. */
+/* If a thread waits in line for the link, the link goes to it after the answer, and not to the idle
+ * links. If the link breaks, it is closed, and the thread in line gets no link. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {
         make();

@@ -91,8 +91,9 @@ static void wait_until_idle(void) {
     }
 }
 
-/* A call may use some threads besides its own, but no more than it has reads. It starts those of
- * them that do not exist yet. The threads stay for later calls. */
+/* A call makes its reads in at most as many threads as the caller allows, and in no more threads
+ * than it has reads. It uses its own thread, and starts the others if they do not exist yet. The
+ * started threads stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;
@@ -113,8 +114,8 @@ TEST(threads_are_started_as_they_are_needed) {
     close(file);
 }
 
-/* If several reads fail, the call reports the first of them and its errno. The error is 0 if the
- * file ended too early. */
+/* If several reads fail, the call reports the one of the first range, with its errno. The errno is
+ * 0 if the file ended too early. */
 TEST(the_first_failure_is_told) {
     for (int width = 1; width < 9; width += 7)
         for (int way = 0; way < 3; way++) {
@@ -131,8 +132,8 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* Of the failed reads of a call, the one that comes first in the list determines the error,
- * whichever fails first. */
+/* The error of a call is that of the first failed read in its list, even if a later read in the
+ * list has failed earlier. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);
@@ -180,7 +181,7 @@ TEST(a_fast_source_is_read_alone) {
     read_them(4, &error);
     SAME(was_fast, 1);
     SAME(threads, 3);
-    forget(); /* a forked child forgets the threads in the same way */
+    forget(); /* as a forked child does */
     SAME(threads, 0);
     read_them(4, &error);
     CHECK(threads == 0 && was_fast);

@@ -11,8 +11,8 @@ static void do_handed(struct worker *w, struct job *job) {
 #define monarch_end_rest end_rest
 #define monarch_do_handed do_handed
 #include "handover/kept.h"
-/* has_room: whether the table of waiting descriptors takes another one. was_asked: whether the
- * table was told that the daemon's policy has been asked to fill the file. */
+/* has_room: whether the table of waiting descriptors takes another descriptor. was_asked: whether
+ * the table was told that the daemon's policy has been asked to fill the file. */
 static int has_room, was_asked;
 static int keep(struct kept_table *t, struct handed *h, int is_asked) {
     kept += has_room;

@@ -82,7 +82,8 @@ static enum monarch_answer order_handed(struct pool *of, struct monarch_catalog 
     return MONARCH_TAKEN;
 }
 
-/* How many fills threads have begun, and how many may end. `begun` is changed under `lock`. */
+/* begun: the number of fills that have begun; changed under `lock`. may_end: the number of fills
+ * that may end. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int begun, may_end;
@@ -156,7 +157,7 @@ static void stop(void) {
     CHECK(ended == 1 && joined == 1 && freed == 1);
 }
 
-/* Sends a message of `bytes` bytes with `n` descriptors, of which each is open on the same file. */
+/* Sends a message of `bytes` bytes with `n` descriptors of the same file. */
 static void say(int reader, const void *what, size_t bytes, int n) {
     struct iovec part = {(void *)what, bytes};
     union {
@@ -210,8 +211,8 @@ TEST(descriptors_are_received_until_the_engine_stops) {
     done();
 }
 
-/* While all threads have work, another thread waits for the next descriptor, up to the limit. The
- * descriptors beyond the limit wait in their socket. */
+/* When all threads have work, another thread is started, which waits for the next descriptor. Once
+ * THREADS threads have work, further descriptors wait in their socket. */
 TEST(a_thread_is_free_for_the_next_descriptor) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 1), 0);
@@ -269,8 +270,8 @@ TEST(threads_go_on_if_no_more_can_be_started) {
     done();
 }
 
-/* A thread that hangs in a call on a file system, and a table's thread that does not end, are
- * counted. */
+/* The join of the listener's threads returns how many threads hang: those that hang in a call on a
+ * file system, and the table's thread if it does not end. */
 TEST(threads_that_hang_are_counted) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);
@@ -312,7 +313,7 @@ static int is_ready(void) {
 }
 
 /* A message that names no file is dropped, and its descriptor is closed. A message without a
- * descriptor asks for its file. At most one descriptor of a message is received, so that a wrong
+ * descriptor asks for its file. At most one descriptor of a message is received, so that a faulty
  * program cannot fill the daemon's table of descriptors. */
 TEST(a_message_brings_at_most_one_descriptor) {
     make();

@@ -28,8 +28,9 @@ static int control(int fd, int what, int flags) {
     }
     return fcntl(fd, what, flags);
 }
-/* If set, what the next reads with RWF_DONTCACHE return: an error, or the largest number of bytes
- * that the read gives. The list ends with 99. */
+/* A list for the next reads with RWF_DONTCACHE: for each read, its error, or the most bytes that it
+ * may read. The list ends with 99. If there is no list, or at its end, the reads fail with
+ * EOPNOTSUPP. */
 static const long *drop_results;
 static int drop_reads;
 #include "shared/sys.h"
@@ -112,8 +113,9 @@ TEST(a_descriptor_is_replaced_at_last) {
         }
 }
 
-/* If another thread has replaced the descriptor meanwhile, it is not replaced again: a fill may be
- * reading from its number. */
+/* Of two threads that want to replace a descriptor, only the first one does. The second one must
+ * not replace it again, because a fill may already be reading from the new descriptor, which has
+ * the same number. */
 TEST(a_descriptor_is_replaced_once) {
     int status = 0;
     make(1);

@@ -30,7 +30,8 @@ static struct pool *p;
 static struct monarch_engine *e;
 static struct job of_source, of_peer, page_in;
 
-/* Makes a pool with free slots and threads, and an order of each kind, in no queue. */
+/* Makes a pool with free slots and idle threads. Also makes one order of each kind, and puts none
+ * into a queue. */
 static void make(void) {
     e = make_engine(4 * MONARCH_CHUNK);
     p = calloc(1, sizeof *p + 4 * sizeof *p->worker);
@@ -105,12 +106,14 @@ TEST(a_thread_that_looks_wakes_only_the_other_origin) {
 
 enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
 
-/* For each kind of work, `who` is the role that a thread must have to do it. Work needs threads of
- * the origin from which its bytes come; a demand without an order needs threads of both origins.
- * no_width: what is needed while the width is used up, which limits how many threads do work for
- * which no reader waits. Then only urgent orders, PAGE_INs and readers' demands need threads.
- * no_slot: what is needed while no slot is free. Then a fill that is ordered but has not begun
- * needs no thread. */
+/* For each kind of work, `who` is the role that a thread must have to do the work. Work needs
+ * threads of the origin from which its bytes come. A demand without an order needs threads of both
+ * origins.
+ *
+ * no_width: the role that is needed while the width is used up. The width limits how many threads
+ * do work for which no reader waits. Then only urgent orders, PAGE_INs and readers' demands need
+ * threads. no_slot: the role that is needed while no slot is free. Then a fill that is ordered but
+ * has not begun needs no thread. */
 TEST(work_needs_threads_that_do_it) {
     const uint32_t all = MONARCH_DOES_ALL, ahead = MONARCH_READS_AHEAD;
     const struct {
@@ -195,8 +198,8 @@ TEST(an_order_with_a_reader_is_in_use) {
 }
 
 /* While a reader reads a file, a thread moves the next unit before the reader asks for it. If the
- * bytes come from a source, this is done only within the width. From a peer it is always done,
- * because the reader reads on. */
+ * bytes come from a source, this is done only within the width. If they come from a peer, it is
+ * always done. */
 TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         for (int has_width = 0; has_width < 2; has_width++) {
@@ -224,8 +227,8 @@ TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
         }
 }
 
-/* The unit that a reader waits for is claimed once. Then the units behind it are next. A demand
- * that a thread has taken needs no other thread. */
+/* The unit that a reader demands is claimed by one thread. After that, this demand needs no other
+ * thread, and the units behind this unit are filled next. */
 TEST(a_demand_is_taken_once) {
     make();
     struct monarch_fill map = {0};

@@ -130,7 +130,7 @@ TEST(a_want_moves_what_it_covers) {
 
 /* monarch_scan_allow replaces the allowance for wanted directories, unless the new value is 0. It
  * adds its other value to the allowance for other directories. A negative value makes an allowance
- * unlimited. The next call counts an unlimited allowance as 0. */
+ * unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -155,8 +155,8 @@ TEST(allowances_are_replaced_and_added_to) {
 }
 
 /* Wanted and other directories have separate allowances of names. Each examined name is subtracted
- * from the allowance of its directory, unless this is unlimited. If the scan wants all directories,
- * the allowance for wanted ones counts for every name. */
+ * from the allowance for its directory, unless this allowance is unlimited. If the scan wants all
+ * directories, every name is subtracted from the allowance for wanted directories. */
 TEST(names_count_against_their_allowance) {
     make(4);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "y", 0);
@@ -434,9 +434,9 @@ TEST(the_first_error_is_kept) {
     done();
 }
 
-/* A scan is unfinished while a task of any kind is left. There are four kinds: directories and
- * portions of names, each wanted or not. A task without others may begin if there is an allowance
- * for its kind. A wanted directory needs no allowance. */
+/* There are four kinds of tasks: directories and portions of names, each wanted or not. A scan is
+ * unfinished while a task of any kind is left. The only task that is left may begin if there is an
+ * allowance for its kind. A wanted directory needs no allowance. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)
         for (int may = 0; may < 3; may++) {

@@ -125,7 +125,8 @@ TEST(a_scan_starts_or_leaves_nothing) {
     close(here);
 }
 
-/* The threads that could be started do the whole scan. If there is none, the scan has an error. */
+/* The threads that could be started do the whole scan. If no thread could be started, the scan
+ * reports an error. */
 TEST(missing_threads_are_not_waited_for) {
     for (int started = 0; started < 4; started++) {
         make();
@@ -144,8 +145,8 @@ TEST(missing_threads_are_not_waited_for) {
     }
 }
 
-/* A scan that waits for an allowance stops at once. A thread that hangs is counted, and nothing is
- * freed meanwhile. */
+/* A scan that waits for an allowance stops at once. If a thread hangs, monarch_scan_stop counts it
+ * and frees nothing. */
 TEST(a_scan_stops_while_it_waits) {
     make();
     s = monarch_scan_start(here, 0, 2, 0, &bell);

@@ -125,8 +125,9 @@ static void count_wanted(void) {
 }
 
 /* Instead of waiting, the thread scans wanted directories, whose names may have an allowance of
- * their own. The thread waits only if there are none, or if it is already in DEEPEST such
- * directories, one within the other: its stack is small. */
+ * their own. The thread waits only if there is no wanted directory, or if it is scanning
+ * DEEPEST wanted directories already, one during another. This limit exists because its stack is
+ * small. */
 TEST(wanted_directories_are_listed_meanwhile) {
     make_directory("d");
     for (unsigned n = 0; n < DEEPEST + 3; n++) {
@@ -176,8 +177,8 @@ TEST(a_portion_is_like_its_directory) {
     done();
 }
 
-/* A directory may have no names, or as many as fill its portions: then none are left over. Each
- * name is examined once. */
+/* Each name of a directory is examined once. This is also so if the directory has no names, or
+ * exactly as many as fill one or two portions. */
 TEST(a_directory_may_have_any_number_of_names) {
     CHECK(mkdir("many", 0700) == 0);
     for (int n = 0; n <= 2 * PORTION + 1; n++) {

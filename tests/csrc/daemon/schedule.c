@@ -7,10 +7,10 @@ static struct pool *p;
 static void make(void) { p = calloc(1, sizeof *p + 4 * sizeof *p->worker); }
 static void done(void) { free(p); }
 
-/* A peer may get another thread only if it has fewer threads than twice the number of free threads.
- * This is its share. Work that a reader waits for may exceed this share while more than KEPT_FREE
- * threads are free. A thread that already works for the peer may stay. Orders for the sources have
- * no such limit. */
+/* A peer's share of the threads is twice the number of free threads. The peer may get another
+ * thread only while it has fewer threads than that. Work for which a reader waits may exceed the
+ * share while more than KEPT_FREE threads are free. A thread that already works for the peer may
+ * stay. Orders for the sources have no limit of this kind. */
 TEST(a_peer_gets_its_share_of_the_threads) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -31,8 +31,8 @@ TEST(a_peer_gets_its_share_of_the_threads) {
     done();
 }
 
-/* No peer gets more than its share of `width`, the number of threads that may do work that no
- * reader waits for. */
+/* `width` is the number of threads that may do work for which no reader waits. No peer gets more
+ * than its share of this number. */
 TEST(a_peer_gets_its_share_of_the_width) {
     make();
     struct job of_peer = {.peer = {3}}, of_source = {.peer = {-1}};
@@ -69,8 +69,8 @@ TEST(a_thread_counts_for_its_peer) {
     done();
 }
 
-/* A fill from a peer gets a slot only if more than MONARCH_SLOTS_OF_SOURCE slots are free. The
- * others are reserved for fills from the sources. */
+/* MONARCH_SLOTS_OF_SOURCE slots are reserved for fills from the sources. A fill from a peer gets a
+ * slot only if more slots than these are free. */
 TEST(slots_are_reserved_for_the_sources) {
     make();
     for (unsigned n = 0; n < MONARCH_SLOTS_OF_SOURCE + 3; n++) {
@@ -81,8 +81,9 @@ TEST(slots_are_reserved_for_the_sources) {
     done();
 }
 
-/* Orders that are set aside are queued by peer. The search returns the first order of a peer that
- * may be asked. It forgets peers without orders. */
+/* Orders whose peer may not be asked now are set aside, in one queue for each peer. first_late
+ * returns the first of these orders whose peer may be asked again. It forgets peers without
+ * orders. */
 TEST(orders_that_are_set_aside_come_first_again) {
     make();
     p->peer_threads = 10;

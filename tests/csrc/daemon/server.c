@@ -172,8 +172,8 @@ static int is_seven(void *arg, const struct monarch_peer_request *wanted) {
     return wanted->path_hash == 7;
 }
 
-/* A conditional wake examines only the requests whose files could not be opened yet. Requests whose
- * bytes are being sent go on waiting. */
+/* monarch_peer_wake_if wakes only requests whose files could not be opened yet. A request whose
+ * bytes are being sent goes on waiting, even if the condition holds for it. */
 TEST(only_requests_that_are_being_opened_are_settled) {
     make(4, 2);
     for (int i = 0; i < 4; i++) {
@@ -270,9 +270,9 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
     done();
 }
 
-/* A sweep finds the connections whose time is over. If such a connection waits for bytes, its
- * answer ends. A connection that a thread works on stays. Any other is closed. Two sweeps are at
- * least half of TICK_MS apart. */
+/* A sweep finds the connections whose deadline has passed. A connection on which a thread works
+ * stays. A connection that waits for bytes stays too, but its answer ends. All others are closed.
+ * Two sweeps are at least half of TICK_MS apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);
     for (int i = 0; i < 5; i++) {

@@ -144,7 +144,8 @@ TEST(a_server_ends_at_once) {
     SAME(open_descriptors(), before);
 }
 
-/* A shorter limit for idle connections is noticed in time. */
+/* If the limit for idle connections is shorter than IDLE_TICK_MS, the threads wake as often as this
+ * limit demands. */
 TEST(an_idle_server_wakes_as_often_as_its_limits_ask) {
     nothing_fails();
     const uint32_t limits[] = {1, IDLE_TICK_MS - 1, IDLE_TICK_MS, IDLE_TICK_MS + 1, UINT32_MAX};
@@ -156,8 +157,8 @@ TEST(an_idle_server_wakes_as_often_as_its_limits_ask) {
     }
 }
 
-/* A server needs one thread and its memory. Without them there is none, and nothing is left
- * behind. With fewer threads than allowed, it works. */
+/* A server is made only if its memory and at least one thread can be had. Otherwise nothing is left
+ * behind. It works with fewer threads than allowed. */
 TEST(a_server_starts_or_leaves_nothing) {
     int before = open_descriptors();
     for (int way = 0; way < 6; way++) {
@@ -245,7 +246,7 @@ TEST(a_thread_handles_events_until_the_server_stops) {
     done();
 }
 
-/* A thread without memory for its digests ends. The other threads go on. */
+/* A thread that gets no memory for its digests ends. The other threads go on. */
 TEST(a_thread_without_memory_ends) {
     make();
     mac_fails = 1;
@@ -264,8 +265,9 @@ static enum monarch_peer_io_state yield_twice(connection *c, const struct monarc
     return steps < 3 ? MONARCH_PEER_TO_YIELD : MONARCH_PEER_TO_CLOSE;
 }
 
-/* A thread may go on with one connection without a wait. Meanwhile it closes connections that are
- * late. So a peer that always takes more bytes does not delay the deadlines of others. */
+/* A thread may go on with one connection without a wait. From time to time, it still closes other
+ * connections that are late. So a peer that always takes more bytes does not delay the deadlines of
+ * others. */
 TEST(a_busy_thread_keeps_the_deadlines) {
     make();
     is_scripted = 0;

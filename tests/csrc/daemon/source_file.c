@@ -13,7 +13,8 @@ static int told_uname(struct utsname *u) {
         strcpy(u->release, release);
     return release ? 0 : -1;
 }
-/* If not 0, the clock advances by this time [ns] at each look. Otherwise it is the real clock. */
+/* If not 0, the clock advances by this time [ns] whenever it is read. If 0, the real clock is
+ * read. */
 static uint64_t between_ns;
 static uint64_t told_ns(void) {
     static uint64_t now_ns = 1;
@@ -83,7 +84,7 @@ TEST(at_most_twenty_milliseconds_are_made_up_for) {
     CHECK(begin >= before - 20 * MS && begin <= after - 20 * MS);
     SAME(next, begin + MS);
     uint64_t recent = next = monarch_now_ns() + 5 * MS;
-    /* A span that is to begin in the future is not moved. */
+    /* If the next free time lies in the future, the span begins there. */
     SAME(take_span(&next, 1, 1000), recent);
 }
 
@@ -104,7 +105,7 @@ TEST(each_limit_reserves_its_own_span) {
     done();
 }
 
-/* The caller waits until its span begins. Once the engine stops, it does not wait. */
+/* sleep_until returns at the given time. Once the engine stops, it returns at once. */
 TEST(a_limit_delays_the_caller_until_the_engine_stops) {
     make(1);
     uint64_t until = monarch_now_ns() + 3 * MS;
@@ -202,7 +203,8 @@ TEST(only_a_regular_file_has_an_inode_to_hand_over) {
     done();
 }
 
-/* Against the limits of the source, an open counts as one operation and no bytes. */
+/* The source has limits for operations and for bytes. An open counts as one operation, and as no
+ * bytes. */
 TEST(an_open_is_an_operation_of_the_limit) {
     make(10);
     int status;
@@ -254,7 +256,8 @@ TEST(a_bit_follows_the_majority_of_recent_files) {
     CHECK(mean < SHARE_STEP);
 }
 
-/* If the mean is exactly one half, this is no majority, and the bit is not set. */
+/* If exactly one half of the recent files had the property, this is no majority, and the bit is not
+ * set. */
 TEST(one_half_is_no_majority) {
     uint32_t mean = SHARE_ALL / 2 - SHARE_ALL / SHARE_STEP, bits = 0;
     mean += mean / SHARE_STEP + 1;
@@ -392,8 +395,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* Some reads that could be direct go through the page cache. For each such read, it is noted
- * whether the read waited for the source, that is, took CACHED_NS or longer. */
+/* Some reads that could be direct go through the page cache. For each of them, it is noted whether
+ * it took CACHED_NS or longer, because it then waited for the source. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -551,7 +554,8 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
 }
 
 /* If a program wants its descriptor closed, this happens at once. The fill goes on with a
- * descriptor of the daemon's own, under the same number. Without such a wish, nothing changes. */
+ * descriptor of the daemon's own, under the same number. If the program does not want its
+ * descriptor closed, nothing changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     make(5000);
     int status, handed = hand(O_RDONLY), before = open_descriptors();

@@ -165,7 +165,8 @@ TEST(a_check_that_is_abandoned_finds_no_damage) {
 }
 
 /* A comparison reads the file at the source, counts its bytes, and finds out whether they are still
- * those of the copy. A file with other attributes has changed and is not read. */
+ * those of the copy. If the file no longer has the attributes in the catalog, it has changed and is
+ * not read. */
 TEST(a_comparison_asks_the_source) {
     const int status[] = {[A_BYTE] = MONARCH_SOURCE_CHANGED, [SHORTER] = MONARCH_SOURCE_CHANGED,
                           [LONGER] = MONARCH_SOURCE_CHANGED, [GONE] = MONARCH_SOURCE_CHANGED,

@@ -102,7 +102,8 @@ TEST(a_walk_reports_everything) {
     done();
 }
 
-/* A directory with many names is divided into portions. Every name still has a place of its own. */
+/* A directory with many names is divided into portions. Every name still has a place of its own in
+ * the directory's listing. */
 TEST(a_large_directory_is_shared_out) {
     for (int threads = 1; threads < 3; threads++) {
         char path[300];
@@ -400,7 +401,8 @@ TEST(changed_directories_and_their_files_are_marked) {
         SAME(monarch_is_changed(e->clients, 77, t[a].ino), 1);
         SAME(monarch_is_changed(e->clients, 77, t[deep].ino), 0); /* its directory is unchanged */
         SAME(monarch_is_changed(e->clients, 77, t[l].ino), 0);
-        SAME(is_same(root, c, &t[d]), is_listed); /* with listings, the new times were stored */
+        /* with listings, the new times are now in the catalog */
+        SAME(is_same(root, c, &t[d]), is_listed);
         at = 0;
         SAME(monarch_compare_directories(c, e->clients, &source, 2, root, is_listed, &at, 1000), 0);
         /* a file without a place in a listing is compared even if its directory is unchanged */

@@ -61,8 +61,10 @@ static void move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64
 #define monarch_whom_it_needs whom
 #define monarch_find_work look_for_work
 #define monarch_unlock_and_ring unlock_and_ring
-/* How often each step was taken. begun and ended: of fills. kept_up: of other orders. The others:
- * of results and of descriptors. */
+/* How often each step was taken. begun, ended: beginnings and ends of fills. kept_up: orders of
+ * upkeep. published: results that were published. answered: answers to the readers of a whole file.
+ * closed_handed: closes of handed-over descriptors. took_kept: searches for a waiting
+ * descriptor. */
 static int begun, ended, kept_up, published, answered, closed_handed, took_kept;
 static struct fill *fill_begin(struct monarch_engine *e, struct job *job);
 static void fill_end(struct monarch_engine *e, struct fill *f) { ended++; }
@@ -142,9 +144,9 @@ static void done(void) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* The daemon is rung at once for a result that it must handle itself. Results of published copies
- * may accumulate. If the daemon waits for results, fewer accumulate, and none once the threads run
- * out of orders. */
+/* The daemon is rung at once for a result that it must handle itself. For results of published
+ * copies, it is rung when RESULTS_AT_ONCE have accumulated. If it waits for results, it is rung
+ * when RESULTS_AWAITED have accumulated, or at once if fewer than ORDERS_LEFT orders are queued. */
 TEST(the_daemon_is_rung_for_results_in_time) {
     const struct {
         int rung, kind, published, awaits;
@@ -293,7 +295,7 @@ TEST(an_order_is_begun) {
         CHECK(strcmp(moved, cases[i].moved) == 0);
         SAME(f->next_block, cases[i].next_block);
         SAME(f->users, 0);
-        SAME(rung.who, i == 1); /* other threads can move blocks of this fill */
+        SAME(rung.who, i == 1); /* in case 1, other threads can move blocks of the fill */
         SAME(took_kept, i == 2);
         CHECK(monarch_fill_of(p, 0) == f && ended == 0 && begun == 1);
         free(f);

@@ -86,8 +86,8 @@ static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
 static int turns;
-static struct job *jobs[3];     /* by search: the order that is found; NULL: `job` */
-static struct fill *fills[3];   /* by order: its fill */
+static struct job *jobs[3];     /* the order that each search finds; NULL: it finds `job` */
+static struct fill *fills[3];   /* the fill of each order */
 static struct fill *found_fill; /* if set, each search finds unit 9 of this fill */
 static int searches, fills_begun, calls_back;
 
@@ -191,8 +191,8 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
 }
 
 /* A thread that has had no work for a while returns the memory of its buffer, once. Then it sleeps
- * without a limit. If a thread has left an order to a reader that is still reading, it looks for
- * work again sooner, and keeps its buffer. */
+ * without a limit. But if the thread has left an order queued, because a program is still reading
+ * the file, it looks for work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},
@@ -211,7 +211,7 @@ TEST(a_thread_without_work_returns_its_memory) {
     done();
 }
 
-/* After work that nobody waited for, a thread for the sources rests, if the threads are to rest. */
+/* If pool.rests is set, a thread for the sources sleeps after work for which no reader waited. */
 TEST(a_thread_rests_after_work_that_nobody_waits_for) {
     for (int rests = 0; rests < 2; rests++)
         for (int is_unasked = 0; is_unasked < 2; is_unasked++)
@@ -320,9 +320,9 @@ static void free_fills(void) {
 }
 
 /* A thread that moves a block serves waiting readers after each run of units. If it begins a fill
- * for such a reader, it also serves other readers in the middle of that fill. If it then begins a
- * second fill, it does not interrupt that one. So the thread's stack and the delay of the first
- * reader have a limit. */
+ * for one of them, it also serves other readers in the middle of this fill. If it begins a second
+ * fill for one of those, it does not interrupt the second fill. So the thread's stack and the delay
+ * of the first reader have a limit. */
 TEST(fills_for_readers_nest_two_deep) {
     const struct turn three[] = {{.found = 1}, {.found = 1}, {.found = 0}};
     make(three, 3);
@@ -340,7 +340,7 @@ TEST(fills_for_readers_nest_two_deep) {
     free_fills();
 }
 
-/* A fill of a descriptor that was handed over is not interrupted. */
+/* While a thread fills a file from a handed-over descriptor, it serves no other readers. */
 TEST(a_handed_fill_is_not_interrupted) {
     const struct turn one = {.found = 1};
     make(&one, 1);
@@ -353,7 +353,8 @@ TEST(a_handed_fill_is_not_interrupted) {
 }
 
 /* While a thread waits for a peer, it serves readers: it moves the units that they wait for, or
- * begins fills. If such a fill waits for a peer too, the thread serves nobody during this wait. */
+ * begins fills. If one of these fills waits for a peer too, the thread serves nobody during this
+ * second wait. */
 TEST(readers_are_served_while_a_peer_is_waited_for) {
     const struct turn three[] = {{.found = 1}, {.found = 0}, {.found = 1}};
     make(three, 3);

@@ -10,7 +10,8 @@ EXPORT int cwd_fchdir(int fd) { return fchdir(fd); }
 EXPORT int cwd_is_far(int dir, const char *path) { return monarch_is_far(dir, path); }
 static struct session *watching;
 static uint64_t seen_within;
-/* Acts as another thread, which finds the position just before the kernel changes the directory. */
+/* Acts as another thread, which finds the position of the working directory just before the kernel
+ * changes the directory. */
 static void look_within(void) {
     seen_within = monarch_cwd_is;
     monarch_find_cwd(watching);

@@ -24,8 +24,9 @@ EXPORT int listing_used(void) {
         n += (int)pool[i].used;
     return n;
 }
-/* Reads the next name, by readdir or readdir_r. Writes inode, offset, type and length of the entry
- * to `out`. Returns 0 at the end, or -1 if errno has changed. */
+/* Reads the next entry, by readdir or readdir_r. Writes its name to `name`, and its inode, offset,
+ * type and length to `out`. Returns 1 if there was an entry, 0 at the end of the directory, -1 if
+ * errno has changed, and -2 if readdir_r has failed. */
 EXPORT int listing_next(void *d, int is_reentrant, char *name, int64_t *out) {
     struct dirent mine, *e = NULL;
     errno = 54321;

@@ -2,9 +2,9 @@
 
 #include "made.h"
 
-/* Gets what statvfs reports of `path`: in `ours` the answer that the library makes from the
- * kernel's statfs, in `libcs` libc's own answer. Before that, fills the two with different bytes.
- * Returns the size of an answer, or 0 if a call has failed. */
+/* Writes two answers of statvfs for `path`: to `ours` the answer that the library makes from the
+ * kernel's statfs, and to `libcs` the answer of libc. Before that, fills `ours` and `libcs` with
+ * different bytes. Returns the size of an answer, or 0 if a call has failed. */
 EXPORT int filesystem_both(const char *path, char *ours, char *libcs) {
     struct statfs s;
     memset(ours, 'z', sizeof(struct statvfs));

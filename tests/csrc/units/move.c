@@ -64,9 +64,9 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Calls drop on slot 0, as after a failed try. The slot's number changes whenever the slot changes.
- * If `more` is not 0, the slot seems to have changed: the number that the caller has seen is larger
- * than the present one by `more`. */
+/* Calls drop on the first slot, as after a failed try. The field `number` of a slot changes
+ * whenever the slot changes. The caller seems to have seen the slot when `number` was larger by
+ * `more`. So if `more` is not 0, the slot seems to have changed since. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

@@ -1,8 +1,8 @@
 #include "preload/fill/open_wait.h"
 #include "preload/fill/wait.h"
 
-/* If `answer` is not negative, no wait takes place: a wait is only counted, and returns `answer`.
- * has_copy: whether the look at the catalog after such a wait finds a copy. */
+/* answer: if it is not negative, no wait takes place: each wait is only counted, and returns
+ * `answer`. Then the look at the catalog after a wait finds a copy if `has_copy` is set. */
 static int answer = -1, has_copy, waits, demands, looks, is_instead;
 static uint64_t limit_ns, wanted_bytes;
 static int wait_for_all(const struct monarch_wanted *w) {
@@ -50,7 +50,7 @@ static struct monarch_opening opening_of(struct session *s, int64_t id) {
     const struct monarch_entry *e = id < 0 ? NULL : &monarch_entries(s->catalog)[id];
     return (struct monarch_opening){.entry = e, .id = id, .version = e ? e->version : 0};
 }
-/* Waits at the open of the entry's file. is_alone: field of struct monarch_opening. */
+/* Waits as an open of the entry's file does. is_alone: field of struct monarch_opening. */
 EXPORT int open_wait_at(struct session *s, int64_t id, int flags, int is_alone) {
     struct monarch_opening o = opening_of(s, id);
     o.is_alone = is_alone;

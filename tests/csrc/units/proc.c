@@ -43,8 +43,8 @@ EXPORT int proc_clone(void) { return SYS_clone; }
 EXPORT int proc_sleeps_in(long call, uint64_t first, uint64_t fourth) {
     return monarch_sleeps_in(call, first, fourth);
 }
-/* Returns whether a line of /proc/.../syscall shows a certain call. first: the call's number and
- * first argument, with which such a line begins. fourth: the call's fourth argument. */
+/* Returns whether a line of /proc/.../syscall shows a certain call. first: the beginning of
+ * the line, that is, the call's number and first argument. fourth: the call's fourth argument. */
 EXPORT int proc_is_in_call(const char *line, const char *first, const char *fourth) {
     struct sleeper s = {.found = 0};
     put(s.first, first);

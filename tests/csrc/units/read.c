@@ -29,8 +29,8 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* Records what the library reports of reads that the kernel has done, and of reads that the library
- * will not see. */
+/* The last reports of the library: on a read that the kernel has done (n, bytes, at), and on reads
+ * that the library will not see (unseen). */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;
@@ -101,8 +101,8 @@ EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes)
     meanwhile.is_armed = 1;
     monarch_real.pread = (void *)in_kernel;
 }
-/* Directly after the next read at the source, the descriptor of reads_meanwhile becomes a duplicate
- * of `again`, with the track word `tracked`. */
+/* Adds an effect to reads_meanwhile. Directly after the read, `fd` becomes a duplicate of `again`,
+ * and its word in the table of tracked descriptors becomes `tracked`. */
 EXPORT void reads_open_again(int again, uint64_t tracked) {
     meanwhile.again = again;
     meanwhile.tracked = tracked;
@@ -115,7 +115,7 @@ EXPORT void reads_answer(int error, size_t most) {
     monarch_real.pread = (void *)in_kernel;
 }
 /* Makes the next `fills` waits succeed: each fills the next unit of the copy in this slot.
- * replaces: whether such a wait also gives the entry to another file. */
+ * replaces: whether each of these waits also gives the entry to another file. */
 EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
     memset(&waits, 0, sizeof waits);
     waits.fill = (struct monarch_fill *)&s->fills->fill[slot];

@@ -297,8 +297,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """The session's directory may be gone because its daemon has ended and the library has not
-    noticed it."""
+    """If the session's directory is gone, its daemon may have ended without the library's notice.
+    So the session counts as switched off until the directory is back."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))
@@ -322,7 +322,7 @@ def test_a_daemon_that_was_killed_is_followed_by_the_next_one(daemon: Daemons, l
 
 def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Path) -> None:
     """A tier is foreign if its path leads to another directory in this process than in the daemon.
-    Files in that directory may have the names of copies."""
+    No copy is taken from this directory, although its files may have the names of copies."""
     made = daemon.start()
     made.tiers = 1
     made.tier[0].path, made.tier[0].usable = bytes(tmp_path) + b"/", 1

@@ -74,9 +74,9 @@ def closing() -> Iterator[None]:
 
 @pytest.mark.usefixtures("closing")
 def test_the_claim_is_a_lock_and_a_time(lib: Any, place: Place) -> None:
-    """A successful claim of a start returns a descriptor of the locked file `starts` and one of the
-    log. Every descriptor that the claim opens is closed on exec. Only this user can access the
-    files."""
+    """A successful claim of a start returns a descriptor of the locked file `starts` and a
+    descriptor of the log. Every descriptor that the claim opens is closed on exec. Only this user
+    can access the files."""
     assert lib.claim_taken_until() == 0
     before = open_descriptors()
     start = lib.shared_now()
@@ -332,8 +332,8 @@ class Program:
         return bool(self.lib.autostart_init(bytes(self.place.config), s))
 
     def opens(self, path: Path | None = None) -> int:
-        """Ends the pause after the last attempt, and opens a file. Returns how many starts the open
-        requests."""
+        """Ends the pause that follows an attempt to start a daemon, and opens a file. Returns how
+        many starts of a daemon the open requests."""
         self.lib.autostart_end_pause()
         before, signals = self.lib.autostart_launches(), blocked()
         fd = os.open(path or self.data, os.O_RDONLY)
@@ -486,9 +486,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """If the claim does not allow a start yet, the process tries again after a second at most. It
-    does not wait longer, because the last start may turn out to be unneeded. Then the claim allows
-    a start earlier."""
+    """If the last start is too recent for another one, the process tries again after a second at
+    most. It does not wait longer, because the last start may turn out to be unneeded. Then another
+    start is allowed earlier."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):
@@ -503,9 +503,9 @@ def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None
 def test_a_process_that_was_confined_since_it_was_loaded_starts_none(
     lib: Any, program: Program, which: int
 ) -> None:
-    """The namespaces, root directory, capabilities or ids of this process have changed since it was
-    loaded. A daemon that it starts would inherit them and would be of little use to other
-    processes. So the process starts no daemon, and never tries again."""
+    """The namespaces, root directory, capabilities or ids of this process have changed since it
+    loaded the library. A daemon that it starts would inherit them and would be of little use to
+    other processes. So the process starts no daemon, and never tries again."""
     program.load()
     differs = lib.autostart_loaded(which) if which < 6 else lib.autostart_ids(which - 6)
     differs[0] += 1
@@ -556,8 +556,8 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
     """A thread makes no attempt to start a daemon if another thread of the process has reserved the
-    attempt, even at the last moment. In a forked child, a reservation by a thread of the parent
-    does not count."""
+    attempt. The other thread may do so even after the first one has found no reservation. In a
+    forked child, a reservation by a thread of the parent does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0

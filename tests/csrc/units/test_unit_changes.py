@@ -30,8 +30,8 @@ class Changing:
         self.lib, self.served, self.root = lib, served, served.root
 
     def changed(self) -> set[str]:
-        """Returns the paths of the catalog's files that count as changed, and clears their
-        marks."""
+        """Returns the paths of the catalog's files that count as changed. From then on, no file
+        counts as changed."""
         found = {
             path
             for path in FILES
@@ -102,8 +102,9 @@ def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> N
 
 @pytest.mark.parametrize("call", ["path", "known", "tree", "to_change"])
 def test_what_another_process_has_replaced_counts_as_changed(changing: Changing, call: str) -> None:
-    """The catalog still contains the file that was replaced. This file counts as changed. If it was
-    a directory, all files below it count as changed too."""
+    """Another process renames or replaces a file or a directory that is in the catalog. After this
+    process's next call on the path, the file counts as changed. For a directory, all files below
+    it count as changed."""
     root = changing.root
 
     def change(path: str) -> set[str]:
@@ -171,8 +172,9 @@ def test_a_source_may_be_mounted_at_its_alias(changing: Changing, mounts: Mounts
 def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_file(
     changing: Changing, tmp_path: Path, call: str
 ) -> None:
-    """Another process has replaced the file, and the library has not used the link yet. So the
-    library asks the kernel where the path leads."""
+    """Another process has replaced a file of the source. This process changes the file by a path
+    through a link that the library does not know yet. So the library asks the kernel where the path
+    leads."""
     (tmp_path / "link").symlink_to(changing.root / "d")
     (changing.root / "d" / "g").rename(changing.root / "d" / "old")
     path = tmp_path / "link" / "g"

@@ -147,8 +147,8 @@ UNIT, UNITS = 262144, 65536
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
     """The unit is usually MONARCH_UNIT. If the file has more units than the bitmap of a fill has
-    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If there is
-    no such unit, the unit is the block."""
+    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If none
+    of these numbers divides the block, the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]

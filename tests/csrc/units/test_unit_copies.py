@@ -115,8 +115,9 @@ def test_the_flags_of_a_descriptor_are_those_of_the_programs_open(copied: Copied
 
 @pytest.mark.parametrize("whence", [os.SEEK_DATA, os.SEEK_HOLE])
 def test_holes_are_where_the_source_has_them(copied: Copied, whence: int) -> None:
-    """The descriptor's offset is set to the result. If the call fails, the offset stays, and errno
-    is that of the source."""
+    """An lseek with SEEK_DATA or SEEK_HOLE sets the offset of the copy's descriptor to the position
+    in the source's file. If the call fails, the offset stays, and errno is that of the same call on
+    the source's file."""
     with copied.source.open("rb") as source:
         for offset in (0, 1, 4 * KIB, 64 * KIB, 66 * KIB, 68 * KIB, SIZE - 1, SIZE, SIZE + 1):
             copied.lib.descriptors_lseek(copied.fd, 7, os.SEEK_SET)

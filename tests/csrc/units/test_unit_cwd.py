@@ -88,9 +88,9 @@ def test_the_position_is_found_anew_after_each_move(
 def test_a_position_that_is_found_during_a_move_is_forgotten(
     lib: Any, session: Made, somewhere: Path
 ) -> None:
-    """The position says whether the working directory is near a source. A position that was found
-    before the call no longer counts during the call. A position that another thread finds during
-    the call does not count afterwards, because it may be that of the old directory."""
+    """The position says whether the working directory is near a source. A call that changes the
+    working directory makes the position unknown. If another thread finds a position during the
+    call, it is unknown again after the call, because it may be that of the old directory."""
     session.control.sources = 1
     source, path = session.control.source[0], bytes(somewhere / "data")
     source.path, source.path_len = path, len(path)

@@ -1,5 +1,5 @@
-"""Tests which files a program fills by its own reads ("direct" reads): the program reads such a
-file from the source, and the daemon makes the copy from the same pages."""
+"""Tests which files a program fills by its own reads ("direct" reads). In a direct read, the
+program reads the file from the source, and the daemon makes the copy from the same pages."""
 
 from __future__ import annotations
 
@@ -102,17 +102,17 @@ def test_a_file_is_read_directly_until_its_fill_is_under_way(
 def test_one_read_tells_whether_a_file_is_read_at_random(
     lib: Any, session: Made, size: int, bytes_read: int, n: int, end: int, is_at_random: bool
 ) -> None:
-    """The library looks at the read that completes an eighth of the file. If this read ends at the
-    number of bytes read so far, the program reads the file from its beginning. Otherwise,
-    is_at_random returns 1. A file of one unit never counts as read at random."""
+    """The library looks at the read that completes an eighth of the file. If this read ends as many
+    bytes behind the beginning of the file as were read so far, the file counts as read in order.
+    Otherwise, it counts as read at random. A file of one unit never counts as read at random."""
     session.entries[ENTRY].size = size
     assert lib.handover_is_at_random(session.s, ENTRY, bytes_read, n, end) == is_at_random
 
 
 def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
     """Each wait that brings no copy makes some of the following opens skip their waits: one open
-    after the first such wait, then 3, 7, 15 and so on, but at most 64. After a wait that brings a
-    copy, no open skips its wait."""
+    after the first wait in vain, 3 opens after the second, then 7, 15 and so on, but at most 64.
+    After a wait that brings a copy, no open skips its wait."""
 
     def skipped() -> int:
         n = 0

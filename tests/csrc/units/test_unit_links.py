@@ -39,8 +39,8 @@ def hint(lead: int, prefix: int = 0) -> int:
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(0, 4095)), max_size=25))
 def test_the_table_keeps_what_was_learnt_last(lib: Any, script: list[tuple[int, int, int]]) -> None:
     """The table consists of sets, each for at most four directories. A new directory in a full set
-    replaces one of those that the library can learn again at the lowest cost. Keeping a directory
-    with the lead NEW removes only that directory's own entry."""
+    replaces a directory that the library can learn again at the lowest cost. If a directory is
+    stored as NEW, only its own entry is removed from the table."""
     lib.links_forget()
     model: dict[int, int] = {}
     for tag, lead, prefix in script:
@@ -194,8 +194,9 @@ def test_an_open_through_a_link_teaches_where_it_leads(
 def test_while_a_scan_goes_on_a_file_may_be_found_yet(
     table: Any, served: Served, out: Path
 ) -> None:
-    """During a scan, a file of the source may not be in the catalog yet. An open of such a file
-    through a link does not teach that the link's directory leads elsewhere."""
+    """During a scan, a file of the source may not be in the catalog yet. If a program opens this
+    file through a link, the library must not conclude that the link's directory leads
+    elsewhere."""
     served.control.scanned = 0
     (served.root / "d" / "new").write_text("new")
     (out / "files" / "new").symlink_to(served.root / "d" / "new")
@@ -278,8 +279,8 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # A hint that fails is removed only once in AGAIN failures. Then the library looks at the
-    # directory again.
+    # The hint of the directory does not help with the link `own`. Once in AGAIN such failures, the
+    # hint is removed, and the library looks at the directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)

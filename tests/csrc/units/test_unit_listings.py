@@ -246,7 +246,8 @@ def whole(
 
 @pytest.mark.parametrize("where", ["", "d", "empty"])
 def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: str) -> None:
-    """The path may also be relative to a descriptor. Whenever the library calls the program's
+    """scandir and scandirat return the chosen names of a directory, sorted as the program wants.
+    The path of scandirat may be relative to a descriptor. Whenever the library calls the program's
     filter function, errno is 0."""
     path = served.root / where
     names = {name for name, *_ in kernels(path)}

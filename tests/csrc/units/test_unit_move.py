@@ -217,7 +217,8 @@ def test_a_copy_that_cannot_be_opened_is_tried_again(mapped: Mapped, case: str) 
 
 @pytest.mark.parametrize("case", ["other", "writable", "gap", "anonymous"])
 def test_memory_that_is_no_longer_the_files_is_left_alone(mapped: Mapped, case: str) -> None:
-    """The program may have changed the memory by a system call that the library did not see."""
+    """The program may have changed a mapping by a system call that the library did not see. Then
+    the library does not replace the mapping."""
     mapped.served.copy("f", COPY)
     mapped.wait(PRIVATE)
     page = mapped.at + PAGE

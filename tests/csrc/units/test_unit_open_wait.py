@@ -116,9 +116,9 @@ def test_an_open_that_no_copy_can_serve_does_not_wait(opens: Opens, case: str) -
 @pytest.mark.parametrize("answer", [0, 1])
 def test_a_file_of_another_node_is_waited_for(opens: Opens, answer: int) -> None:
     """Nodes that share the files fill them from each other. So an open waits even if no fill is
-    under way on its node. The limit 0 is that of a wait for a whole file. After a wait without
-    success, some of the next waits are skipped. The wait for a file of one unit is never skipped,
-    and never causes others to be skipped."""
+    under way on its node. It waits with the default limit for a whole file, which the open requests
+    by the limit 0. After a wait without success, some of the next waits are skipped. The wait for a
+    file of one unit is never skipped, and never causes others to be skipped."""
     control, entry = opens.session.control, opens.entry
     control.handed_bytes, entry.flags = 4 * MIB, native.MONARCH_OF_OTHERS
     entry.word = word(ABSENT)
@@ -146,7 +146,8 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
     opens: Opens, size: int, answer: int
 ) -> None:
     """The fill reads the file at the source. If the program read it there too, the source would
-    send the bytes twice. The limit 0 is that of a wait for a whole file."""
+    send the bytes twice. So the open waits with the default limit for a whole file, which it
+    requests by the limit 0."""
     opens.session.control.handed_bytes, opens.entry.size = 4 * MIB, size
     expected = ["wait"] * 4 if answer else ["wait", "", "wait", ""]
     assert [opens.open(answer) for _ in range(4)] == expected
@@ -239,7 +240,8 @@ def is_wanted(session: Made) -> bool:
 
 @pytest.mark.parametrize("state", [ABSENT, WANTED, FILLING, PRESENT, BYPASS])
 def test_the_copy_is_taken_once_it_is_there(copies: Copies, state: State) -> None:
-    """A file without a copy is requested first. Nobody waits for a file that bypasses the tiers."""
+    """If no copy was requested yet, the open requests one before it waits. It does not wait for a
+    file that bypasses the tiers."""
     copies.entry.word = word(state)
     path = copies.wait()
     assert copies.waits() == (state != BYPASS)
@@ -264,7 +266,8 @@ def test_there_is_nothing_to_wait_for(copies: Copies, case: str) -> None:
 
 
 def test_a_copy_of_another_file_is_not_taken(copies: Copies) -> None:
-    """During the wait, the entry may have got another version, which describes another file."""
+    """During the wait, the entry may have got another version, which describes another file. Then
+    its copy is not taken."""
     copies.entry.version, copies.entry.word = 4, word(PRESENT)
     assert copies.wait()
     assert copies.wait(by=2) == copies.wait(by=-2) == b""

@@ -120,7 +120,7 @@ def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_byte
 
 def test_a_source_that_becomes_slow_is_noticed(lib: Any, session: Made) -> None:
     """The library keeps a mean time of opens, and one of reads. While the page cache serves all
-    calls, the means are not kept up to date. The first slower call counts again."""
+    calls, the means are not updated. From the first slower call on, they are updated again."""
     lib.progress_forget()
     lib.progress_took(19_999, 1)
     for _ in range(9):

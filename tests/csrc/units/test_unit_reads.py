@@ -51,8 +51,8 @@ class Reader:
         return (self.served.id("f") + 1) << 32 | flags
 
     def begins(self, flags: int = 0, at: int = AT) -> None:
-        """Makes `fd` refer to the source's file again, with the offset `at`. If the offset is not
-        0, the descriptor is not promoted."""
+        """Makes `fd` refer to the source's file again, with the offset `at`. A read promotes `fd`,
+        that is, replaces it by a descriptor of the copy, only if the offset is 0."""
         os.dup2(self.source, self.fd)
         self.lib.reads_end()
         self.lib.track_set(self.fd, self.word(flags))
@@ -180,8 +180,8 @@ def test_a_file_that_has_the_name_by_now_is_not_read_by_it(reader: Reader, call:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, call: str) -> None:
-    """The copy becomes complete during the call, as when another thread promotes the descriptor.
-    The bytes that are still missing are then read from the copy."""
+    """During the call, the copy becomes complete, and another thread replaces the descriptor by one
+    of the copy. The bytes that are still missing are then read from the copy."""
     with reader.gone():
         reader.begins()
         reader.replaced(completes=True)
@@ -219,7 +219,8 @@ def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None
 def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
     for content, at in itertools.product([SOURCE, COPY], [0, 1, 40, 41, 99, 100, 101, 2**40]):
         reader.has_copy(COPY if content == COPY else None)
-        # SHARED prevents the promotion of a descriptor at offset 0.
+        # SHARED marks the offset as shared. Otherwise, the library would replace a descriptor at
+        # offset 0 by one of the copy.
         reader.begins(SHARED, at=at)
         assert reader.reads(call, at=at) == content[at : at + N]
         end = max(min(at + N, 100), at) if call in IN_TURN else at
@@ -230,8 +231,9 @@ def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_file_that_grew_has_its_new_bytes_at_the_source(reader: Reader, call: str) -> None:
-    """The catalog still has the old size. A read at the descriptor's offset ends there, and the
-    next read returns the new bytes. A read at an explicit offset returns both at once."""
+    """A file has grown, and the catalog still has the old size. A read at the descriptor's own
+    offset ends at the old size, and the next read returns the new bytes. A read at an explicit
+    offset returns old and new bytes at once."""
     with (reader.served.root / "f").open("ab") as file:
         file.write(COPY)
     reader.begins(at=80)
@@ -391,8 +393,8 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
 
 
 def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
-    """For each successful wait, its duration is noted once. If a read takes its last bytes from the
-    source, the duration of this part is noted too."""
+    """The duration of each successful wait is noted once. If a wait fails, the read takes its
+    remaining bytes from the source, and the duration of this part is noted too."""
     for waits, expected in ((0, 1), (2, 3), (4, 4)):
         fill(reader, 4)
         reader.served.control.fast_sources = 0
@@ -459,9 +461,9 @@ def test_a_read_into_memory_that_is_not_there_counts_nothing(reader: Reader) -> 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_descriptor_becomes_one_of_the_copy_when_it_is_read(reader: Reader, call: str) -> None:
-    """A read at an explicit offset promotes the descriptor; a read at the descriptor's own offset
-    does not. The library will not see later reads through a promoted descriptor, so it notes that
-    this file has unseen reads."""
+    """A read at an explicit offset promotes the descriptor, that is, replaces it by a descriptor of
+    the copy. A read at the descriptor's own offset does not. The library will not see later reads
+    through a promoted descriptor, so it notes that this file has unseen reads."""
     copy = reader.served.copy("f", COPY)
     reader.begins(at=0)
     reader.lib.reads_tell(0)

@@ -48,14 +48,14 @@ class Memory:
         return int(getattr(self.lib, f"remap_{name}")(*arguments))
 
     def said(self, name: str, *arguments: int) -> tuple[int, list[tuple[int, ...]]]:
-        """Makes the call. Returns its result and what the library has said of mappings before the
-        call: the first page, the number of bytes, and an advice or FORGET."""
+        """Makes the call. Returns its result and what the library has told the table of mappings
+        before the system call: the first page, the number of bytes, and an advice or FORGET."""
         self.lib.remap_forget()
         result = self.call(name, *arguments)
         out = ffi.new("int64_t[32]")
         n = self.lib.remap_said(out)
         words = [tuple(out[4 * i : 4 * i + 4]) for i in range(n)]
-        assert all(mapped for *_, mapped in words), "it was said after the call"
+        assert all(mapped for *_, mapped in words), "it was told after the call"
         return result, [((at - self.at) // PAGE, n, what) for at, n, what, _ in words]
 
     def flags(self, page: int) -> str:

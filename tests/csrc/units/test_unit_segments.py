@@ -188,7 +188,8 @@ def no_free_descriptor() -> Iterator[None]:
 
 
 def test_a_process_without_free_descriptors_maps_all_the_same(lib: Any, place: Place) -> None:
-    """Without the segments, the process could not record its changes of files."""
+    """A process that has no free descriptor can still map the segments. Without them, it could not
+    record its changes of files."""
     place.put("catalog.7", b"x" * 10)
     size, reused = ffi.new("uint64_t *"), ffi.new("int *")
     with put_ranges(lib, place), no_free_descriptor():
@@ -262,8 +263,8 @@ def test_every_path_of_a_control_segment_must_fit(lib: Any, which: int) -> None:
 
 @contextmanager
 def put_ranges(lib: Any, place: Place) -> Iterator[None]:
-    """Writes the segments whose size is the same in every session. Also drops the spare addresses
-    that earlier sessions have left, now and at the end."""
+    """Writes the segments whose size is the same in every session. Now and at the end, also drops
+    the spare ranges of addresses that earlier sessions have left."""
     lib.segments_drop_spares()
     for kind, name in NAMES.items():
         os.truncate(place.put(name, name.encode()), lib.segments_range_bytes(kind))

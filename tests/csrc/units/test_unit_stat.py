@@ -107,8 +107,9 @@ def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> Non
     "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
 )
 def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """For example, the process may belong to another user, who may have fewer rights than the
-    daemon (case "owner"). Or the daemon may be about to change the entry (case "version")."""
+    """There are reasons for which the catalog may not answer a call. For example, the process may
+    belong to another user, who may have fewer rights than the daemon (case "owner"). Or the daemon
+    may be about to change the entry (case "version")."""
     control, entry = stats.served.control, stats.served.entry("f")
     stats.change()
     if case == "uncached":
@@ -164,9 +165,10 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
 
 @pytest.mark.parametrize("change", ["mode", "time", "size", "replaced"])
 def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: str) -> None:
-    """If only the mode of the source's file has changed, the descriptor shows the new mode and the
-    new ctime. If the mtime has changed too, it shows the new mode, but the times of the version
-    that was opened. If the size has changed or the file was replaced, it shows nothing new."""
+    """A file at the source changes while a descriptor of its copy is open. If only the mode has
+    changed, fstat of the descriptor returns the new mode and the new ctime. If the mtime has
+    changed too, fstat returns the new mode, but the times of the version that was opened. If the
+    size has changed or the file was replaced, fstat returns nothing new."""
     copy, scanned = stats.served.publish("f", b"x" * 1234), stats.scanned
     fd = os.open(copy, os.O_RDONLY)
     stats.served.known.mark_changed(stats.file)

@@ -165,8 +165,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """Each of these calls changes the words of some descriptors in the table: of a range, of a
-    session, of one descriptor, or of all descriptors. All others keep their words."""
+    """Each of these calls changes the words of some descriptors in the table: those of a range,
+    those of a session, a single one, or all. All other descriptors keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])
@@ -306,8 +306,8 @@ def test_a_pin_is_for_descriptors_that_may_be_promoted(table: Any) -> None:
             table.track_unpin(FD, word | SHARED)
             assert table.track_word(FD) == word | SHARED
         assert blocked() == signals
-    # The descriptor may have been closed by a call that the library did not see, and another open
-    # may have got its number. The unpin must not change the word of that open.
+    # While the descriptor is pinned, a call that the library does not see may close it, and another
+    # open may get its number. The unpin must not change the word of the new descriptor.
     table.track_set(FD, word_of(7))
     assert table.track_pin(FD, 0)
     table.track_set(FD, word_of(8, flags=PINNED))

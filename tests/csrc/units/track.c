@@ -36,8 +36,8 @@ static void forget_momentary(void) {
 
 #include "made.h"
 
-/* Empties the table and makes it this process's own. Also removes what a test has scripted for
- * another thread. */
+/* Empties the table and makes it this process's own. Also cancels the action that a test has
+ * planned for another thread. */
 EXPORT void track_forget(void) {
     monarch_track_mark();
     memset(monarch_track_table, 0, (highest + 1) * sizeof *monarch_track_table);

@@ -21,7 +21,8 @@ static int open_within(int dir, const char *path, int flags) {
     return sys_openat(dir, path, flags);
 }
 /* Returns whether each of these descriptors was opened with O_CLOEXEC, between
- * monarch_momentary_begin and monarch_momentary_end, and whether each such pair is complete. */
+ * monarch_momentary_begin and monarch_momentary_end. Each call of monarch_momentary_begin must have
+ * been followed by one of monarch_momentary_end. */
 static int are_guarded(void) { return !within && !unguarded; }
 
 #define monarch_momentary_begin() begin_moment()
