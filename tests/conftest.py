@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # From now on, the garbage collector need not visit the thousands of collected tests.
+    # The thousands of test objects live until the end of the run. So the garbage collector need not
+    # visit them.
     gc.collect()
     gc.freeze()
 

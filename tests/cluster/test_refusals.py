@@ -1,4 +1,4 @@
-"""If one rank cannot go on, all ranks end with a single sentence, and no daemon is left."""
+"""If one rank cannot go on, all ranks end, a single message is printed, and no daemon is left."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # The next case runs only with --long. test_launcher.py always tests the same error, but
-        # without ranks.
+        # The next case runs only with --long, because test_launcher.py tests the same error in
+        # every run, but without ranks.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,

@@ -43,8 +43,8 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
 @needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     """A file for which the tier has no room is copied into the staging area before a program needs
-    it. The tier holds half of the dataset, and the area a good quarter. Computing takes twice as
-    long as reading, so there is time for these copies."""
+    it. The tier holds half of the dataset, and the staging area a little more than a quarter.
+    Computing takes twice as long as reading, so there is time for these copies."""
     session = site.session(site.plan())
     wait_followed(session)
     site.slow()

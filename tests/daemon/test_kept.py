@@ -44,7 +44,7 @@ def shut(engine: Engine, tmp_path: Path) -> Path:
 
 
 def number_of(engine: Engine, name: str) -> int:
-    """Returns the number under which programs claim the file if the catalog does not know it."""
+    """Returns the number under which programs claim a file that is not in the catalog."""
     ino = (engine.source / name).stat().st_ino
     return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
 

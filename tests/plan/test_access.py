@@ -303,8 +303,8 @@ def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
 
 @pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
 def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
-    """For every sample, the accesses of the node that accesses it least stay within the bound of
-    `lemma_1`."""
+    """For every sample, the node that accesses it least accesses it at most as often as `lemma_1`
+    says."""
     loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
     frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):

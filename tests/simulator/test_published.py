@@ -91,8 +91,8 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies do not read all samples. The samples that they read may be smaller than the
-        # other ones.
+        # These policies may read some samples several times instead of others. If the samples that
+        # they leave out are the large ones, they read less than `perfect`.
         "deepio-opportunistic",
         "parallel-staging",
     )

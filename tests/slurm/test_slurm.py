@@ -238,7 +238,7 @@ mv {after}.new {after}""",
     assert jobs.copies() == ""
 
 
-# not needed in every run, because test_slurm_site.py also ends a job and its daemon
+# This test needs --long, because test_slurm_site.py also ends a job and its daemon.
 @pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Each daemon has its own shared memory and copies on its node. After scancel, Slurm's setting

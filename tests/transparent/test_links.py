@@ -186,8 +186,9 @@ for epoch in range(2):
 def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: SlowSource) -> None:
     """Programs read all files through links to directories, or through links to single files. For
     links to directories, the source sees at most one open per link, and few other operations. For
-    links to single files, the source sees at most one open in all. Each open of such a link also
-    reads the file's attributes, but after the first time the kernel has cached them."""
+    links to single files, the source sees at most one open in all. The library also reads a file's
+    attributes each time a program opens a link to the file, but after the first time the kernel has
+    cached them."""
     files, home = [], slow.backing.parent / "home"
     for i in range(3):
         for j in range(20):
