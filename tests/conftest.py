@@ -38,7 +38,8 @@ from monarch_py.util import hanging
 # In CI, the run fails if a test is skipped because something is missing.
 pytest_plugins = ["ci_plugin"]
 
-LONG_LIMIT_S = 2000  # time limit of a test marked long [s]; some run a suite twice
+# The time limit [s] of a test marked long. Some of these tests run another project's suite twice.
+LONG_LIMIT_S = 2000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

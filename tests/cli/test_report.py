@@ -62,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns the simulated time of the run with each advised change [s]. The key is the first word
-    of the change."""
+    """Returns, by the first word of each advised change, the simulated time [s] that the run takes
+    with this change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 

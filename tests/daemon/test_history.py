@@ -17,7 +17,7 @@ def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: i
 
 def told(history: History) -> dict[str, Any]:
     """Returns the points of the history. Leaves out the last point, which `History.told` adds for
-    the moment of the question."""
+    the moment of the request."""
     found = history.told(moment(1e9, [0]))
     return {name: column[:-1] for name, column in found.items()}
 
@@ -86,8 +86,8 @@ def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
 
 
 def test_who_asks_changes_nothing() -> None:
-    """Each answer ends with a point for the moment of the question. The history does not keep this
-    point."""
+    """A request for the history adds a last point, for the moment of the request, to the answer.
+    The history itself does not keep this point."""
     asked, left = History(), History()
     for turn in range(1500):
         now = moment(turn * 0.1, [turn])

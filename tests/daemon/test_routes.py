@@ -85,7 +85,7 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # asks the peer, so that it need not be tried again for a while
+    site.choice()  # This chooses the peer as a trial; the next trial comes only after a while.
     return site
 
 

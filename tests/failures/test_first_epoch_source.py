@@ -150,7 +150,8 @@ TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
 
 
 def is_of(found: bytes, at: int, *versions: bytes) -> bool:
-    """Returns whether each byte equals the byte of one of the versions at the same offset."""
+    """Returns whether each byte of `found`, which was read at offset `at`, is the byte that one of
+    the versions has at its place."""
     data = np.frombuffer(found, np.uint8)
     right = np.zeros(len(data), bool)
     for version in versions:
@@ -292,8 +293,8 @@ def test_bandwidth_is_limited(
             lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough requests"
         )
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # Besides the limit, up to 5 MiB are allowed: each thread may have begun a read of 1 MiB before
-    # `start`.
+    # Up to 5 MiB more than the limit are allowed, because each thread may have begun a read of 1 MiB
+    # before the measurement started.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 

@@ -293,11 +293,10 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns whether only the interpreter uses the file at `target`, a path in the form of
- * put_plain(). Outside the scenario's directories, this form is a top directory, such as /usr. The
- * interpreter uses the files below the top directories, except for /dev, /proc and /sys, which
- * Monarch reads too. In the scenario's directories, the path has lost its beginning, so nothing
- * exists at this path. */
+/* Returns whether only the interpreter uses the file at `target`, which put_plain() has written.
+ * put_plain() has cut the paths of the scenario's files, so nothing exists at the paths that are
+ * left. Of other paths, it has left only a top directory such as /usr, which exists. Only the
+ * interpreter uses files there, except in /dev, /proc and /sys, which Monarch reads too. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;

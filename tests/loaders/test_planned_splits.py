@@ -1,4 +1,5 @@
-"""Ranks and daemons follow the same plan, whether its samples are dealt by holders or in groups."""
+"""Ranks and daemons follow the same plan. The plan deals samples to the ranks of the nodes that
+hold them, or in groups."""
 
 from __future__ import annotations
 

@@ -267,8 +267,9 @@ def often_on_a_node(samples: int) -> int:
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """With a hundredth of the samples, the expected number is a hundredth of 31,635. The counted
-    number differs from it by at most 5 standard deviations."""
+    """NoPFS expects that a node accesses 31,635 of all samples often. With a hundredth of the
+    samples, a hundredth of this number is expected. The counted number differs from this hundredth
+    by at most 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5

@@ -1,4 +1,4 @@
-"""NoPFS's estimate of the time [s] that a file takes from each source."""
+"""NoPFS's estimates of how long [s] it takes to fetch a file from each place that has it."""
 
 from __future__ import annotations
 

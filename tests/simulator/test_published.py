@@ -27,9 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# For each set of rates, the policies whose runs of MNIST do not need --long. `paper` has LBANN's
-# policies, because no other short run covers them: the scenario stressS3 never needs --long, but
-# LBANN's policies refuse it.
+# For each set of rates, the policies whose runs on MNIST do not need --long. No run with the set
+# stressS3 needs --long. LBANN's policies refuse stressS3, so the set `paper` has them here.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
