@@ -350,8 +350,8 @@ def test_a_page_of_many_files_is_small(monarch: Monarch, tmp_path: Path, files: 
 # --- advice -------------------------------------------------------------------------------------
 
 
-# For each advised change: its first word, and the rate of the tier that it adds or enlarges
-# [GiB/s].
+# For each advised change: its first word, and the rate [GiB/s] of the tier that it adds or
+# enlarges.
 TIERS = (("raise", 1), ("put", 4))
 
 

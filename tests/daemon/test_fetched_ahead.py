@@ -120,8 +120,8 @@ class Few:
         return copies_of(self.session, [f"{number}.bin" for number in self.order])
 
     def open(self, *places: int) -> None:
-        """Runs a program that opens the files at these places of the order, one right after the
-        other, and keeps them open until it ends."""
+        """Runs a program that opens the files at the given places of the plan's order, one right
+        after the other, and keeps them open until it ends."""
         script = "import os, sys; [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]"
         paths = [self.root / f"{self.order[place]}.bin" for place in places]
         self.session.python(script, *paths)

@@ -116,7 +116,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    # All files that were ordered at the same time are in memory; none is still being read.
+    # Each order is for several files. All files of an order are in memory; none is still being
+    # read.
     wait_until(
         lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
         what="the first files",

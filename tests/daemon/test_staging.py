@@ -1,5 +1,5 @@
-"""The staging area holds copies of files for which the tiers have no room. Such a copy is dropped
-when another file needs its room."""
+"""The staging area holds copies of files for which the tiers have no room. A copy in the area is
+dropped when another file needs its room."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
 ) -> None:
     """Another program empties a file in the middle of its fill, and writes it anew later. The new
-    content is served soon, although the daemon may have copied the file in between."""
+    content is served soon, although the daemon may have copied the file while it was empty."""
     session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=persistent)
     source.rate(RATE)
     with Steps(session, OVER_CHANGE, source.mountpoint / "1", tmp_path / "got_") as reader:
@@ -293,8 +293,8 @@ def test_bandwidth_is_limited(
             lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough requests"
         )
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # Up to 5 MiB more than the limit are allowed, because each thread may have begun a read of 1 MiB
-    # before the measurement started.
+    # Up to 5 MiB more than the limit are allowed, because each thread may have begun a read of
+    # 1 MiB before the measurement started.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 

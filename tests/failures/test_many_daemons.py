@@ -44,7 +44,7 @@ def segments_of(process: Steps, session: Session) -> set[str]:
 
 
 def maps_null(process: Steps) -> bool:
-    """Returns whether the process has mapped memory at address 0, as root may do."""
+    """Returns whether the process has mapped memory at address 0, which only root may do."""
     maps = Path(f"/proc/{process.process.pid}/maps").read_text()
     return int(maps.partition("-")[0], 16) == 0
 

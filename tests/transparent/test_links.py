@@ -226,8 +226,8 @@ def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
     session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Before the scan is complete, the library cannot tell whether a file on a source's device is
-    in the source. For a file outside the sources, it finds out the file's place at one open in 64,
-    and not at each open."""
+    in the source. If a file outside the sources is opened again and again, the library finds out
+    where the file lies only at one open in 64."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):

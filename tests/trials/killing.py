@@ -295,8 +295,8 @@ def start_two(trial: Trial) -> None:
 
 
 def kill_readers(trial: Trial) -> None:
-    """Kills readers in the middle of a call, one after the other. Some of the readers were started
-    just before."""
+    """Kills readers in the middle of a call, one after the other. Some of them were started just
+    before they are killed."""
     for _ in range(trial.draws.randrange(1, 10)):
         trial.kill_reader(trial.wait_reader_in(trial.draws.choice(CALLS)))
 
