@@ -227,7 +227,7 @@ def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """The scan does not examine files that the catalog knows, unless their directory has changed
-    since the time `since_ns`. In such a directory a file may have been replaced, even by a file
+    since the time `since_ns`. In a changed directory a file may have been replaced, even by a file
     with the same inode number."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)

@@ -162,8 +162,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         and (is_deep or name.count("/") == directory.count("/") + 1)
     ]
     # Only these names may come before the last wanted name: the other wanted names, the names in
-    # the root and in the directories on the path to `directory`, and the names in up to three other
-    # directories, which the walk began before it found `directory`.
+    # the root and in the directories on the path to `directory`, and up to 3 * MANY names in other
+    # directories at which the walk was already at work.
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2

@@ -204,8 +204,8 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
     wait_told(session, directories(slow.mountpoint))
     session.wait_all_present()
     # Some directories are reached by a link, or contain links to files. The first open or listing
-    # in such a directory goes to the source. The source's answer shows the library where the path
-    # leads.
+    # in each of these directories goes to the source. The source's answer shows the library where
+    # the path leads.
     for name, opens in (("data", 1), ("classes", 3), ("files", 1)):
         slow.reset()
         session.python(EPOCHS, str(home / name), str(len(files)))
