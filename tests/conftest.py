@@ -38,7 +38,8 @@ from monarch_py.util import hanging
 # In CI, the run fails if a test is skipped because something is missing.
 pytest_plugins = ["ci_plugin"]
 
-LONG_LIMIT_S = 2000  # time limit of a test marked long [s]; some run a suite twice
+# The time limit [s] of a test marked long. Some of these tests run another project's suite twice.
+LONG_LIMIT_S = 2000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,7 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # From now on, the garbage collector need not visit the thousands of collected tests.
+    # The thousands of test objects live until the end of the run. So the garbage collector need not
+    # visit them.
     gc.collect()
     gc.freeze()
 

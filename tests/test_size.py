@@ -12,9 +12,9 @@ from support import lines
 
 # The limits on the numbers of lines of code, which `PYTHONPATH=tests python -m support.lines`
 # counts. Reasons for which the limits were raised:
-# - Loaders and packs take 4,550 lines of Python and 900 of C. With 270 of these lines, ranks
-#   compare the values by which they divide the samples, states and arguments are checked, and
-#   errors are full sentences.
+# - Loaders and packs take 4,550 lines of Python and 900 of C. 270 of these lines let ranks compare
+#   the values by which they divide the samples, check states and arguments, and make errors full
+#   sentences.
 # - 80 lines are for users of a site's module: hints that are valid for them, and output on narrow
 #   terminals.
 # - 75 lines of C compute checksums with AVX2 and in registers. The processor time of a
@@ -37,8 +37,8 @@ from support import lines
 #   has not met yet, if the page cache serves these files. With a warm page cache, a first epoch
 #   takes a tenth less time.
 # - With 16 lines of Python, the loop rests longer if it has names for fills ahead. This takes an
-#   eighth less processor time. While the scan finds no names, the loop looks for them again.
-#   Without that, a first epoch of 600 files sometimes took a third more time.
+#   eighth less processor time. If the scan finds no names, the loop searches for names again and
+#   again. Before it did so, a first epoch of 600 files sometimes took a third more time.
 # - With 2 lines, the loop rests longer in the first 0.4 s of fills. It then takes an eighth less
 #   processor time.
 # - With 131 lines of C, a program sees its own change of a file or directory that a process without

@@ -46,7 +46,7 @@
  * below 0 that the count never reaches the NUMBER of another fault, unless an open by the program
  * itself resets the count. */
 #define NOT_AGAIN (-1000000)
-/* The supervisor ends after this time; no test takes longer [s]. */
+/* The supervisor ends after this time [s]. No test takes longer. */
 #define LIMIT_S 300
 
 #define CALL(name) \

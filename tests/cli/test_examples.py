@@ -129,8 +129,8 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Ends the daemon if the command needs that none runs; otherwise starts a daemon if none
-        runs. Also runs the line that writes the command's input file."""
+        """Prepares the session for a command. If the command needs that no daemon runs, ends the
+        daemon; otherwise starts a daemon if none runs. Also writes the command's input file."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()
         elif not self.session.connection.runs():

@@ -196,7 +196,7 @@ def test_show_tells_the_size_that_a_staging_area_would_have(
 
 
 def named(session: Session, key: str, file: Path) -> subprocess.CompletedProcess[str]:
-    """Adds a key that names a file to the configuration, and checks the configuration."""
+    """Adds the line `key: file` to the configuration, and runs `monarch config check`."""
     session.config.write_text(f"{session.config.read_text()}{key}: {file}\n")
     return monarch("config", "check", "-c", session.config)
 

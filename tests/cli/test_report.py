@@ -62,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns the simulated time of the run with each advised change [s]. The key is the first word
-    of the change."""
+    """Returns, by the first word of each advised change, the simulated time [s] that the run takes
+    with this change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 
@@ -350,8 +350,8 @@ def test_a_page_of_many_files_is_small(monarch: Monarch, tmp_path: Path, files: 
 # --- advice -------------------------------------------------------------------------------------
 
 
-# For each advised change: its first word, and the rate of the tier that it adds or enlarges
-# [GiB/s].
+# For each advised change: its first word, and the rate [GiB/s] of the tier that it adds or
+# enlarges.
 TIERS = (("raise", 1), ("put", 4))
 
 

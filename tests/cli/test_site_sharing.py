@@ -65,8 +65,8 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert done.returncode == 0, done.stderr
     assert site.command_line("status", "-c", str(files[1])).returncode == 3
     assert site.connection.runs()
-    # If the file names no tiers any more, it uses the site's session again, but only after the
-    # daemon of the file's own session has ended.
+    # When the second job's file names no tiers any more, it means the site's session again. But
+    # `start` refuses this while the daemon of the file's own session still runs.
     assert site.command_line("start", "-c", str(files[1])).returncode == 0
     files[1].write_text(f"sources: [{site.datasets[1]}]\n")
     done = site.command_line("start", "-c", str(files[1]))
@@ -105,8 +105,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """If there is no daemon and a dataset is named, a program prints a warning. If only the site's
-    module is loaded, it prints nothing."""
+    """No daemon runs. A program prints a warning if its environment names a dataset. If only the
+    site's module is loaded, the program prints nothing."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")

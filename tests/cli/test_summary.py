@@ -19,8 +19,8 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# Arguments: DIRECTORY NAME... The program reads all files of the directory, each to its end. For
-# each file, it uses the next of the functions below whose name begins with one of the NAMEs.
+# Arguments: DIRECTORY NAME... The program reads each file of the directory to its end. It takes the
+# functions below whose names begin with one of the NAMEs, and uses them in turn, one for each file.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]

@@ -163,8 +163,8 @@ def local_factory(tmp_path: Path) -> Iterator[Callable[..., Local]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_memory_of_killed_ranks() -> Iterator[None]:
-    """Removes the segments of shared memory that no process maps any more. MPICH leaves such
-    segments behind when ranks are killed."""
+    """Removes the segments of shared memory that no process maps any more. MPICH leaves segments
+    behind when ranks are killed."""
     yield
     mapped = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):

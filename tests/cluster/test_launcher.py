@@ -30,7 +30,7 @@ from monarch_py.util.launcher import VARIABLES, Launch, launched, with_rank
         ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, Launch(7, 8)),
         # A batch script has the variables of the job's tasks, but is not itself a step.
         ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
-        # mpiexec runs within a step of Slurm that has one task on each node.
+        # mpiexec runs in a step of Slurm. The variables of mpiexec count, not those of the step.
         (
             {"PMI_SIZE": "8", "PMI_RANK": "5", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"},
             Launch(5, 8),

@@ -1,4 +1,4 @@
-"""If one rank cannot go on, all ranks end with a single sentence, and no daemon is left."""
+"""If one rank cannot go on, all ranks end, a single message is printed, and no daemon is left."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             2,
             ["#1: ", "tiers-1.yaml: several nodes need", "remove 'scan: lazy'"],
         ),
-        # The next case runs only with --long. test_launcher.py always tests the same error, but
-        # without ranks.
+        # The next case runs only with --long, because test_launcher.py tests the same error in
+        # every run, but without ranks.
         pytest.param(
             {"peers": {"interface": "no0"}},
             2,
@@ -50,8 +50,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # The next case runs only with --long. test_a_port_that_is_taken is similar, and always
-        # runs.
+        # The next case runs only with --long, because the similar test_a_port_that_is_taken runs
+        # in every run.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,

@@ -241,7 +241,8 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     assert "measuring" not in done.stderr
 
 
-# Measures a tier so slowly that a test has time to cancel the command.
+# Runs `monarch calibrate`, which measures a tier so slowly here that a test has time to cancel the
+# command.
 SLOW = """
 import time
 from monarch_py import cli

@@ -362,8 +362,8 @@ def test_the_examples_of_the_documentation_work(
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
-    # Only a site's configuration has `limits`. In the test all its paths are on one disk, so let
-    # each path count as a disk.
+    # An example with `limits` is a site's configuration. All its paths are on one disk here, but
+    # the limits are for different disks. So let each path count as a disk.
     if "\nlimits:" in here:
         monkeypatch.setattr(limits, "_device", hash)
         monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))

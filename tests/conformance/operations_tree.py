@@ -156,8 +156,9 @@ class Tree:
     # --- known differences ----------------------------------------------------------------------
 
     def changing(self, *ways: Way) -> None:
-        """Must be called before an operation changes files. Calls `changing_file` for each file to
-        which a path leads, and for all files below it."""
+        """Must be called before an operation changes files or directories. Calls `changing_file`
+        for each of them, for the file to which a link leads, and for everything below a
+        directory."""
         for way in ways:
             for follow in (True, False):
                 try:

@@ -40,8 +40,8 @@ def unlike(without: Mapping[str, str], library: Mapping[str, str]) -> list[str]:
 
 
 def difference(without: str, library: str) -> str:
-    """Returns the first four lines in which two texts differ, and the number of such lines. Returns
-    an empty text if the texts are equal."""
+    """Returns a text that shows the first four lines in which two texts differ, and says how many
+    lines differ. The text is empty if the two texts are equal."""
     pairs = zip_longest(without.splitlines(), library.splitlines(), fillvalue="(nothing)")
     found = [
         f"line {number}\n  without: {one}\n  library: {two}"

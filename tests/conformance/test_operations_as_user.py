@@ -116,8 +116,8 @@ def wait_told(ground: Ground) -> None:
 
 @pytest.fixture(scope="module")
 def without() -> Iterator[dict[int, tuple[str, dict[str, str]]]]:
-    """seed -> the output of the program without the library, and the files that it leaves. The
-    tests fill this dictionary."""
+    """A dictionary that the tests fill. For each seed, it has the output of the program without the
+    library, and the files that this program leaves."""
     yield {}
 
 

@@ -47,10 +47,11 @@ LONG = """
     test_faulthandler test_tracemalloc test_unicode_file test_unicode_file_functions
     test_hashlib test_wave test_array test_memoryio test_univnewlines
 """
-# The daemon must fill files during the whole run under the library. It fills 32 files per second,
-# so BALLAST files last for a minute. A longer run needs BALLAST_A_SECOND files for each second of
-# the run without the library. The fills then last three times as long as that run, because the run
-# under the library may be slower on a busy machine.
+# The numbers of files that the daemon fills while the tests run under the library. It fills 32
+# files per second, and must be busy until the run ends. BALLAST files last for a minute. If the run
+# without the library took more than a third of this time, there are BALLAST_A_SECOND files for each
+# of its seconds. These last for three times as long as that run, because the run under the library
+# may be slower on a busy machine.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
 # The packages test_multiprocessing_* only select tests of the module _test_multiprocessing. Some

@@ -38,7 +38,7 @@ def plan_of(
     nodes: int = 1,
     names: list[str] | None = None,
 ) -> Path:
-    """Writes the plan of a training on all files, sorted by name, or on those called `names`.
+    """Writes the plan of a training on all files, sorted by name, or only on the files in `names`.
     Returns the path of the plan.
 
     root : directory in which the training opens the files"""

@@ -12,9 +12,11 @@ WAITS = "preload/fill/wait.c"
 
 
 def build_waiting(directory: Path, **times_s: float) -> Path:
-    """Builds a library in which these constants of WAITS have these values [s], and returns its
-    path. All other C files are compiled as in other tests, so their objects are in the compiler's
-    cache."""
+    """Builds a library in which some constants of the C file WAITS have other values. Returns the
+    library's path. All other C files are compiled as in other tests, so their objects are in the
+    compiler's cache.
+
+    times_s : the value of each constant, by its name without the ending _NS"""
     flags = [f"-D{name}_NS={round(time_s * 1e9)}ULL" for name, time_s in times_s.items()]
     out = directory / "libmonarch.so"
     assert WAITS in PRELOAD

@@ -26,7 +26,7 @@ from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.errors import NoDaemonError
 
-# A client learns within this time that the daemon has ended [s].
+# A client must learn within this time [s] that the daemon has ended.
 ENDS_S = 5.0
 HOLDER = "import sys; f = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
 

@@ -250,8 +250,8 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Lets the daemon fill only five files of SIZE ahead until programs use some of their copies.
-    Returns this number of files."""
+    """Limits the number of files of SIZE that the daemon fills ahead before programs use any of
+    their copies. Returns this number."""
     files = 5
     monkeypatch.setattr(unused, "BYTES_AT_FIRST", files * SIZE + 1)
     return files

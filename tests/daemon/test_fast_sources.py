@@ -315,9 +315,9 @@ def test_sizes_of_files_without_an_entry_are_estimated(
     opens = read_bytes = 0
 
     def is_estimated() -> bool:
-        """Returns whether the library has estimated the sizes of some files. Instead, it may have
-        asked the kernel for the size of each file. It does so if the page cache seems slow, for
-        example because other processes use the processors."""
+        """Returns whether the library has estimated the sizes of some files. If the page cache
+        seems slow, for example because other processes use the processors, the library asks the
+        kernel for the size of each file instead."""
         nonlocal opens, read_bytes
         session.python(READ, *sorted(source.root.iterdir()))
         opens, read_bytes = opens + 2 * pairs, read_bytes + pairs * (image + label)

@@ -43,8 +43,8 @@ def copies_of(session: Session, names: list[str]) -> list[int]:
 @needs_torch
 def test_what_has_no_place_is_there_when_it_is_needed(site: Site) -> None:
     """A file for which the tier has no room is copied into the staging area before a program needs
-    it. The tier holds half of the dataset, and the area a good quarter. Computing takes twice as
-    long as reading, so there is time for these copies."""
+    it. The tier holds half of the dataset, and the staging area a little more than a quarter.
+    Computing takes twice as long as reading, so there is time for these copies."""
     session = site.session(site.plan())
     wait_followed(session)
     site.slow()
@@ -120,8 +120,8 @@ class Few:
         return copies_of(self.session, [f"{number}.bin" for number in self.order])
 
     def open(self, *places: int) -> None:
-        """Runs a program that opens the files at these places of the order, one right after the
-        other, and keeps them open until it ends."""
+        """Runs a program that opens the files at the given places of the plan's order, one right
+        after the other, and keeps them open until it ends."""
         script = "import os, sys; [os.open(name, os.O_RDONLY) for name in sys.argv[1:]]"
         paths = [self.root / f"{self.order[place]}.bin" for place in places]
         self.session.python(script, *paths)

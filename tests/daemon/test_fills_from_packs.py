@@ -204,7 +204,7 @@ def test_a_file_that_is_closed_to_the_daemons_user_is_no_member(
     session_factory: Factory, open_place: Path
 ) -> None:
     """A user with more rights than the daemon's user has made the pack, so the pack contains files
-    that the daemon's user may not read. The daemon does not copy such a file from the pack."""
+    that the daemon's user may not read. The daemon does not copy these files from the pack."""
     site, group, place = Site(open_place), 65532, open_place / "session"
     rights = {
         "own": (ALICE, 0, 0o400), "group": (0, group, 0o640), "all": (0, 0, 0o644),

@@ -28,9 +28,10 @@ from monarch_py.native import ffi
 
 Factory = Callable[..., Session]
 SIZE, MANY = 100_000, 12
-# Latencies so long that no copy exists before a program has read the file [s].
+# Latencies of the source [s]. They are so long that a program has read a file to its end before the
+# file has a copy.
 SLOW = {"open": 0.002, "read": 0.002}
-# A scan rate so low that the scan finds only a few files before a test ends [files/s].
+# A scan rate [files/s] so low that the scan finds only a few files before a test ends.
 UNMET = 4
 # Each way reads the whole file into `data`.
 WAYS = {

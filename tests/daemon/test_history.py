@@ -17,7 +17,7 @@ def moment(seconds: float, opens: list[int], epoch: int | None = None, memory: i
 
 def told(history: History) -> dict[str, Any]:
     """Returns the points of the history. Leaves out the last point, which `History.told` adds for
-    the moment of the question."""
+    the moment of the request."""
     found = history.told(moment(1e9, [0]))
     return {name: column[:-1] for name, column in found.items()}
 
@@ -57,8 +57,9 @@ def test_idle_time_needs_no_points() -> None:
 
 
 def test_who_has_read() -> None:
-    """A thread counts as a reader at a point if it has opened files since the last point or the
-    point before that. If two points are merged, the larger number of readers is kept."""
+    """A thread counts as a reader at a point of the history if it has opened a file since the
+    previous point. It also counts at all points between two opens of files that follow each other
+    within LONGEST_READ_S. If two points are merged, the larger number of readers is kept."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -86,8 +87,8 @@ def test_threads_that_open_files_rarely_are_readers_all_the_time() -> None:
 
 
 def test_who_asks_changes_nothing() -> None:
-    """Each answer ends with a point for the moment of the question. The history does not keep this
-    point."""
+    """The answer to a request for the history ends with a point for the moment of the request. The
+    history itself does not keep this point."""
     asked, left = History(), History()
     for turn in range(1500):
         now = moment(turn * 0.1, [turn])

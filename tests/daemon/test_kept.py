@@ -21,7 +21,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import TierRoom
 
 PLENTY, NOTHING = TierRoom(1 << 20, 1000, 4096, 512), TierRoom(0, 0, 4096, 512)
-# Several times the interval at which the engine examines waiting descriptors [s].
+# A time [s] that is several times as long as the engine's pause between two checks of the waiting
+# descriptors.
 WHILE_S = 0.1
 
 
@@ -44,7 +45,7 @@ def shut(engine: Engine, tmp_path: Path) -> Path:
 
 
 def number_of(engine: Engine, name: str) -> int:
-    """Returns the number under which programs claim the file if the catalog does not know it."""
+    """Returns the number under which programs claim a file that is not in the catalog."""
     ino = (engine.source / name).stat().st_ino
     return int(lib.MONARCH_MAX_ENTRIES) + 1 + ino % (int(lib.MONARCH_MAX_ENTRIES) - 1)
 

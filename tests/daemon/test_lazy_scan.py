@@ -42,7 +42,7 @@ print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest())
 LIST = "import os, sys\nassert len(os.listdir(sys.argv[1])) > 1"
 
 
-# A tree of DEPTH levels, in which each directory has one subdirectory per letter.
+# A tree of DEPTH levels, in which each directory has a subdirectory for each of LETTERS.
 DEPTH, LETTERS = 3, "ab"
 ALL = ["/".join(way) for n in range(DEPTH + 1) for way in itertools.product(LETTERS, repeat=n)]
 

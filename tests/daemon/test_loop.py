@@ -17,7 +17,7 @@ from monarch_py.daemon.server import rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
-# The daemon's loop sleeps for less than this time while there is work, and for more otherwise [s].
+# The daemon's loop sleeps for less than this time [s] while there is work, and for more otherwise.
 LONG = 0.6
 
 

@@ -51,8 +51,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-# Runs only with --long. test_tracker.py and nodes/test_planned_failures.py always run, and cover
-# this case.
+# This test needs --long, because test_tracker.py and nodes/test_planned_failures.py cover this case
+# in every run.
 @pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)
@@ -69,7 +69,8 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
-# Runs only with --long. test_ranks_read.py always tests ranks that follow a plan.
+# This test needs --long, because test_ranks_read.py runs without it and tests ranks that follow a
+# plan.
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
 @pytest.mark.long
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
@@ -83,8 +84,8 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# Runs only with --long. test_tracker.py always tests plans of several jobs, and the next test
-# always runs several jobs.
+# This test needs --long, because other tests run without it: test_tracker.py tests plans of several
+# jobs, and the next test runs several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [

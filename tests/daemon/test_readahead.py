@@ -116,7 +116,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    # All files that were ordered at the same time are in memory; none is still being read.
+    # Each order is for several files. All files of an order are in memory; none is still being
+    # read.
     wait_until(
         lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
         what="the first files",
@@ -126,8 +127,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert cached == set(training.orders[0][: len(cached)])
     order = [number for epoch in training.orders for number in epoch]
     for at in range(0, FILES, PART):
-        # Remove the copies of all files that were read so far from the page cache. Such a copy is
-        # in memory for its next use only if the daemon reads the copy again.
+        # Remove from the page cache the copies of all files that were read so far. Each of these
+        # copies is in memory for its next use only if the daemon reads the copy again.
         for number in order[:at]:
             forget_pages(copies[number])
         training.read(epoch_reader, session, order[at : at + PART])

@@ -85,7 +85,7 @@ def slow_peer() -> Site:
     site.has(100)
     site.measured(SOURCES, 100 * MB)
     site.measured(PEER + 1, 1 * MB)
-    site.choice()  # asks the peer, so that it need not be tried again for a while
+    site.choice()  # This tries the slow peer, which is then not tried again for TRY_AGAIN_S.
     return site
 
 

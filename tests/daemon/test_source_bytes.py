@@ -74,7 +74,8 @@ def test_sequential_readers_of_large_files(
     files = make_files(source.backing, MANY, 4 * MIB)
     session = start()
     with Reader(epoch_reader, session, way, UNIT, 8, source.mountpoint, files) as reader:
-        # Every open throws away at most what FUSE has read ahead, which is 128 KiB.
+        # FUSE reads up to 128 KiB ahead. Each open may drop these bytes from the page cache, so
+        # that they are read again.
         assert served_share(session, source, MANY * 4 * MIB, reader) <= 1.04
 
 
@@ -142,7 +143,8 @@ def test_small_files_that_are_filled_from_the_open_on(
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)
     with Reader(epoch_reader, session, "read", MIB, 4, source.mountpoint, files) as reader:
-        # Every open throws away at most the pages that one fill has read.
+        # Each open() throws away at most the pages that one fill has read, so the source serves
+        # each byte at most twice.
         assert served_share(session, source, SMALL * size, reader) <= 2
     assert session.totals()["fills"] == SMALL
 

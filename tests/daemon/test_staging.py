@@ -1,5 +1,5 @@
-"""The staging area holds copies of files for which the tiers have no room. Such a copy is dropped
-when another file needs its room."""
+"""The staging area holds copies of files for which the tiers have no room. A copy in the area is
+dropped when another file needs its room."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_what_has_no_place_in_the_tiers_is_staged_and_goes_for_others(
     slow = slow_factory(keep_pages=True)
     files = Files(slow.backing).add_many(MANY, 40_000)
     files.root = slow.mountpoint
-    # If a file is opened before the daemon can make room for it, the file is left to the source. So
-    # the source must be slow enough.
+    # If a file is opened before the daemon can make room for its copy, the file is left to the
+    # source. So the source must be slow enough for the daemon to make room first.
     slow.latency(open=0.005, read=0.005)
     staging = {"mount_point": str(area), "max_storage_quota": 512 * KIB}
     session = session_factory(files.root, tiers=small_tier(tmp_path), staging=staging).start()

@@ -247,7 +247,7 @@ static void replace(struct slot *s, uint64_t *rng) {
     int old = s->fd;
     if (old >= 0)
         check(old, (unsigned)s->file, rng, "whoever closes it");
-    if (old >= 0 && below(rng, 3) == 0) { /* keeps the slot's number, and puts the new file on it */
+    if (old >= 0 && below(rng, 3) == 0) { /* The slot keeps its number, which gets the new file. */
         __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
         count(dup2s);
         if (dup2(fd, old) != old)

@@ -121,7 +121,8 @@ def test_what_the_process_has_open_stays_its_own(
         inode = files.path("f00008").stat().st_ino
         assert f":{inode} " in Path("/proc/locks").read_text()
         process.go()
-        # The read gives no byte, so no other process has the pipe open for writing.
+        # The program has read the end of the pipe. This shows that no process has the pipe open for
+        # writing.
         assert process.wait() == [""]
 
 

@@ -25,9 +25,9 @@ FILES, SIZE = 8, 2 * MIB + 17
 # The rate of the source [bytes/s]. An epoch then takes about a second, which is long enough for a
 # change in the middle, and short enough for a test.
 RATE = 24e6
-# The longest time that a read may wait while the daemon shows no sign of life [s].
+# The longest time [s] that a read may wait while the daemon shows no sign of life.
 LONGEST_S = 2.0
-# The longest time that a reader may take in total, even on a busy machine [s].
+# The longest time [s] that a reader may take in total, even on a busy machine.
 LIMIT_S = 60.0
 Factory = Callable[..., Session]
 
@@ -120,9 +120,9 @@ ENDS = [Session.kill, Session.stop, kill_and_restart, stop_and_restart, stand_st
 
 @pytest.mark.parametrize(
     "end",
-    # The other cases are covered: `Session.kill` is the first half of `kill_and_restart`, and
-    # `Session.stop` is the first half of `stop_and_restart`. A daemon that is stopped leaves less
-    # behind than a daemon that is killed.
+    # The cases that need --long are `Session.kill`, which is the first half of `kill_and_restart`,
+    # and two cases in which the daemon is stopped. A daemon that is stopped leaves less behind than
+    # a daemon that is killed.
     cases(ENDS, [kill_and_restart, stand_still]),
     ids=[end.__name__ for end in ENDS],
 )

@@ -150,7 +150,8 @@ TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
 
 
 def is_of(found: bytes, at: int, *versions: bytes) -> bool:
-    """Returns whether each byte equals the byte of one of the versions at the same offset."""
+    """Returns whether each byte of `found`, which was read at offset `at`, is the byte that one of
+    the versions has at its place."""
     data = np.frombuffer(found, np.uint8)
     right = np.zeros(len(data), bool)
     for version in versions:
@@ -248,7 +249,7 @@ def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool
 ) -> None:
     """Another program empties a file in the middle of its fill, and writes it anew later. The new
-    content is served soon, although the daemon may have copied the file in between."""
+    content is served soon, although the daemon may have copied the file while it was empty."""
     session = with_a_tier_of_its_own(session_factory, source, tmp_path, persistent=persistent)
     source.rate(RATE)
     with Steps(session, OVER_CHANGE, source.mountpoint / "1", tmp_path / "got_") as reader:
@@ -292,8 +293,8 @@ def test_bandwidth_is_limited(
             lambda: source.counts()["bytes_read"] - before > 2 * limit, what="enough requests"
         )
         elapsed, served = time.monotonic() - start, source.counts()["bytes_read"] - before
-    # Besides the limit, up to 5 MiB are allowed: each thread may have begun a read of 1 MiB before
-    # `start`.
+    # Up to 5 MiB more than the limit are allowed, because each thread may have begun a read of
+    # 1 MiB before the measurement started.
     assert served <= limit * elapsed + 5 * MIB
     assert session.totals()["fallbacks"] == 0
 

@@ -363,8 +363,8 @@ def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
         files.digests[name] for name in names
     ]
-    # The run has read these files, so most of them have copies again. The daemon must not report
-    # the same damage again.
+    # The run has read the damaged files, so most of them have copies again. The next daemon must
+    # not report the same damage again.
     done = session.monarch("start")
     try:
         assert (done.returncode, done.stderr) == (0, "")

@@ -1,5 +1,5 @@
-"""A process runs longer than many daemons. Its changes are recorded with the daemon that serves at
-the time, and it unmaps the segments of the earlier daemons."""
+"""A process runs longer than many daemons. The library records each change of a file with the
+daemon that serves at the time, and unmaps the segments of the earlier daemons."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def segments_of(process: Steps, session: Session) -> set[str]:
 
 
 def maps_null(process: Steps) -> bool:
-    """Returns whether the process has mapped memory at address 0, as root may do."""
+    """Returns whether the process has mapped memory at address 0, which only root may do."""
     maps = Path(f"/proc/{process.process.pid}/maps").read_text()
     return int(maps.partition("-")[0], 16) == 0
 
@@ -79,7 +79,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # and must not have mapped memory at address 0 instead.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
-            # For each daemon, the process may grow by less than about the size of a catalog.
+            # The segments of a daemon that has ended must not stay mapped. So the growth for each
+            # daemon is limited to less than the size of a catalog, about 2.5 MB.
             assert now - early < 2.5e6 * (MANY - 5)
         assert sizes[-1][1] - sizes[4][1] < 16_384 * (MANY - 5)
         session.start()
@@ -146,8 +147,9 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
     assert process.returncode == 0
 
 
-# Opens a copy and a listing of the directory. Then opens a file while each of several daemons
-# serves, one daemon after the other. Then uses the copy and the listing again.
+# Opens a file, which is read from its copy, and a listing of the dataset's root. Then opens another
+# file while each of several daemons serves, one daemon after the other. Then uses the copy and the
+# listing again.
 KEEP = """
 root = sys.argv[1]
 step()

@@ -1,5 +1,5 @@
-"""A process has too little address space for the segments of a daemon. Even so, its changes are
-recorded, so that no process reads the old copies."""
+"""A process has too little address space for the segments of a daemon. Even so, the files that it
+changes are recorded, so that no process reads their old copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from support.steps import Steps
 from support.watch import assert_quiet, settle
 
 COUNT, SIZE = 20, 3000
-# Address space for a shell and the library, but not for a session's segments [bytes].
+# An address space [bytes] that suffices for a shell and the library, but not for a session's
+# segments.
 LITTLE = 9_000_000
 # Before a new daemon starts, the process limits its address space to the size that it already uses.
 # Then it makes, at each step, the change that the test names.

@@ -28,7 +28,7 @@ ODD = {
 }
 
 
-# A selection of the conditions, with at least one of each kind.
+# Without --long, only these conditions are tested. They contain at least one of each kind.
 SOME_ODD = [
     "umask 0777, no HOME",
     "as nohup starts it, a HOME for nothing",

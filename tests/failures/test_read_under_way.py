@@ -104,7 +104,8 @@ def do_meanwhile(
         assert next(found) == next(found)
 
 
-# `close` is tried only with --long: the case `dup2` covers it, because dup2 also closes the number.
+# `close` is tried only with --long, because the case `dup2` covers it: dup2 also closes the
+# descriptor whose number it takes.
 @pytest.mark.parametrize("what", cases(WHAT, ["dup2", "lock", "signal", "fork"]))
 def test_nobody_waits_for_a_read_that_waits(
     session: Session, source: SlowSource, program: Path, what: str

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.session import Session
 
-# What a process without the library does to `f`, which has a copy.
+# Each command is run by a process without the library, while the file `f` has a copy.
 OUTSIDE = {
     "replaces": "echo outside > t; mv t f",
     "removes": "rm f",

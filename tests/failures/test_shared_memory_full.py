@@ -19,7 +19,7 @@ from monarch_py.native import ffi
 SMALL = 4 * MIB
 FOLDERS = sized(40, 100)  # number of folders, each with a thousand files
 SEGMENTS = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
-# Room for SEGMENTS, and for a catalog of a few thousand files [bytes].
+# Room [bytes] for SEGMENTS and for a catalog of a few thousand files.
 ENOUGH_FOR_A_FEW = sum(map(ffi.sizeof, SEGMENTS)) + 7 * MIB // 4
 
 

@@ -122,7 +122,8 @@ def test_no_command_hangs_with_the_source_or_needs_one_that_is_gone(
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{COUNT} copies checked, 0 damaged\n"
         verified = (done.returncode, done.stdout, done.stderr)
-    # If the dataset was removed, the commands must fail in a similar way.
+    # `run` and `verify --source` must fail with a clear message if the source does not exist.
+    # `verify` must still work.
     text = session.config.read_text()
     session.config.write_text(text.replace(str(mounted.mountpoint), str(tmp_path / "gone")))
     for words in (["run", "--", "true"], ["verify", "--source"]):

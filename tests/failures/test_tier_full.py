@@ -110,7 +110,8 @@ def test_somebody_takes_the_room_while_files_are_filled(
     count = sized(300, 600)
     files = Files(tmp_path / "source").add_many(count, 60_000)
     first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)
-    # The limit makes sure that most files have no copy yet when the disk becomes full.
+    # The limit on operations slows the fills down, so that most files have no copy yet when the
+    # disk becomes full.
     session = session_factory(
         files.root,
         tiers=[level(first), level(second, 8 * MIB)],

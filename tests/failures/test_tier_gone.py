@@ -54,7 +54,8 @@ def wait_late(session: Session, files: Files) -> None:
     wait_until(all_present, timeout=90, what="the late copies")
 
 
-# A new file of this test must not get the inode number of a file that another test removes.
+# Runs while no other test runs, because a new file of this test must not get the inode number of a
+# file that another test removes.
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_directory_of_the_tier_is_removed(
@@ -119,7 +120,8 @@ def test_a_persistent_tier_that_was_never_used_is_in_order(
         assert (done.returncode, done.stdout, done.stderr) == (0, f"0 copies {said}\n", "")
 
 
-# A new file of this test must not get the inode number of a file that another test removes.
+# Runs while no other test runs, because a new file of this test must not get the inode number of a
+# file that another test removes.
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("persistent", [False, True], ids=["lost", "kept"])
 def test_the_tier_becomes_read_only(
@@ -133,8 +135,8 @@ def test_the_tier_becomes_read_only(
     tiers = [level(first, persistent=persistent), level(tmp_path / "second")]
     session = session_factory(files.root, tiers=tiers).start()
     assert settle(session) == {"present": 30}
-    # With this option, the kernel makes the file system read-only, as it does when the device
-    # fails.
+    # With the mount option `abort`, the kernel makes the file system read-only, as it does when the
+    # device fails.
     mounts.remount(first, "abort")
     hits = session.totals()["hits"]
     check_all(session, files)

@@ -293,20 +293,20 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns whether only the interpreter uses the file at `target`, a path in the form of
- * put_plain(). Outside the scenario's directories, this form is a top directory, such as /usr. The
- * interpreter uses the files below the top directories, except for /dev, /proc and /sys, which
- * Monarch reads too. In the scenario's directories, the path has lost its beginning, so nothing
- * exists at this path. */
+/* Returns whether only the interpreter uses the file at `target`, which put_plain() has written.
+ * put_plain() has cut off the beginnings of the paths of the scenario's files, so nothing exists at
+ * what is left of them. Of any other path, it has kept only the top directory, such as /usr, which
+ * exists. Only the interpreter uses files there, except in /dev, /proc and /sys, which Monarch
+ * reads too. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;
 }
 
-/* A kind consists of all calls that differ only in their stacks. The table contains kinds and
- * classes, each with the hash of its text. `quiet` counts the calls of a kind in a row that were of
- * known classes. When `quiet` reaches ENOUGH, the stacks of further calls of this kind are not
- * read, because reading a stack takes long. */
+/* A kind consists of all classes of calls that differ only in their stacks. The table contains both
+ * kinds and classes, each with the hash of its text. `quiet` counts the calls of a kind since the
+ * last one with a new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind
+ * are not read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
 static struct kind {

@@ -65,7 +65,8 @@ def test_a_sample_of_faults_breaks_no_promise(
     assert len({call.key for _, call, _ in planned}) >= least, "the scenario has shrunk"
     quick = [each for each in planned if each[2].action not in left_out]
     drawn = random.Random(SEED).sample(quick, min(MOST_DRAWN, len(quick)))
-    # Threads run in another order each time. If the call does not occur, the next fault is tried.
+    # Threads run in another order each time, so the call in which a fault is to occur may not
+    # happen. The next fault is then tried.
     hits = 0
     for name, call, fault in drawn:
         outcome = site.fault(role, call, fault.action)

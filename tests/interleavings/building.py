@@ -52,7 +52,8 @@ class Change:
     new: str
 
 
-# Changes of csrc after which all system calls of the library go to the scheduler (calls.c).
+# Changes of csrc for all trials. They redirect all system calls of the library to the scheduler
+# (calls.c).
 SCHEDULED = (
     Change("shared/sys.h", "#if defined(__x86_64__)\nstatic inline long sys6(",
            "#if defined(__x86_64__)\nstatic inline long sys6_itself("),

@@ -14,9 +14,9 @@
 /* CLAIM_NS: the time after which a claim expires [ns]. It may expire up to a tick earlier. */
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
-/* LOOK_NS: interval at which the engine checks an order that waits for a reader (READER_NS in
- * csrc/engine/work.c) [ns]. SOON_NS: longest time from such a check to the open of the file [ns].
- */
+/* LOOK_NS: interval [ns] at which the engine checks an order that waits for a reader (READER_NS in
+ * csrc/engine/work.c). SOON_NS: longest time [ns] from the check that finds that the reader's claim
+ * has ended to the open of the file. */
 #define LOOK_NS 50000000ULL
 #define SOON_NS 20000000ULL
 /* A reader's pause [ns]: one pause is shorter than a claim lasts, two are longer. */

@@ -10,7 +10,7 @@
  *
  * No call of the engine goes through the preload library, and each call that other threads can
  * notice is a step. The calls check that the engine uses and closes only its own descriptors, and
- * holds no lock while it closes a descriptor from a program: such a close may have to wait for the
+ * holds no lock while it closes a descriptor from a program: this close may have to wait for the
  * source. */
 
 /* The number of open descriptors that the daemon has received from programs. */

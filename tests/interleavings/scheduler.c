@@ -47,7 +47,7 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-static int is_exploring; /* 0: nothing is chosen, and threads run until all of them wait */
+static int is_exploring; /* 0: no choices; the first ready thread runs, until all threads wait */
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
 

@@ -104,9 +104,9 @@ static void open_and_read(void) {
     EXPECT(close(fd) == 0);
 }
 
-/* Pauses, and then runs the daemon's loop. When the pause ends, the daemon must not have more
- * descriptors from programs than fit into its table. It may have more if an interrupt has held
- * up a thread, for example the one that closes descriptors. */
+/* Pauses, and then runs the daemon's loop. When the pause ends, the descriptors that programs have
+ * handed to the daemon must fit into its table. They need not fit if an interrupt has held up a
+ * thread, for example the one that closes descriptors. */
 static void run_daemon(uint64_t granted_bytes) {
     sleep_on(&held_fd, now_ns() + REST_NS, ANY_BIT);
     EXPECT(handed_descriptors() <= most_descriptors / FOR_ONE || held_up_ns());

@@ -132,8 +132,9 @@ def disagree(rank: int) -> int:
 
 
 def ask(folder: Path) -> tuple[int, int]:
-    """Returns how often this rank calls stat on files, and 1 if the error that the rank raises
-    names a missing file, otherwise 0."""
+    """Makes a sampler for all files, and then one for a list with a missing file. Returns how often
+    this rank calls stat on files for the two samplers, and 1 if the second sampler is refused with
+    an error that names the missing file, otherwise 0."""
     paths = [folder / f"{number}" for number in range(FILES)]
     asked, stat = [], os.stat
 

@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("ddp_ranks.py")
 ROOT = Path(__file__).parents[2]
 # For each way to deal samples: the sizes of the smallest and the largest batch of a rank.
 SIZES = {"equal": (4, 4), "uneven": (3, 4), "solar": (1, 12), "empty": (0, 6)}
-# Without --long, the test has this number of steps, which include empty batches. It leaves out
+# Without --long, the test runs only SHORT steps, some of which have empty batches. It leaves out
 # the way `equal`, because `uneven` runs the same code.
 SHORT, LEFT_OUT = 8, "equal"
 
@@ -36,8 +36,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     # samples from the source. They also read a few samples that one node holds but that were dealt
     # to the other node.
     assert 40 <= told.pop("share") <= 80
-    # Two ranks have another quota than the first rank that checks its inputs. These two are
-    # refused.
+    # The ranks 0 and 2 have one quota, and the ranks 1 and 3 have another. The quota of the rank
+    # that checks its inputs first counts, and the two ranks with the other quota are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
     # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.

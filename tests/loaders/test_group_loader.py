@@ -38,7 +38,8 @@ RECORD = 16
 
 @pytest.fixture(autouse=True)
 def arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves batches as arrays: torch would make tensors, but its import takes seconds."""
+    """Makes GroupLoader yield arrays instead of tensors, so that no test imports torch, which takes
+    seconds."""
     monkeypatch.setattr(groups, "as_tensor", lambda array: array)
 
 

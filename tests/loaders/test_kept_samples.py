@@ -81,8 +81,8 @@ def test_a_sample_is_what_the_dataset_has_and_is_read_once(
     [
         ("bytes", "fork", 2),
         ("objects", "fork", 2),
-        # This case needs --long. Without --long, test_a_spawned_process_shares_it below tests a
-        # spawned process.
+        # This case needs --long, because test_a_spawned_process_shares_it below tests a spawned
+        # process in every run.
         pytest.param("bytes", "spawn", 1, marks=pytest.mark.long),
     ],
 )

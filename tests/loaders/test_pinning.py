@@ -17,7 +17,7 @@ from monarch_py.loaders.staged.loader import StagedLoader
 
 
 class FakeCuda:
-    """Has the functions of CUDA that Pinned calls.
+    """A stand-in for CUDA, with the functions that Pinned calls.
 
     waits : how many queries of an event answer "not yet" before one answers "done"
     """

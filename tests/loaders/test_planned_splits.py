@@ -1,4 +1,5 @@
-"""Ranks and daemons follow the same plan, whether its samples are dealt by holders or in groups."""
+"""Ranks and daemons follow the same plan. The plan deals samples to the ranks of the nodes that
+hold them, or in groups."""
 
 from __future__ import annotations
 
@@ -172,7 +173,8 @@ def test_daemons_keep_files_where_the_plan_deals_them(
     holders = plan.parts[0].loader.holders
     assert holders is not None
     index = plan.datasets[0]
-    # The plan was made from other hashes. With the hashes below, the files would get other holders.
+    # These names have other hashes than the names in the plan. If the daemons chose the holders by
+    # hashes, they would choose other holders than the plan.
     names = [f"other/{number:03}".encode() for number in range(FILES)]
     hashes = [int(lib.monarch_path_hash(1, name, len(name))) for name in names]
     catalog: Any = Catalog(list(zip(hashes, index.sizes.tolist(), strict=True)), list(range(FILES)))

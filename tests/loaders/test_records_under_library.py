@@ -11,8 +11,9 @@ from support.session import Session
 
 h5py = pytest.importorskip("h5py")
 
-# Reads all rows in three ways and prints a digest for each: one by one, in child processes (with
-# the start methods in its arguments) and with GroupLoader.
+# Reads all rows of each dataset several times, and prints a digest each time. First this process
+# reads row by row. Then a child process reads in batches, once for each start method in the
+# program's arguments. Then GroupLoader reads.
 PROGRAM = """
 import hashlib, multiprocessing, sys
 import numpy as np

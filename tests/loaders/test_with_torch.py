@@ -153,7 +153,8 @@ def test_a_dataset_of_another_length_than_the_samplers_is_refused(workers: int) 
     said = r"^files: the sampler has 103 samples, and the loader's dataset has 90"
     shorter: Any = list(range(90))
     sampler: Any = sampler_of(SolarSampler)
-    # The workers are not started: torch's threads for them would outlive the error for a while.
+    # _BaseDataLoaderIter starts no workers. With workers, torch's threads for them would run for a
+    # while after the error.
     iterator: Any = _BaseDataLoaderIter(
         DataLoader(shorter, batch_sampler=sampler, num_workers=workers)
     )

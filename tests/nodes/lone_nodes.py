@@ -61,8 +61,8 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """Places a plan's files without a search in the catalog: the test stores the result of the
-    search in the attribute `found` of the tracker."""
+    """A placement that does not search the catalog for the plan's files. The test has stored what
+    such a search would find in the tracker's attribute `found`."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found

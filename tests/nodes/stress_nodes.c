@@ -298,8 +298,8 @@ static void take_results(struct node *n) {
     monarch_engine_settle(n->engine);
 }
 
-/* Drops a copy, so that it is made again, or excludes a file, or includes an excluded file
- * again. */
+/* Changes the state of a random file: drops its copy, so that it is made again, or excludes the
+ * file, or includes the excluded file again. Rarely lets the catalog grow as well. */
 static void change_minds(struct node *n) {
     uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
     if (is_in(n, id, MONARCH_PRESENT)) {

@@ -14,8 +14,8 @@ from support.session import wait_until
 from monarch_py.demo.slowsource import SlowSource
 
 KIB = 1 << 10
-# How long a read takes at the source of the slow node, and the time within which the other nodes
-# must give what they have [s].
+# Times [s]: how long a read takes at the source of the slow node, and how soon the other nodes must
+# give what they have.
 HANGS_S, SOON_S = 8.0, 4.0
 # Opens files without reading them, many at a time, because each open waits a second for a silent
 # node.

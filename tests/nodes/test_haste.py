@@ -27,8 +27,8 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     """The owner first reads the parts of the file that the other node requests. So the other node
     need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
-    # On a busy machine the source may be faster than the other node. With this setting, a node
-    # nevertheless asks the other node first.
+    # With `fetch: holders`, a node asks the other node first, even if the source is faster, as may
+    # happen on a busy machine.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
     owner = owner_of_all(cluster)
@@ -51,8 +51,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
-    # The reader does not wait for each file: the owner sees that it cannot make copies, and says
-    # so.
+    # The reader does not wait for every file, because the owner tells the other node that it cannot
+    # make copies.
     assert end["longest_s"] < 1.5
     assert asker.seen_by(owner)["usable"]
     assert owner.seen_by(asker)["last_failure"] == "ok"
@@ -96,8 +96,8 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     late = cluster.nodes[0]
     late.kill()
     late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
-    # If a directory has just changed, a scan also examines those of its files that are already
-    # known.
+    # A directory that has just changed makes the scan slow, because the scan then also examines
+    # those of its files that the catalog already has.
     new = cluster.mounts[0].backing / "new"
     new.touch()
     new.unlink()

@@ -35,8 +35,8 @@ def endpoint(node: Node) -> str:
 
 @contextmanager
 def impostor(cluster: Cluster, source: Path) -> Iterator[dict[str, Any]]:
-    """Runs the impostor in the victim's place. Yields a dictionary. When the context ends, the
-    dictionary gets the impostor's counts."""
+    """Runs the impostor in the victim's place. Yields a dictionary, to which the impostor's counts
+    of requests are added when the context ends."""
     live = cluster.nodes[LIVE]
     wanted = named_by(live, str(cluster.files[0]))
     asked = (request(wanted) + bytes(lib.MONARCH_MAC_BYTES)).hex()

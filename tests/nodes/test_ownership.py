@@ -129,7 +129,7 @@ def test_files_that_are_met_late_change_nothing_for_the_others(
         made = node(rank, quotas, catalog)
         made.step(scanned=True)
         before = owner_of(made, catalog)
-        # The node learns of one or several of the late files at a time.
+        # At each step, the node learns of one or several of the files in `late`.
         while catalog.count < len(catalog.entries):
             catalog.count += shuffled.randint(1, len(catalog.entries) - catalog.count)
             made.step(scanned=True)

@@ -28,7 +28,7 @@ COUNTED = 40_960
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
 SLOW = 5e6
 # On a busy machine, a node may stop waiting for another node, and read a few files from the source
-# itself. All nodes together may read at most this much in this way [bytes].
+# itself. These reads of all nodes together may not exceed this number of bytes.
 SOME = FILES * SIZE // 10
 
 

@@ -27,8 +27,8 @@ AREA = MIB
 # Tolerance, as a share of all bytes. It covers second copies in the remaining room, and reads that
 # did not wait for a copy.
 APART = 0.05
-# Tolerance, as a share of an epoch's bytes. It is larger than APART because, on a busy machine,
-# reads that did not wait for a copy are not evenly spread over the epochs.
+# Tolerance for a single epoch, as a share of the epoch's bytes. It is larger than APART because, on
+# a busy machine, some epochs have more reads that did not wait for a copy than others.
 EACH_APART = 0.1
 
 

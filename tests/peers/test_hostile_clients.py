@@ -372,8 +372,8 @@ def test_answers_of_which_no_byte_is_accepted_are_sent_later(
 
 
 def test_a_flood_of_requests_takes_no_memory(serving: tuple[FileServer, Offer]) -> None:
-    """Requests that were sent ahead must stay in the kernel until the server handles them, so that
-    the kernel blocks the sender."""
+    """If a client sends requests faster than the server handles them, the requests must wait in the
+    kernel, so that the kernel blocks the client."""
     server, file = serving
     before = psutil.Process().memory_info().rss
     with connect(server) as connection:

@@ -31,7 +31,8 @@ FIRST, SECOND = CONTENT[:BLOCK], CONTENT[BLOCK:]
 LIMIT_S = 0.25
 FORGED = PeerStatus.FORGED
 
-# A part of an answer: bytes, or a function that makes the bytes with the next seals of the line.
+# A part of an answer: bytes, or a function that makes the bytes for a connection, whose next seals
+# it may use.
 Part = bytes | Callable[[Line], bytes]
 
 

@@ -197,7 +197,8 @@ def test_what_failed_together_makes_one_pause(made: tuple[Peer, Scripted]) -> No
     script.answers, script.meanwhile = [PeerStatus.TIMEOUT], fails_and_waits
     assert ask(peer) == PeerStatus.TIMEOUT
     assert peer.is_usable
-    # A fetch that begins later and fails counts as a second failure, so its pause is longer.
+    # A fetch that begins after this failure and fails too counts as a second failure, so the pause
+    # after it is longer.
     script.answers = [PeerStatus.TIMEOUT]
     assert ask(peer) == PeerStatus.TIMEOUT
     script.now += 2 * FIRST_PAUSE_S - 0.001

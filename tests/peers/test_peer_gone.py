@@ -133,7 +133,8 @@ def test_one_thread_tries_a_peer_that_hangs_for_all_others() -> None:
         assert waited[-2] < 0.9 * CONNECT_LIMIT_S
         hanging.settimeout(0)
         with ExitStack() as stack:
-            # There are two connections: one of the first fetch, and one of the eight threads.
+            # The peer got only two connections: one for the first fetch, and one for the eight
+            # threads together.
             for _ in range(2):
                 stack.enter_context(hanging.accept()[0])
             with pytest.raises(BlockingIOError):

@@ -267,8 +267,9 @@ def often_on_a_node(samples: int) -> int:
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """With a hundredth of the samples, the expected number is a hundredth of 31,635. The counted
-    number differs from it by at most 5 standard deviations."""
+    """NoPFS expects that a node accesses 31,635 of all samples often. With a hundredth of the
+    samples, a hundredth of this number is expected. The counted number differs from this hundredth
+    by at most 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5
@@ -303,8 +304,8 @@ def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
 
 @pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
 def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
-    """For every sample, the accesses of the node that accesses it least stay within the bound of
-    `lemma_1`."""
+    """For every sample, the node that accesses it least accesses it at most as often as `lemma_1`
+    says."""
     loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
     frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):

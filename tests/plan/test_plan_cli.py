@@ -94,7 +94,8 @@ def test_make_where_no_file_can_be(
 ) -> None:
     """`make` reports a path that cannot be written, and leaves no file behind.
 
-    If the path is a directory, the reason is the kernel's, and any text is accepted."""
+    why : a pattern for the reason in the message. If the path is a directory, the kernel gives the
+        reason, so the pattern accepts any text"""
     monkeypatch.chdir(plan.parent)
     before = sorted(plan.parent.iterdir())
     done = run("make", "-c", plan.with_name("plan.yaml"), "-o", out, error=ConfigError)

@@ -1,4 +1,4 @@
-"""Indexes of datasets: each sample's place in the index contains that sample's bytes."""
+"""Indexes of datasets: each sample's bytes lie at the place that the index gives for the sample."""
 
 from __future__ import annotations
 

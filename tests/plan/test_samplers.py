@@ -1,4 +1,4 @@
-"""Orders of NumPy, libstdc++ and tf.data, and orders that are read from files."""
+"""Samplers that give the orders of NumPy, libstdc++ and tf.data, or orders from files."""
 
 from __future__ import annotations
 

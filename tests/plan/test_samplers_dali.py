@@ -18,7 +18,7 @@ from monarch_py.plan.samplers import DALIReader
 
 EPOCHS = 4
 
-# reader, number of shards, number of the shard, and the reader's own options
+# Each case: the reader, the number of shards, the shard that is read, and the reader's own options.
 CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("file", 1, 0, {"random_shuffle": False}),
     ("file", 3, 2, {"random_shuffle": False}),

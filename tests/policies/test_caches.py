@@ -255,7 +255,7 @@ def test_nothing_goes_but_for_what_is_used_sooner(
     room = max(0, free) + held_bytes[goes].sum()
     assert coming_bytes[stays].sum() <= room
     if goes.any():
-        # The new file that is used soonest is used sooner than every evicted file.
+        # The next use of some new file comes before the next uses of all evicted files.
         assert held_use[goes].min() > coming_use[stays].min()
 
 

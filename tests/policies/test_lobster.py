@@ -120,7 +120,7 @@ def test_the_first_two_rules() -> None:
     Epochs have I = 6 iterations. Iteration 7 is the second iteration of its epoch, so h = 2, and
     the limit of the reuse distance is 2 I - h = 10 iterations. A file whose next use is iteration
     17 stays, and a file whose next use is iteration 18 is evicted. The rule of reuse distance does
-    not apply to a file that is never used again. Such a file is evicted if another node has a copy.
+    not apply to a file that is never used again. This file is evicted if another node has a copy.
     """
     upcoming = np.array([8, 17, 18, NEVER])
     assert too_far(upcoming, 7, 2, 6).tolist() == [False, False, True, False]

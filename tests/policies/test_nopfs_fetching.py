@@ -1,4 +1,4 @@
-"""NoPFS's estimate of the time [s] that a file takes from each source."""
+"""NoPFS's estimates of how long [s] it takes to fetch a file from each place that has it."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def places() -> Places:
 @pytest.mark.parametrize(
     ("clients", "expected"),
     [
-        # One thread reads local RAM at 100 MB/s, the local SSD at 50, remote RAM at 80 (the link's
-        # rate) and a remote SSD at 50. From the file system it reads at 60, 45 and 25 MB/s with 1,
-        # 2 and 4 clients.
+        # The rates of one thread: 100 MB/s from local RAM, 50 MB/s from the local SSD, 80 MB/s from
+        # remote RAM (the link's rate), and 50 MB/s from a remote SSD. The file system gives it 60,
+        # 45 and 25 MB/s if there are 1, 2 and 4 clients.
         (1, [L, P, R, P, P, R, L, L, P, R, P, P]),
         (2, [L, L, R, R, P, R, L, L, L, R, L, P]),
         (4, [L, L, R, R, P, R, L, L, L, R, L, P]),

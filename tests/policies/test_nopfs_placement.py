@@ -175,7 +175,8 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
         assert all(sizes[each].sum() < sizes.max() for each in placed.extra)
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
-    # The bound may count a fraction of a file, but for at most one file on each node.
+    # The bound may count a fraction of a file where a placement must leave the file out. This
+    # concerns at most one file on each node, so `cut` allows for the most valuable file of each.
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value

@@ -85,7 +85,8 @@ def test_paths_are_whole_and_above_the_bound(epochs: int, seed: int) -> None:
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 0.8])
 def test_the_path_is_near_its_bound(part: float) -> None:
-    """For 30 shuffles of 2,000 samples, the path costs at most 20 % more than the lower bound."""
+    """SOLAR orders the epochs by a path through them. For 30 epochs of 2,000 shuffled samples, the
+    path costs at most 20 % more than the lower bound."""
     job = shuffled(2000, cluster([[1]]), epochs=30, batch=10)
     costs = edge_costs(job.orders, 30, int(part * 2000), 2000)
     path = order_epochs(costs)

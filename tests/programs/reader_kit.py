@@ -97,7 +97,8 @@ def regular_files(root: Path) -> list[Path]:
 
 
 def mixed_files(root: Path) -> list[Path]:
-    """Returns a part of the files, with all unusual sizes and names, for the slower readers."""
+    """Returns a part of the files for the slower readers. It contains all files with unusual sizes
+    and names."""
     chosen = [path for path in regular_files(root) if path.parent.name == "edge"]
     for pattern in ("images/*/*_00[13]*", "text/*1.txt", "small/d*/deep/deeper/*5", "raw/*"):
         chosen.extend(root.glob(pattern))

@@ -17,7 +17,7 @@ from reader_kit import Transcript, digest, files_of, mixed_files, reader, regula
 
 # The size of a read [bytes]. It is a prime, so that reads do not end at the edge of a block.
 CHUNK = 100_003
-# O_DIRECT requires that addresses, offsets and lengths are multiples of this [bytes].
+# O_DIRECT requires that addresses, offsets and lengths are multiples of this number of bytes.
 ALIGNMENT = 4096
 
 

@@ -57,8 +57,8 @@ def relative_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def fchdir_paths(root: Path, out: Transcript) -> None:
-    """Reads by relative names after the working directory was changed: by descriptor, by a path
-    through a link, and one step at a time."""
+    """Changes the working directory by a descriptor, by a path through a link, and one step at a
+    time. After each change, reads a file by a relative name."""
     with _directory(".") as before:
         try:
             with _directory(root / "text") as descriptor:

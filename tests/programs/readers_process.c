@@ -13,7 +13,7 @@
 enum {
     THREADS = 8,
     ROUNDS = 3,
-    /* The largest file that the threads read [bytes]. They also read one file of 4 MiB + 1 byte. */
+    /* The threads read all files of up to this size [bytes], and one file of 4 MiB + 1 byte. */
     LARGEST = 300000,
 };
 

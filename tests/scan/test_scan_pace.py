@@ -118,7 +118,8 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # When no file has been filled for AHEAD_S, the scan may run less far ahead.
+    # Once no file has been filled for AHEAD_S, the scan may be at most half as many files ahead of
+    # the fills.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -226,7 +227,7 @@ def test_known_files_are_not_looked_at(
     slow_factory: Callable[..., SlowSource], tmp_path: Path
 ) -> None:
     """The scan does not examine files that the catalog knows, unless their directory has changed
-    since the time `since_ns`. In such a directory a file may have been replaced, even by a file
+    since the time `since_ns`. In a changed directory a file may have been replaced, even by a file
     with the same inode number."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)

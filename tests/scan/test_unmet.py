@@ -13,8 +13,8 @@ from monarch_py.daemon.scan.unlisted import FEW, THREADS, WAITING, UnlistedFiles
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import CatalogReader
 
-# The time after which the source answers [s]. The test's program ends earlier, even on a busy
-# machine.
+# The source answers each request after this time [s]. The test's program ends earlier, even on a
+# busy machine.
 LATENCY_S = 1.5
 
 

@@ -161,9 +161,9 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
         if name.startswith(directory + "/")
         and (is_deep or name.count("/") == directory.count("/") + 1)
     ]
-    # Before the last wanted name come the names of the root and of the directories on the path, the
-    # other wanted names, and names that other threads were examining. No other name may come before
-    # it.
+    # Only these names may come before the last wanted name: the other wanted names, the names in
+    # the root and in the directories on the path to `directory`, and up to 3 * MANY names in other
+    # directories at which the walk was already at work.
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2

@@ -1,5 +1,5 @@
-/* Shared by the models of parts of the simulator: checks, and random numbers. Each run of a model
- * sets `state` to its seed. */
+/* The checks and the random numbers that the models of the simulator's parts use. Each run of a
+ * model sets `state` to the run's seed. */
 #pragma once
 
 #include <stdint.h>

@@ -51,7 +51,7 @@ static void advance(double to) {
     now = to;
 }
 
-/* If no request of this node and kind is served, chooses the one to be served next. */
+/* If no request of this node and kind is being served, chooses the request to be served next. */
 static void choose(uint32_t node, int kind) {
     struct asked *best = NULL;
     for (uint32_t i = 0; i < ASKERS; i++) {

@@ -5,8 +5,8 @@
 
 #include "simulator/simulator.h"
 
-/* The number of epochs whose arrays are kept: the simulation still reads the arrays of an older
- * epoch when it gets those of a new one. */
+/* The number of epochs whose arrays are kept. When the simulation gets the arrays of a new epoch,
+ * it still reads the arrays of older epochs. */
 #define KEPT (MONARCH_SIM_EPOCHS + 1)
 
 static uint64_t state = 1;

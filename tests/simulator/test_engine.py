@@ -380,7 +380,8 @@ def test_what_a_policy_says_is_served_is_served() -> None:
     decision = Decision(served=lambda epoch, order: served)
     measured = run(Machine({1: 10}, cache_rate=1), [10, 10], [[[[0, 1]]]], decision)
     assert measured.bytes[0].tolist() == [0, 10, 0, 10]
-    # Both samples have 5 redundant bytes, but only sample 0 is read from the file system.
+    # A read of either sample from the file system includes 5 redundant bytes, but only sample 0 is
+    # read from there.
     assert measured.filled.tolist() == [5]
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
 

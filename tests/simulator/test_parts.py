@@ -19,7 +19,7 @@ def test_a_part_does_what_a_plain_model_does(part: str, tmp_path: Path) -> None:
     """The part `pfs` is the file system. Its model checks when each request ends, and the order in
     which the requests of a node are served, also after a request has got a higher priority. The
     part `links` is the network. Its model checks the rates of all transfers, and when each ends.
-    Both models also check the guesses of when further bytes would arrive."""
+    Each part also guesses when further bytes would arrive. Its model checks these guesses."""
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
     sources = [HERE / f"{part}_model.c", CSRC / f"simulator/{part}.c"]
     build_program(tmp_path / part, *sources, flags=[*sanitizers, "-lm"])

@@ -27,9 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# For each set of rates, the policies whose runs of MNIST do not need --long. `paper` has LBANN's
-# policies, because no other short run covers them: the scenario stressS3 never needs --long, but
-# LBANN's policies refuse it.
+# For each set of rates, the policies whose runs on MNIST do not need --long. No run with the set
+# stressS3 needs --long. LBANN's policies refuse stressS3, so the set `paper` has them here.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
@@ -91,8 +90,8 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies do not read all samples. The samples that they read may be smaller than the
-        # other ones.
+        # These policies may read some samples several times instead of others. If the samples that
+        # they leave out are the large ones, they read less than `perfect`.
         "deepio-opportunistic",
         "parallel-staging",
     )

@@ -103,7 +103,7 @@ def test_a_lock_that_is_not_to_be_had(node: Node) -> None:
 def test_a_command_that_hangs_holds_neither_the_node_nor_the_lock(node: Node) -> None:
     """The epilog starts a command, and a process of this command does not end. The epilog
     nevertheless returns and frees the lock. The process has its own process group, so the epilog's
-    signals do not reach it. A process that waits for a hanging file system would survive such
+    signals do not reach it. A process that waits for a hanging file system would survive these
     signals too."""
     node.command(f"setsid sleep 600 &\necho $! >{node.place}/pid\nwait")
     assert node.run("epilog") == ["sweep --stop 1"]

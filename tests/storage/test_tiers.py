@@ -229,8 +229,8 @@ def test_the_books_balance(fills: list[tuple[int, int, bool]]) -> None:
     """After any sequence of fills, the counts of bytes and files are right, and they are 0 once all
     copies are released.
 
-    fills : for each fill: the file's size [bytes], the number of bytes that the copy took in
-        addition, and whether the fill succeeded
+    fills : for each fill: the file's size [bytes], the number of bytes that the copy took beyond
+        this size, and whether the fill succeeded
     """
     tier = Tier.__new__(Tier)
     tier.block_bytes = 4096

@@ -145,8 +145,8 @@ class Loop:
             stream.close()
 
     def wait_passes(self, count: int = 2, timeout: float = 30) -> float:
-        """Waits until the process has read everything `count` times from now on. Returns the
-        longest time for one file [s]."""
+        """Waits until the process has read everything `count` times from now on. Returns how long
+        [s] the slowest file took."""
         first = len(self.passes) + 1  # skips the pass that is in progress
 
         def done() -> bool:

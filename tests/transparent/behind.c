@@ -123,7 +123,7 @@ static void numbers(void) {
 }
 
 /* When the limit on descriptors is lowered, descriptors with higher numbers stay open. But no call
- * can make such a number refer to another file any more. */
+ * can make one of these numbers refer to another file any more. */
 static void limits(void) {
     struct rlimit low = {400, 1024}, high = {1024, 1024};
     int fd = open(path, O_RDONLY);

@@ -186,8 +186,9 @@ for epoch in range(2):
 def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: SlowSource) -> None:
     """Programs read all files through links to directories, or through links to single files. For
     links to directories, the source sees at most one open per link, and few other operations. For
-    links to single files, the source sees at most one open in all. Each open of such a link also
-    reads the file's attributes, but after the first time the kernel has cached them."""
+    links to single files, the source sees at most one open in all. The library also reads a file's
+    attributes each time a program opens a link to the file, but after the first time the kernel has
+    cached them."""
     files, home = [], slow.backing.parent / "home"
     for i in range(3):
         for j in range(20):
@@ -203,8 +204,8 @@ def test_what_reaches_the_source(session_factory: Callable[..., Session], slow: 
     wait_told(session, directories(slow.mountpoint))
     session.wait_all_present()
     # Some directories are reached by a link, or contain links to files. The first open or listing
-    # in such a directory goes to the source. The source's answer shows the library where the path
-    # leads.
+    # in each of these directories goes to the source. The source's answer shows the library where
+    # the path leads.
     for name, opens in (("data", 1), ("classes", 3), ("files", 1)):
         slow.reset()
         session.python(EPOCHS, str(home / name), str(len(files)))
@@ -225,8 +226,8 @@ def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
     session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Before the scan is complete, the library cannot tell whether a file on a source's device is
-    in the source. For a file outside the sources, it finds out the file's place at one open in 64,
-    and not at each open."""
+    in the source. If a file outside the sources is opened again and again, the library finds out
+    where the file lies only at one open in 64."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):

@@ -74,7 +74,8 @@ def make(root: Path) -> None:
 
 @dataclass
 class Pairs:
-    """Two processes under the library on the source, and two without it on an equal directory."""
+    """Two processes that work on the source under the library, and two processes that work on an
+    equal directory without the library."""
 
     session: Session
     plain: Path

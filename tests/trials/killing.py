@@ -40,7 +40,7 @@ READERS = 2
 # The pause of a reader after each operation [us]. The pause leaves processor time to daemons that
 # start.
 PAUSE_US = 2000
-# A process must end within this time, even on a busy machine [s].
+# The time limit [s] for the end of a process, long enough for a busy machine.
 END_LIMIT_S = 60.0
 # Each daemon keeps up to this many unused connections to each other node. If the other end closes a
 # connection, the daemon notices this only when it uses the connection again (csrc/peers/peer.c).
@@ -295,15 +295,15 @@ def start_two(trial: Trial) -> None:
 
 
 def kill_readers(trial: Trial) -> None:
-    """Kills readers in the middle of a call, one after the other. Some of the readers were started
-    just before."""
+    """Kills readers in the middle of a call, one after the other. Some of them were started just
+    before they are killed."""
     for _ in range(trial.draws.randrange(1, 10)):
         trial.kill_reader(trial.wait_reader_in(trial.draws.choice(CALLS)))
 
 
 def kill_readers_of_nothing(trial: Trial) -> None:
-    """Kills readers while there are no copies. Such readers claim files, read them at the source,
-    and hand their descriptors over."""
+    """Kills readers while there are no copies. Without copies, readers claim files, read them at
+    the source, and hand their descriptors over."""
     trial.wait_up()
     for node in trial.site.nodes:
         node.forget()

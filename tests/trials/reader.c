@@ -5,8 +5,7 @@
  * All files are in one directory, which contains nothing else; word_of() of known_bytes.h defines
  * their content. Each thread reads all files one after the other, lap after lap, each file in a way
  * chosen at random. STATE is a file that contains a struct state, which other processes may read
- * meanwhile.
- * The exit status is 0 even if bytes were wrong or calls failed.
+ * while this program runs. The exit status is 0 even if bytes were wrong or calls failed.
  */
 #include <dirent.h>
 #include <errno.h>

@@ -19,7 +19,7 @@ WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
 WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
 MOST_THREADS = 16
 CALL = struct.Struct("Q16s")
-# Longest time that one call of a reader may take, if the reader was not stopped [s].
+# The longest time [s] that one call of a reader may take if the reader was not stopped.
 CALL_LIMIT_S = 6.0
 
 

@@ -239,7 +239,8 @@ def is_within(config: Config, root: Path) -> bool:
 
 
 def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, bool]]:
-    """Returns pairs (file, whether the loader accepts it). Half of the files are accepted."""
+    """Writes `count` configurations with random errors, of which the loader accepts half. Returns
+    pairs: the file, and whether the loader accepts it."""
     mutations = Mutations(root, random.Random(seed))
     files: list[tuple[Path, bool]] = []
     while len(files) < count:

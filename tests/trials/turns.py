@@ -132,7 +132,8 @@ def change(
     what: str,
     operation: str,
 ) -> None:
-    """Makes a change in one of the two processes, and compares the views of all processes."""
+    """Lets one of the two processes under the library make a change. Then compares what these
+    processes and a process without the library see."""
     without, name = processes["without"], str(draws.randrange(PLOTS))
     plot, twin = (str(session.source.parent / place / name) for place in ("source", "twin"))
     who, arguments = draws.choice(("one", "other")), draws.randrange(1 << 30)

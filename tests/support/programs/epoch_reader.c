@@ -188,7 +188,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < threads; i++)
         if (pthread_create(&thread[i], NULL, work, (void *)(intptr_t)i) != 0)
             abort();
-    sigset_t all; /* blocked in this thread, so that the reading threads get the signals */
+    sigset_t all; /* This thread blocks all signals, so that the reading threads get them. */
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
     for (int i = 0; i < threads; i++)
