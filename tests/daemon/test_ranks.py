@@ -206,7 +206,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
         tracker = PlanTracker(tmp_path / "plan.npz", None, plan, node, executor)
-        # The numbers of the entries differ from the numbers of the files in the plan.
+        # The numbers of the files in the catalog (`entries`) differ from those in the plan.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
         tracker.begin(
             Found(entries, np.ones(files, dtype=bool), "", (tracker.draw(0), tracker.draw(1))),

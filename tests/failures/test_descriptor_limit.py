@@ -340,7 +340,8 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
         site.orders.clear()
         site.filler.requests.want(files)
         with no_descriptors():
-            # No order may be under way: it could fail after the first fill has succeeded.
+            # No order may be under way when there are descriptors again. It could still fail after
+            # another fill has succeeded, and then be reported once more.
             site.turns_until(
                 lambda: len(site.orders) > 3 and not site.filler.engine.pending(),
                 "three more tries",

@@ -1,5 +1,5 @@
-"""Several nodes follow a plan, which determines which node keeps which file. The source is still
-read once."""
+"""Several nodes follow a plan, which determines which node keeps which file. Together, they read
+each file from the source only once."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_hash_has_one_owner_for_a_file() -> None:
 
 
 def test_lru_up_and_down() -> None:
-    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
+    """The cache has room for 4 of 12 files. Epochs 0, 2 and 3 read the files in ascending order
+    (up), and epoch 1 reads them in descending order (down).
 
     Epoch 0 reads up and leaves files 8 to 11 in the cache, so epoch 1, which reads down, finds
     these 4. Epoch 1 leaves files 0 to 3, so epoch 2 finds these 4. Epoch 2 leaves files 8 to 11.
@@ -86,13 +87,14 @@ def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
 
 
 def test_belady_up_down_and_up_again() -> None:
-    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
+    """The cache has room for 4 of 12 files. Epochs 0, 2 and 3 read the files in ascending order
+    (up), and epoch 1 reads them in descending order (down).
 
-    In epoch 0, the next use of file f is access 23 - f, so later files are used again sooner. Files
-    8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is access 24 + f, so
-    again later files are used sooner. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2, each
-    file is used again 12 accesses later, so the cached files are used sooner than any new file. No
-    file is evicted, and epoch 3 finds the same four files."""
+    In epoch 0, the next use of file f is access 23 - f: the later a file was read, the sooner it is
+    used again. Files 8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is
+    access 24 + f, so this is true again. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2,
+    each file is used again 12 accesses later, so the cached files are used sooner than any new
+    file. No file is evicted, and epoch 3 finds the same four files."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]
