@@ -108,7 +108,7 @@ step(os.read(r, 1).decode())
 def test_what_the_process_has_open_stays_its_own(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process without free descriptors keeps its locks and gets no threads from the library. No
+    """In a process without free descriptors, the library drops no locks and starts no threads. No
     other process keeps the process's files open."""
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + BESIDE, files.root) as process:

@@ -95,8 +95,8 @@ static struct thread {
                         * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* The ranges in the thread's process, which were read when `mapped` had the value `ranges_at`.
-     * If `ranges_at` is 0, they have not been read yet. */
+    /* Where Monarch's modules are mapped in the thread's process. This was read when `mapped` had
+     * the value `ranges_at`. If `ranges_at` is 0, it has not been read yet. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];

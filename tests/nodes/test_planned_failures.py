@@ -41,8 +41,8 @@ def orders_of(*epochs: int) -> list[list[int]]:
 
 @pytest.fixture
 def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
-    """Makes running nodes, with a training of two workers in each rank. A file that another node
-    has comes from there, however fast the source is.
+    """Returns a function that starts nodes for a training with two workers in each rank. A file
+    that another node has comes from there, however fast the source is.
 
     settings : see nodes_factory"""
 

@@ -76,7 +76,7 @@ def python() -> Counter[str]:
 
 
 def c() -> Counter[str]:
-    """Returns the lines of the library's and the daemon's C code by folder."""
+    """Returns the number of lines with C code of the library and of the daemon, by folder."""
     return _by_folder(ROOT / "csrc", {".c", ".h"}, of_c)
 
 
