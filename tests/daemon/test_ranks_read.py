@@ -1,4 +1,4 @@
-"""The ranks of a node share what the source gives. Each rank's share is proportional to the number
+"""The ranks of a node share the rate of the source. Each rank's share is proportional to the number
 of bytes for which the rank has found no copies."""
 
 from __future__ import annotations

@@ -189,8 +189,9 @@ def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
 
     The accesses are to files 2, 0, 1 and 5. File 5 is larger than both classes. With LRU, file 2
     goes into the second class, file 0 goes into the first class, and file 1 pushes file 0 into the
-    second class. With farthest next use, no file is pushed to another class: file 0 stays in the
-    first class, and file 1 evicts file 2 from the second class, because file 1 is used sooner."""
+    second class. With the rule of the farthest next use, no file is pushed to another class: file 0
+    stays in the first class, and file 1 evicts file 2 from the second class, because file 1 is used
+    sooner."""
     files, sizes = [2, 0, 1, 5], [3, 1, 2, 6]
     lru = LeastRecent(np.array([0, 2, 4])).run(files, sizes)
     assert (list(lru.into), list(lru.down)) == ([2, 1, 1, 0], [2, 1, 2, 0])

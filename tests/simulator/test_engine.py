@@ -179,8 +179,8 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
 def test_an_idle_machine_is_the_performance_model(
     here: int, there: int, pfs: float, links: str
 ) -> None:
-    """If only one node reads, a file takes the shortest time that NoPFS's model gives for any place
-    (section 4 of its paper), and comes from that place.
+    """NoPFS's model (section 4 of its paper) gives a time to read a file from each place. If only
+    one node reads, the file must come from the place with the shortest time, and take this time.
 
     On each of two nodes, the file has a copy in one of two classes, or no copy."""
 
