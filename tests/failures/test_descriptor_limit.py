@@ -341,7 +341,7 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
         site.filler.requests.want(files)
         with no_descriptors():
             # No order may be under way when there are descriptors again. It could still fail after
-            # another fill has succeeded, and then be reported once more.
+            # another fill has succeeded, and its failure would be reported once more.
             site.turns_until(
                 lambda: len(site.orders) > 3 and not site.filler.engine.pending(),
                 "three more tries",
