@@ -12,10 +12,11 @@
  *   daemon   the daemon
  *   any      any process
  *
- * CALL is a name from the table below. The fault is made at the NUMBERth such call of one process,
- * counted from 1. A fault whose NUMBER is 0 is not part of the order: it is made at every such
- * call. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For each fault that is made, LOG
- * gets a line with the index of the fault, counted from 0, and the process. */
+ * CALL is a name from the table below. The fault is made when one process makes the CALL for the
+ * NUMBERth time, counted from 1. A fault whose NUMBER is 0 is not part of the order: it is made
+ * whenever a process makes the CALL. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For
+ * each fault that is made, LOG gets a line with the index of the fault, counted from 0, and the
+ * process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>

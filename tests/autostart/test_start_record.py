@@ -84,9 +84,9 @@ def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) ->
 def test_each_daemon_is_told_of_a_new_source_once(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
-    """If MONARCH_SOURCE names a source that the daemon does not know, only the first program tells
-    the daemon about the source. If a new daemon runs later, the first program tells this daemon
-    too."""
+    """MONARCH_SOURCE names a source that the daemon does not know. Only the first program with this
+    setting tells the daemon about the source. When another daemon runs later, again only the first
+    program tells it."""
     more = tmp_path / "more"
     more.mkdir()
     known, new = ({"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:{more}"))

@@ -24,8 +24,8 @@ def test_every_command_is_known_by_its_module() -> None:
     assert cli.group.list_commands(context) == sorted(cli.COMMANDS)
 
 
-# The modules are imported in this order, and loaded modules stay loaded. So the module that prints
-# no table comes first.
+# The modules are imported in this order in one process, and loaded modules stay loaded. `lifecycle`
+# comes first, because it prints no table: a test checks that rich is not loaded by then.
 MODULES = ["lifecycle", "view", "warm", "plan"]
 IMPORTS = """
 import sys

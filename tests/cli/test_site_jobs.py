@@ -66,8 +66,9 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
 
 
 def test_a_run_leaves_the_daemon_to_a_job_that_has_started_after_it(site: SiteSession) -> None:
-    """When `monarch run` of job B ends, it does not stop the daemon of job A, because job C has run
-    `monarch start` meanwhile. `monarch stop` of job C stops the daemon."""
+    """Job A has started a daemon. While `monarch run` of job B uses the daemon, job C runs `monarch
+    start`, and job A runs `monarch stop`. When `monarch run` ends, it does not stop the daemon,
+    because job C still needs it. `monarch stop` of job C stops the daemon."""
     a, b, c = ({"MONARCH_JOB": name, **site.of(0)} for name in "ABC")
     assert site.command_line("start", **a).returncode == 0
     pid = int(site.connection.ask("where")["pid"])

@@ -70,8 +70,8 @@ def test_an_interrupt_takes_back_what_is_not_begun(
         out, err = command.communicate(timeout=30)
     assert (command.process.returncode, err) == (130, "")
     assert out.startswith("interrupted; run it again to go on: ")
-    # The engine has one thread, so it was copying one file. About 2,000 files were in its queue,
-    # and are now taken back.
+    # The engine has one thread, so it was copying only one file when the command was interrupted.
+    # About 2,000 other files were in its queue. The command has cancelled their orders.
     assert wanted(session) <= 1
     at_end = present(session)
     assert f": {at_end} files (" in out or f": {at_end - 1} files (" in out

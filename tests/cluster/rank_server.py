@@ -112,9 +112,9 @@ def _become(request: Mapping[str, Any], *fds: int) -> NoReturn:
     os.environ.update(environment)
     os.chdir(request["directory"])
     _renumber(own, request["numbers"])
-    # The inherited stream objects were made for the server's descriptors. If those were files, the
-    # objects buffer whole blocks. The rank's descriptors are pipes, and each line must be written
-    # at once, so the rank gets new stream objects.
+    # The inherited stream objects were made for the server's descriptors. If the server writes to
+    # files, these objects buffer whole blocks. The rank writes to pipes, and must write each line
+    # at once. So it gets new stream objects.
     sys.stdout, sys.stderr = (
         open(fd, "w", buffering=1, closefd=False)  # noqa: SIM115
         for fd in (1, 2)

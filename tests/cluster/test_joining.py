@@ -88,9 +88,10 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """A daemon died, and its address is in use. If a process holds the session's lock, this process
-    is an earlier daemon that still has the address but does not answer. Then the error gives its
-    process ID."""
+    """A node's daemon died and cannot be started again, because its address is in use. If a process
+    holds the session's lock, this process is an earlier daemon of the node, which still has the
+    address but does not answer. The error then gives its process ID. Otherwise the error says that
+    the port must be freed."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"

@@ -181,8 +181,8 @@ def test_one_node_needs_no_mpi(
     done = local.monarch("start", "--alone", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 0, done.stderr
     assert not sprung.exists()
-    # With several ranks, `start` imports mpi4py. It gets the package in `trap`, which makes the
-    # file `sprung`.
+    # With several ranks, `start` imports mpi4py. In this test, it finds a fake mpi4py in `trap`,
+    # which makes the file `sprung`.
     done = local.monarch("start", "-c", local.file(0), PYTHONPATH=str(trap), **alone)
     assert done.returncode == 3
     assert done.stderr.startswith("monarch: 2 processes were started together, which needs mpi4py")

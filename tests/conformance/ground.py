@@ -205,8 +205,8 @@ def look(root: Path, below: str = "work", leave_out: Sequence[str] = ()) -> dict
     """Describes every file and directory in the directory `below` of `root`: relative path -> kind,
     mode, number of links, size and digest. The test process reads the files without the library.
 
-    leave_out : suffixes of paths. Files with such a path contain inode numbers or times, so they
-        are described without size and digest
+    leave_out : suffixes of paths. Files whose paths end with one of them contain inode numbers or
+        times, so they are described without size and digest
     """
     found, place = {}, str(root).encode()
     for folder, folders, names in os.walk(root / below):

@@ -33,8 +33,8 @@ class Tool:
     """A program and the steps of its test.
 
     needs, modules : programs and Python modules that must be installed
-    leave_out : suffixes of names. The content of files with such a name is not compared, because it
-        depends on times, inode numbers or the order of events
+    leave_out : suffixes of names. The content of files whose names end with one of them is not
+        compared, because it depends on times, inode numbers or the order of events
     """
 
     needs: tuple[str, ...]

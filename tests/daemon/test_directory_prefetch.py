@@ -151,8 +151,8 @@ def test_who_reads_a_part_of_each_file_has_none_filled_ahead(
     for number, how in enumerate(PARTS.values()):
         read(session, *some(files, NAMES + 1, first=number * (NAMES + 1)), how=how)
     read(session, *some(files, NAMES - 1, first=MANY - NAMES))
-    # The library does not see how much of a mapping or stream a program reads, so such a file is
-    # copied.
+    # The library does not see how much of a mapping or stream a program reads. So a file that is
+    # mapped or opened as a stream is copied.
     copied = NAMES - 1 + (NAMES + 1) * len({"mmap", "stream"} & PARTS.keys())
     wait_until(lambda: present(session) == copied, what="copies of what was read")
     assert_quiet(session)

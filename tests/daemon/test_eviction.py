@@ -142,8 +142,8 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    # The run without eviction is made only with --long. It shows that such a training exceeds the
-    # bound on the bytes that are read.
+    # The run without eviction is made only with --long. It shows that, without eviction, the
+    # training exceeds the bound on the bytes that are read.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]
@@ -155,10 +155,10 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # HALF other files are now used, and most of them replace a file in the tier. Up to
-            # 3 * WINDOW files do not: those that the staging area holds, those for which the tier
-            # has room left, and those that were fetched into the staging area before the daemon
-            # knew that they are used again.
+            # The training now uses the other HALF files. Most of them replace a file in the tier.
+            # Up to 3 * WINDOW of them do not: those that the staging area holds, those for which
+            # the tier has room left, and those that were fetched into the staging area before the
+            # daemon knew that they are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0
@@ -169,8 +169,9 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
     # 2 * WINDOW files that were fetched into the staging area before the daemon knew that they are
     # used again, and WINDOW files around the plan's position.
     assert read["planned"] <= dataset + 3 * WINDOW * SIZE
-    # Without eviction, the tier gets no room for the HALF other files. After the first epoch that
-    # uses them, each epoch reads more than half of these files from the source again.
+    # Without eviction, the tier gets no room for the files of the second half. The first epoch that
+    # uses these files reads them from the source. Each later epoch reads more than half of them
+    # from the source again.
     if "none" in read:
         assert read["none"] >= dataset + 2 * (HALF * SIZE) / 2
 

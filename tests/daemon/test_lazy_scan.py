@@ -68,8 +68,8 @@ def test_each_directory_that_is_asked_for_is_listed(asked: list[tuple[str | None
             assert len(walked) >= len(directories), "one of the directories lies in another"
     assert not len(parts)
     assert set(listed) == expected
-    # A directory may be listed several times: alone, with all directories below it, and once as
-    # part of each directory above it.
+    # A directory may be listed once on its own, once together with all directories below it, and
+    # once more with each directory above it.
     assert max(listed.values(), default=0) <= DEPTH + 2
 
 
@@ -150,7 +150,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # one file of each directory, so the scan lists none of them
+    read(session, *first)  # one file of a directory does not make the scan list the directory
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}

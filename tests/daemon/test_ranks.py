@@ -60,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # The shares are coarse, because a rank has only eight slices on average. So the slowest rank
-    # may take up to 1.4 times the mean time.
+    # A rank's share is a whole number of slices, and there are only eight slices per rank. So the
+    # slowest rank may take up to 1.4 times the mean time.
     assert seconds.max() / seconds.mean() <= 1.4
 
 
@@ -206,7 +206,7 @@ def test_what_each_rank_needs_next(node: int, tmp_path: Path) -> None:
     plan = Plan((index,), parts, epochs, 2)
     with ThreadPoolExecutor(1) as executor:
         tracker = PlanTracker(tmp_path / "plan.npz", None, plan, node, executor)
-        # The numbers of the entries differ from the numbers of the files in the plan.
+        # The numbers of the files in the catalog (`entries`) differ from those in the plan.
         entries = np.arange(files, dtype=np.uint64)[::-1] + np.uint64(7)
         tracker.begin(
             Found(entries, np.ones(files, dtype=bool), "", (tracker.draw(0), tracker.draw(1))),

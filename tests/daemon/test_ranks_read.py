@@ -1,4 +1,4 @@
-"""The ranks of a node share what the source gives. Each rank's share is proportional to the number
+"""The ranks of a node share the rate of the source. Each rank's share is proportional to the number
 of bytes for which the rank has found no copies."""
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def read(
     page cache; otherwise opens would wait in the kernel for the reads of fills.
 
     Returns the ranks whose demands were seen, numbered as in the table of demands (0 means no
-    rank). Also returns two maxima over the run: of the sum of all ranks' shares, and of the share
-    of a single rank.
+    rank). Also returns two maxima over the run of the value `share`, which `monarch status` gives
+    for each rank: the largest sum over all ranks, and the largest value of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(

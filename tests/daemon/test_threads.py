@@ -86,7 +86,7 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
 ) -> None:
     """Each thread takes more than 1 MiB of address space. A limit on the address space prevents the
     daemon from starting more threads."""
-    # With `keep_pages`, an open need not wait for the read of a fill.
+    # With `keep_pages`, an open of a file does not wait until a fill's read of the file has ended.
     source = slow_factory(keep_pages=True)
     make_files(source.backing, 2 * MANY, 1000)
     session = session_factory(source.mountpoint, min_reads=MANY).start()

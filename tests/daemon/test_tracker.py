@@ -58,8 +58,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks are done only after the caller has asked `turns` times, once in each
-    turn of the daemon's loop."""
+    """An executor whose tasks count as done only after the tracker has asked `turns` times whether
+    they are. The tracker asks once in each turn of the daemon's loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -274,8 +274,9 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 @pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
 @pytest.mark.parametrize("ranks", cases([1, 2], short=[2]))
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
-    """During somebody else's reads, the tracker searches for the job's position. Afterwards it goes
-    on from the position before these reads."""
+    """In the middle of an epoch, another program reads some files of the plan. The tracker takes
+    its reads for reads of the job, and searches for the job's position. When the job reads on, the
+    tracker goes on from the position that it had before."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
     epochs = sized(2, 3)
     tracker = course_of(training(files, ranks=ranks), files=files, epochs=epochs)

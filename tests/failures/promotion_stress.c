@@ -51,7 +51,8 @@ static ino_t inode[FILES + SCRATCHES];
 static uint64_t done[deeds], wrong;
 static volatile int over;
 
-/* A descriptor's number from which all threads read, and the file that its owner opened on it. */
+/* A descriptor's number from which all threads read, and the index of the file that was opened on
+ * this number. */
 static struct slot {
     pthread_mutex_t lock; /* held by a thread that replaces `fd` and `file` */
     int fd, file;
@@ -122,10 +123,9 @@ static int file_of(const uint64_t *words, size_t n, size_t at) {
     return k;
 }
 
-/* Returns the index of the first word that is mixed with others: the words before it are of one
- * file, and this word is not. Returns the number of words if there is no such word. Zeros count as
- * parts of any file, because a word of a copy that is not written yet is 0, and no file has a word
- * that is 0. */
+/* Returns the index of the first word that is not of the same file as the words before it; the
+ * number of words if there is none. Words that are 0 are ignored: a word of a copy that is not
+ * written yet is 0, and no file has a word that is 0. */
 static size_t find_mixed(const uint64_t *words, size_t n, size_t at) {
     int known = 0, k = -1;
     for (size_t i = 0; i < n / 8; i++) {

@@ -108,7 +108,7 @@ step(os.read(r, 1).decode())
 def test_what_the_process_has_open_stays_its_own(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process without free descriptors keeps its locks and gets no threads from the library. No
+    """In a process without free descriptors, the library drops no locks and starts no threads. No
     other process keeps the process's files open."""
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + BESIDE, files.root) as process:
@@ -341,7 +341,8 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
         site.orders.clear()
         site.filler.requests.want(files)
         with no_descriptors():
-            # No order may be under way: it could fail after the first fill has succeeded.
+            # No order may be under way when there are descriptors again. It could still fail after
+            # another fill has succeeded, and its failure would be reported once more.
             site.turns_until(
                 lambda: len(site.orders) > 3 and not site.filler.engine.pending(),
                 "three more tries",

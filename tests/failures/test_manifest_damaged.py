@@ -112,8 +112,9 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Inverts an index page that a start does not read. The daemon finds the damage when it writes
-    the page. It also finds the damage after an unclean end, when it checks all pages."""
+    """Inverts a page of an index of the manifest, which a start does not read. The daemon finds the
+    damage when it writes the page. It also finds the damage after an unclean end, when it checks
+    all pages."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:

@@ -228,9 +228,9 @@ step(sha(b"".join(pieces)), pread)
 """
 
 
-# One entry for each code path in the library. The missing entries take code paths of these entries:
-# `readv` takes the path of `read`, fdopen in C the path of `fopen`, and a forked child the path of
-# a program that inherits the descriptor.
+# These entries of WAYS cover all code paths in the library. Each of the other entries takes the
+# same code path as one of these: `readv` that of `read`, fdopen in C that of `fopen`, and a forked
+# child that of a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",

@@ -162,8 +162,8 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# For each case: how the other file is opened, its offset, and the results that a read may have
-# besides bytes of one of the two files.
+# The cases of the other file, which gets the descriptor's number during a read: the flags of its
+# open, its offset, and the results that the read may have besides bytes of one of the two files.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -273,9 +273,9 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
 def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
-    """Runs the program `name`.c. The program opens a file, and gets a line when the file has a
-    copy. Checks that the program has held one call, and has not found the error that it looks
-    for."""
+    """Runs the program `name`.c, which opens a file. Sends it a line when the file has a copy.
+    Checks what the program prints: it must have held up one system call (hold.c), and must not
+    have found the error for which it tests."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

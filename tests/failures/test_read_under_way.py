@@ -81,7 +81,8 @@ def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[S
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
-    """Checks that the reads give the same bytes as without the library, and that the call takes
+    """Runs the program with and without the library. It makes the call `what` while its reads wait
+    for the source. Checks that the reads give the same bytes in both runs, and that the call takes
     less than `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:

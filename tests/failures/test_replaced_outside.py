@@ -58,7 +58,7 @@ def test_a_program_sees_its_own_changes(
         subprocess.run(["bash", "-c", OUTSIDE[outside]], cwd=place, check=True)
     for name, script in INSIDE.items():
         if name == "links" and outside != "replaces":
-            continue  # there is no `f` to link, so the program changes nothing of `f`
+            continue  # `f` is gone, so the script cannot make a link to it
         expected = done(session, places[False, name], script, library=False)
         found = done(session, places[True, name], script, library=True)
         assert found == expected, name

@@ -263,7 +263,7 @@ def test_what_a_short_session_did_not_come_to_is_not_trusted_after_it(
     session: Session, files: Files, source: SlowSource
 ) -> None:
     """If copies were damaged when a daemon was killed, they are never served. This also holds if
-    another session has run since then, and has ended in order before its scan was complete."""
+    another session has run since then, and was stopped before its scan was complete."""
     copies = copies_in(session)
     session.kill()
     for name in list(files.digests)[:3]:

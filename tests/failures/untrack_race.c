@@ -33,9 +33,8 @@ int main(int argc, char **argv) {
     char link[32], name[4096] = "";
     must(argc == 3, "usage");
     other = argv[2];
-    /* hold() opens descriptors on the lowest free numbers. The numbers in `low` are kept free for
-     * them: they are taken until `fd` is open, and then closed. So hold() does not use the number
-     * `fd`. */
+    /* hold() opens descriptors on the lowest free numbers, and must not use the number `fd`. So
+     * three lower numbers are in use until `fd` is open, and are then freed for hold(). */
     int low[] = {dup(0), dup(0), dup(0)};
     fd = open(argv[1], O_RDONLY);
     for (int i = 0; i < 3; i++)

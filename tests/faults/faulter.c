@@ -95,8 +95,8 @@ static struct thread {
                         * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* The ranges in the thread's process, which were read when `mapped` had the value `ranges_at`.
-     * If `ranges_at` is 0, they have not been read yet. */
+    /* Where Monarch's modules are mapped in the thread's process. This was read when `mapped` had
+     * the value `ranges_at`. If `ranges_at` is 0, it has not been read yet. */
     unsigned long ranges_at;
     int range_count;
     struct range ranges[MOST_RANGES];
@@ -331,8 +331,9 @@ static struct kind *kind_of(const char *text) {
     return &kinds[i];
 }
 
-/* Puts the call's class into *to. Returns 0 without reading the stack in two cases: the rest of the
- * class differs from the wanted class, or there were enough calls of this kind. */
+/* Puts the call's class into *to. Returns 0, without reading the stack, if the stack is not needed:
+ * either the call already differs from the wanted class by its other parts, or there were enough
+ * calls of this kind. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";
@@ -409,8 +410,8 @@ static void put_fault(struct thread *t, struct user_regs_struct *r) {
         return;
     }
     if (strcmp(action, "kill") == 0 && process_of(t->tid) != program) {
-        /* A forked child makes this call, but "kill" would end only the program itself. So the next
-         * call of the class gets the fault instead. */
+        /* "kill" would kill the program, but this call is made by another process that the program
+         * has started. So the next call of the class gets the fault instead. */
         countdown = 1;
         return;
     }

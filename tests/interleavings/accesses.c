@@ -1,5 +1,5 @@
-/* The functions of ThreadSanitizer's runtime, which the code under test calls. Each atomic access
- * is a step. */
+/* Replacements for the functions of ThreadSanitizer's runtime, which the compiler makes the code
+ * under test call at each access to memory. Each atomic access is a step for the scheduler. */
 #include <stddef.h>
 #include <stdint.h>
 

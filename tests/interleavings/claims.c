@@ -11,7 +11,7 @@
 #include "scheduler.h"
 #include "trials.h"
 
-/* CLAIM_NS: the time after which a claim expires [ns]. It may expire up to a tick earlier. */
+/* CLAIM_NS: the time after which a claim expires [ns]. A claim may expire up to TICK_NS earlier. */
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
 /* LOOK_NS: interval [ns] at which the engine checks an order that waits for a reader (READER_NS in

@@ -35,8 +35,8 @@ static void fill_all(void) {
     end_fill(0);
 }
 
-/* The fill of LARGE fails after its first unit. The slot is reused at once for a fill of OTHER,
- * which has all units from the start. */
+/* The fill of LARGE fails after its first unit. Its slot is reused at once for a fill of OTHER. All
+ * units of this second fill are marked as done from the start. */
 static void fail_and_fill_another(void) {
     fill_unit(LARGE, 0, first_copy, 0);
     __atomic_store_n(&site.fills->fill[0].failed, 1, __ATOMIC_SEQ_CST);

@@ -215,8 +215,8 @@ void wake(const void *what, int most, uint32_t bits) {
 }
 
 /* Advances the clock to `until_ns`. Adds to `held_ns` the part of the skipped time in which some
- * thread could have gone on. If a thread is ready, this is the whole skipped time. Otherwise, it is
- * the time after the end of the first wait. */
+ * thread could have gone on. If a thread is ready, this is the whole skipped time. If all threads
+ * wait, it is the part after the earliest end of a wait. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {
@@ -376,8 +376,8 @@ static void stay_on_this_processor(void) {
 }
 
 /* Runs the trial in a new process, in which the library's memory is as it was before any run.
- * Returns 0 if the known decisions have led to other steps than before, so that the run must be
- * repeated. */
+ * The run begins with the first `known` decisions, which are set. Returns 0 if they have led to
+ * other steps than in the previous run, so that this run must be started again. */
 static int is_led_as_before(void) {
     int status = 1;
     decisions->made = 0;

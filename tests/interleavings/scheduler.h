@@ -62,8 +62,9 @@ void wake(const void *what, int most, uint32_t bits);
 
 uint64_t scheduled_ns(void);
 void pass_time(uint64_t ns);
-/* Returns for how long [ns] interrupts have held up threads that could have gone on: an interrupt
- * that chooses a waiting thread advances the clock to the end of its wait. */
+/* If an interrupt chooses a thread that waits, the clock advances to the end of the wait.
+ * Meanwhile, other threads that could go on are held up. Returns for how long [ns] threads were
+ * held up in this way. */
 uint64_t held_up_ns(void);
 /* The number of mutexes that the calling thread holds. */
 int locks_held(void);

@@ -236,8 +236,8 @@ void set_up(const char *root) {
         mmap(NULL, site.catalog->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT(snapshot != MAP_FAILED);
     memcpy(snapshot, site.catalog, site.catalog->bytes);
-    /* Excludes counters, and pointers that never change, from the scheduling: it does not matter
-     * when they are accessed. */
+    /* From now on, accesses to counters, and to pointers that never change, are no steps, because
+     * it does not matter when they are made. */
     struct session *s = monarch_current;
     stand_behind_the_library();
     ignore_memory(s->clients->stats, sizeof s->clients->stats + sizeof s->clients->rank);

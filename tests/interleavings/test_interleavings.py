@@ -20,7 +20,8 @@ from interleavings.building import Trials
 from interleavings.exploring import explore
 
 LIMIT_S, MOST_ORDERS = 300.0, 1 << 20
-# The limits with --long. Each process runs at most LONG_ORDERS orders of a trial.
+# With --long, a trial may take LONG_LIMIT_S [s], and each process runs at most LONG_ORDERS of the
+# trial's orders.
 LONG_LIMIT_S, LONG_ORDERS = 3600.0, 1 << 20
 # For each trial, the counters that must not be 0 after it, and the most interrupts in an order. A
 # run with --long allows one more interrupt.

@@ -2,11 +2,10 @@
  *
  *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *
- * Runs the trial NAME in all orders with at most BOUND interrupts, and stops after about MOST
- * orders. Leaves out orders whose first interrupt is not at decision NTH, 2 NTH, 3 NTH etc. The
- * other orders with interrupts are divided into SHARES parts, of which this process runs part
- * SHARE. ROOT is the directory with the files. Prints the number of runs, and counters of what
- * happened in them.
+ * Runs the trial NAME in orders with at most BOUND interrupts, and stops after about MOST orders.
+ * Of the orders with interrupts, only those whose first interrupt is at decision NTH, 2 NTH, 3 NTH
+ * etc. are run. They are divided into SHARES parts, of which this process runs part SHARE. ROOT is
+ * the directory with the files. Prints the number of runs, and counters of what happened in them.
  */
 #include "trials.h"
 

@@ -1,4 +1,5 @@
-/* All trials, an array for each file. The last element of an array has no name. */
+/* The trials: one array for each C file that defines trials. The last element of each array only
+ * marks the end, and has no name. */
 #ifndef TRIALS_H
 #define TRIALS_H
 

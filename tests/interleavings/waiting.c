@@ -15,7 +15,8 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* If the daemon may have only so many open descriptors, its table has room for one. */
+/* The daemon's table of descriptors from programs has room for one descriptor for each FOR_ONE
+ * descriptors that the daemon may have open. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;
@@ -96,7 +97,7 @@ static void read_both_and_lock(void) {
     end_program();
 }
 
-/* A second reader of the file. The file still has only one claim. */
+/* The second thread that reads SMALL. The file still has only one claim. */
 static void open_and_read(void) {
     int fd = open(path_of("source", names[SMALL]), O_RDONLY);
     EXPECT(fd >= 0);

@@ -369,8 +369,8 @@ def test_groups_change_only_between_epochs(tmp_path: Path) -> None:
 
 
 def test_iterations_one_after_the_other(tmp_path: Path) -> None:
-    """If an iteration is left early, the next iteration still yields all samples. The first
-    iteration then raises an error."""
+    """If an iteration is left early, the next iteration still yields all samples. If the first
+    iteration is then continued, it raises an error."""
     values = write(tmp_path / "a.bin", 100)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
     with loading(dataset, 10, 20) as loader:
@@ -552,8 +552,8 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# Without --long, only "fork" is tried, because only a forked process inherits descriptors of its
-# parent, and could therefore leave something behind.
+# Without --long, only "fork" is tried. Only a forked process inherits its parent's descriptors, so
+# only with "fork" could something stay open after the training was killed.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)

@@ -97,6 +97,6 @@ def test_holders_are_asked_however_slow_they_are_where_the_user_says_so(
     for _ in range(sized(1, 2)):
         chosen, came = nodes.epoch()
         assert chosen == 0
-        # If a reader cannot wait for a file, the file comes from the source. So `came` is not
-        # exact.
+        # If a reader cannot wait for a file, the file comes from the source. So it is not certain
+        # how many files come from node 1.
         assert came > 0

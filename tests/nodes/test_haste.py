@@ -69,9 +69,9 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Each of two nodes opens so many files that its engine cannot take all orders at a time.
-    Orders that wait for a peer must leave room in the engine for the node's own fills, because the
-    peer waits for these fills."""
+    """Each of two nodes opens so many files that its engine cannot take all orders of fills at a
+    time. Orders that wait for the other node must leave room in the engine for fills from the
+    source, because the other node waits for these fills."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:

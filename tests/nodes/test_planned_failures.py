@@ -41,8 +41,8 @@ def orders_of(*epochs: int) -> list[list[int]]:
 
 @pytest.fixture
 def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
-    """Makes running nodes, with a training of two workers in each rank. A file that another node
-    has comes from there, however fast the source is.
+    """Returns a function that starts nodes for a training with two workers in each rank. A file
+    that another node has comes from there, however fast the source is.
 
     settings : see nodes_factory"""
 
@@ -141,9 +141,9 @@ def test_a_link_that_is_cut_and_mended(
 def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:
-    """A killed job goes on at the epoch in which it was killed, as from a checkpoint, or at another
-    epoch. The nodes find the job's place in the plan and still have their copies, so no file is
-    read from the source twice."""
+    """A job is killed in epoch 1. When it runs again, it goes on at this epoch, as from a
+    checkpoint, or at a later one. The nodes find the job's place in the plan and still have their
+    copies, so no file is read from the source twice."""
     planned = make()
     epoch_of_all(planned, 0)
     planned.read([order[: FILES // RANKS - 1] for order in orders_of(1)])

@@ -1,5 +1,5 @@
-"""Several nodes follow a plan, which determines which node keeps which file. The source is still
-read once."""
+"""Several nodes follow a plan, which determines which node keeps which file. Together, they read
+each file from the source only once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> 
 
 
 def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(pair: PlannedNodes) -> None:
-    """The other node's daemon serves, but has not found the plan's files yet."""
+    """The daemon of the node `late` serves, but has not found the plan's files yet. Even so, each
+    file is read from the source only once."""
     first, late = pair.all
     late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // sized(2, 3)}\n")
     with first.start(), late.start():

@@ -24,11 +24,13 @@ NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
 # The size of the staging area [bytes]. The area is so small, compared with the data that passes
 # through it, that it keeps nothing for the next epoch.
 AREA = MIB
-# Tolerance, as a share of all bytes. It covers second copies in the remaining room, and reads that
-# did not wait for a copy.
+# The largest allowed difference between the bytes that the nodes and the simulator read from one
+# origin, as a share of all bytes. They differ because nodes make second copies in the remaining
+# room, and because some reads do not wait for a copy.
 APART = 0.05
-# Tolerance for a single epoch, as a share of the epoch's bytes. It is larger than APART because, on
-# a busy machine, some epochs have more reads that did not wait for a copy than others.
+# The same limit for a single epoch, as a share of the epoch's bytes. It is larger than APART
+# because, on a busy machine, reads that do not wait for a copy are not evenly spread over the
+# epochs.
 EACH_APART = 0.1
 
 

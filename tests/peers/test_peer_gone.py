@@ -64,9 +64,9 @@ def start() -> Iterator[Start]:
 def interrupted(
     peer: Peer, process: subprocess.Popen[str], number: int
 ) -> tuple[PeerStatus, bytes, float]:
-    """Fetches the file again and again, and sends the signal `number` to the process meanwhile.
-    When a fetch fails, returns its status, the bytes that were accepted, and the time since the
-    signal [s]."""
+    """Fetches the file from the peer again and again. During these fetches, sends the signal
+    `number` to the peer's process. When a fetch fails, returns its status, the bytes that were
+    accepted, and the time since the signal [s]."""
     sent: list[float] = []
 
     def send() -> None:

@@ -269,11 +269,11 @@ def test_windows_and_places_that_are_none() -> None:
 
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
-    """The estimator accepts a place where the last accesses lie close together only if this can
-    hardly be chance.
+    """The estimator looks for a place in the plan where the last accesses lie close together. It
+    accepts the place only if random accesses would hardly lie as close together.
 
-    The probability that SEARCHED random accesses all lie in a given share p of the units is
-    p ** SEARCHED."""
+    If SEARCHED accesses are random, they all lie in a given part of the units with the probability
+    p ** SEARCHED. p is the size of this part as a share of all units."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

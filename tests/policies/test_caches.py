@@ -49,7 +49,8 @@ def test_hash_has_one_owner_for_a_file() -> None:
 
 
 def test_lru_up_and_down() -> None:
-    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
+    """The cache has room for 4 of 12 files. Epochs 0, 2 and 3 read the files in ascending order
+    (up), and epoch 1 reads them in descending order (down).
 
     Epoch 0 reads up and leaves files 8 to 11 in the cache, so epoch 1, which reads down, finds
     these 4. Epoch 1 leaves files 0 to 3, so epoch 2 finds these 4. Epoch 2 leaves files 8 to 11.
@@ -86,13 +87,14 @@ def test_lru_never_hits_on_a_cyclic_scan_one_file_too_large() -> None:
 
 
 def test_belady_up_down_and_up_again() -> None:
-    """The cache has room for 4 of 12 files. Four epochs read the files: up, down, up and up.
+    """The cache has room for 4 of 12 files. Epochs 0, 2 and 3 read the files in ascending order
+    (up), and epoch 1 reads them in descending order (down).
 
-    In epoch 0, the next use of file f is access 23 - f, so later files are used again sooner. Files
-    8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is access 24 + f, so
-    again later files are used sooner. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2, each
-    file is used again 12 accesses later, so the cached files are used sooner than any new file. No
-    file is evicted, and epoch 3 finds the same four files."""
+    In epoch 0, the next use of file f is access 23 - f: the later a file was read, the sooner it is
+    used again. Files 8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is
+    access 24 + f, so this is true again. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2,
+    each file is used again 12 accesses later, so the cached files are used sooner than any new
+    file. No file is evicted, and epoch 3 finds the same four files."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]
@@ -187,8 +189,9 @@ def test_a_file_goes_into_the_fastest_class_that_can_take_it() -> None:
 
     The accesses are to files 2, 0, 1 and 5. File 5 is larger than both classes. With LRU, file 2
     goes into the second class, file 0 goes into the first class, and file 1 pushes file 0 into the
-    second class. With farthest next use, no file is pushed to another class: file 0 stays in the
-    first class, and file 1 evicts file 2 from the second class, because file 1 is used sooner."""
+    second class. With the rule of the farthest next use, no file is pushed to another class: file 0
+    stays in the first class, and file 1 evicts file 2 from the second class, because file 1 is used
+    sooner."""
     files, sizes = [2, 0, 1, 5], [3, 1, 2, 6]
     lru = LeastRecent(np.array([0, 2, 4])).run(files, sizes)
     assert (list(lru.into), list(lru.down)) == ([2, 1, 1, 0], [2, 1, 2, 0])

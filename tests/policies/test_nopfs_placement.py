@@ -59,7 +59,8 @@ def test_to_the_letter_a_sixth_has_no_holder() -> None:
 
 
 def test_made_complete_every_file_has_an_owner() -> None:
-    """With the same table and room, the complete placement gives every file an owner.
+    """With the table and the room of the test above, the complete placement gives every file an
+    owner.
 
     Node 0 owns files 0 to 3, node 1 owns files 8 to 11, and each node owns two of the files 4 to 7.
     All files have size 1, so the value of a placement is the sum of the frequencies of its copies:

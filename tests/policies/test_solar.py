@@ -41,7 +41,7 @@ def test_edges_by_hand() -> None:
     assert costs.tolist() == [[0, 0, 2], [0, 0, 4], [2, 4, 0]]
     path = order_epochs(costs)
     assert path_cost(costs, path) == 2
-    # The lower bound may use successors that form no path: B follows A, and A follows B.
+    # For the lower bound, B may follow A and A may follow B, although no order of epochs has both.
     assert lower_bound(costs) == 0
 
 

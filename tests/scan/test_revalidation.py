@@ -19,9 +19,10 @@ from monarch_py.native import Kind, ffi
 
 @pytest.mark.parametrize("answer", ["hits", "metadata_hits"])
 def test_an_open_that_finds_no_copy_makes_no_comparison_due(answer: str) -> None:
-    """If programs only open files that have no copy, no comparison becomes due, because the source
-    itself answers these opens. A comparison becomes due after an open of a copy, or an answer from
-    the catalog, because both rely on comparisons."""
+    """The daemon compares the catalog with the source when a comparison is due. If programs only
+    open files that have no copy, no comparison becomes due, because the source itself answers these
+    opens. A comparison becomes due after an open of a copy, or an answer from the catalog, because
+    these rely on what the catalog says."""
     totals = {"hits": 0, "misses": 0, "opens": 0, "metadata_hits": 0}
     config: Any = SimpleNamespace(metadata="cached", revalidate_s=1)
     shared: Any = SimpleNamespace(totals=lambda: totals, clients=SimpleNamespace(stale=0))

@@ -13,7 +13,8 @@
 #define ASKERS 12
 #define STEPS 30
 
-/* Rates and times are rounded in another order here than in links.c. */
+/* The results may differ by this share from those of links.c, because rates and times are rounded
+ * in another order here. */
 #define ROUNDING 1e-9
 
 static struct moved {
@@ -97,7 +98,7 @@ static void check_guess(const struct links *l) {
     CHECK(links_guess(l, now, from, to, 6) == now + 6 / slowest);
 }
 
-/* Transfers that end at the same time end in the order of their askers. */
+/* Of transfers that end at the same time, the one with the lowest `who` must end first. */
 static void check_ties(void) {
     struct monarch_sim_job job = {.nodes = 4, .network = rates};
     struct links l = {0};

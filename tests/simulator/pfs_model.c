@@ -19,7 +19,8 @@
 /* --- the model -------------------------------------------------------------------------------- */
 
 static struct asked {
-    int is_open, is_served; /* is_served: of the node's requests of this kind, this one is served */
+    /* is_served: the file system serves this request, one of each kind per node */
+    int is_open, is_served;
     uint64_t priority, number;
     double bytes, left, asked;
     uint32_t node;

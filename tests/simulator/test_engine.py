@@ -179,8 +179,8 @@ def test_each_sample_comes_from_the_fastest_place(pfs: bool, from_where: int, en
 def test_an_idle_machine_is_the_performance_model(
     here: int, there: int, pfs: float, links: str
 ) -> None:
-    """If only one node reads, a file takes the shortest time that NoPFS's model gives for any place
-    (section 4 of its paper), and comes from that place.
+    """NoPFS's model (section 4 of its paper) gives a time to read a file from each place. If only
+    one node reads, the file must come from the place with the shortest time, and take this time.
 
     On each of two nodes, the file has a copy in one of two classes, or no copy."""
 
@@ -454,13 +454,17 @@ def test_a_thread_that_sleeps_wakes_for_room_that_another_rank_makes() -> None:
     """The node has three threads. Each of its two ranks has 30 bytes of the buffer.
 
     The first samples of both ranks have 30 bytes, so each fills its rank's part of the buffer.
-    Thread 1 reads rank 0's first sample from the class for 100 s. Thread 2 reads rank 1's first
-    sample from the file system for 3 s, and preprocesses it for 3 s. Thread 3 sleeps, because there
-    is no room. At 6 s, rank 1 takes its first sample, which makes room for its other three samples
-    of 10 bytes. Threads 2 and 3 read two of them until 7 and 8 s, and preprocess them until 8 and
-    9 s. The thread that is free first reads the last sample until 9 s, and preprocesses it until
-    10 s. Rank 1 computes its first sample in 0.75 s, and each other sample in 0.25 s. So it waits
-    until 6 s, from 6.75 to 8 s, from 8.25 to 9 s, and from 9.25 to 10 s."""
+    Thread 1 reads rank 0's first sample from the node's storage class for 100 s. Thread 2 reads
+    rank 1's first sample from the file system for 3 s, and preprocesses it for 3 s. Thread 3
+    sleeps, because there is no room. At 6 s, rank 1 takes its first sample. This makes room for its
+    other three samples of 10 bytes, which threads 2 and 3 read one after the other:
+
+        second sample   read until 7 s, preprocessed until 8 s
+        third sample    read until 8 s, preprocessed until 9 s
+        last sample     read until 9 s, preprocessed until 10 s
+
+    Rank 1 computes its first sample in 0.75 s, and each other sample in 0.25 s. So it waits until
+    6 s, from 6.75 to 8 s, from 8.25 to 9 s, and from 9.25 to 10 s."""
     machine = Machine({1: 10}, compute=40, staging=60, staging_threads=3, preprocess=10)
     machine = replace(machine, cache_rate=0.3)
     decision = Decision(
@@ -502,7 +506,7 @@ def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
 
     Rank 0's file of 10 bytes takes 10 s over a link of 1 byte/s. Writing the file to the class
     takes 0.1 s. The simulation does this write when the file is requested, not when it has come. So
-    it delays rank 1's local read by at most 0.1 s."""
+    the write delays rank 1's local read, but only by 0.1 s at most."""
     machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
     copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])
     # In the second epoch, rank 0 of node 0 reads file 0 from node 1, and rank 1 of node 0 reads

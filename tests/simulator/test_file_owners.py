@@ -1,5 +1,5 @@
-"""Several nodes read the same source: how much time they save if each file is read only once, and
-how much a plan saves in addition."""
+"""Several nodes read the same source. The tests check how much time the nodes save if only one of
+them reads each file from the source, and how much more time they save with a plan."""
 
 from __future__ import annotations
 

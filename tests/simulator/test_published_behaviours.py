@@ -156,7 +156,8 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 def test_training_waits_for_the_slowest_fill() -> None:
     last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
-    # The log has only the reads of the first fill. Later, this policy reads from the nodes' caches.
+    # The log has only the reads with which the nodes first fill their caches. Later, this policy
+    # reads from the caches.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
     assert last.first_fill == ends[-1] < max(ends)
@@ -213,7 +214,7 @@ def test_the_fastest_holder_is_asked() -> None:
         assert holders.elsewhere(0, 7) == asked
         assert holders.elsewhere_now(0, 7, 2.0) == asked_now
         assert holders.elsewhere(0, 8) == holders.elsewhere_now(0, 7, 0.5) == -1
-        # Node 0 asks the node `asked`. If that node had to ask for the file, it would ask node 2.
+        # Node 0 asks the node `asked`. That node itself would ask node 2 for the file.
         assert holders.elsewhere(asked, 7) == 2
 
 

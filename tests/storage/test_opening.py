@@ -52,7 +52,7 @@ def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
     """A start runs out of memory while it opens the second tier. The first tier is already open
-    then. Both tiers stay clean."""
+    then. The next daemon must trust the copies of both tiers without a check."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:

@@ -255,7 +255,8 @@ def _links(folder: Path, _rng: random.Random) -> None:
     (folder / "to_directory").symlink_to("../text", target_is_directory=True)
 
 
-# The name of the folder, the modules that must be installed, and the writer.
+# For each folder of the dataset: its name, the modules that must be installed to make it, and the
+# function that writes its files.
 _FORMATS: tuple[tuple[str, tuple[str, ...], Writer], ...] = (
     ("tfrecord", (), _tfrecords),
     ("examples", (), _examples),

@@ -21,8 +21,8 @@ are one row. [Architecture](architecture.md) says how the files work together.
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence on one line. Of a long sentence, only the part before the colon is
-    kept."""
+    """Returns the first sentence of `text` on one line. If the sentence is long and has a colon,
+    returns only the part before the colon."""
     words = " ".join(text.split("\n\n")[0].split())
     sentence = re.split(r"(?<=[^.])\.(?=\s|$)", words, maxsplit=1)[0].rstrip(":")
     return sentence.split(": ")[0] if len(sentence) > LONG else sentence

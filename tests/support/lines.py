@@ -42,8 +42,9 @@ def _docstrings(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def of_python(text: str) -> int:
-    """Returns the number of lines. A statement over three lines counts as three, and blank lines
-    inside a string count too."""
+    """Returns the number of lines with code. Docstrings, comments and blank lines do not count. A
+    statement over three lines counts as three, and so does a string over three lines, even if one
+    of them is blank."""
     docstrings = dict(_docstrings(text))
     used: set[int] = set()
     skipped_until = (0, 0)
@@ -75,7 +76,7 @@ def python() -> Counter[str]:
 
 
 def c() -> Counter[str]:
-    """Returns the lines of the library's and the daemon's C code by folder."""
+    """Returns the number of lines with C code of the library and of the daemon, by folder."""
     return _by_folder(ROOT / "csrc", {".c", ".h"}, of_c)
 
 

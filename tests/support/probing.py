@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-# Takes the place of a process ID, by which the caller would wait for a probe's process or kill it.
-# No process has this ID.
+# The caller of a probe expects the ID of the probe's process, to wait for the process or to kill
+# it. As there is no such process, it gets this number, which is the ID of no process.
 NO_PROCESS = (1 << 31) - 1
 
 

@@ -1,5 +1,5 @@
-"""Handles signals that the parent shell has set to be ignored, and says whether a process handles
-SIGTERM."""
+"""Installs handlers for signals that the parent shell has set to be ignored, and says whether
+another process has a handler for SIGTERM."""
 
 from __future__ import annotations
 

@@ -68,7 +68,8 @@ class AlicesSession(Session):
         return super().start(wait=wait, prefix=[*prefix, *as_user(ALICE)])
 
     def _is_up(self) -> bool:
-        # The base class also reads the control segment, which only the daemon's own user may open.
+        # Unlike the base class, this does not read the control segment, because only the daemon's
+        # own user may open it.
         assert self.daemon is not None
         assert self.daemon.poll() is None, self.log.read_text(errors="replace")
         return self.connection.runs()

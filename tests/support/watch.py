@@ -58,7 +58,7 @@ def open_by(pid: int) -> list[str]:
 
 
 def cpu_seconds(session: Session) -> float:
-    """Returns the CPU time that the daemon has used since its start [s]."""
+    """Returns the CPU time [s] that the daemon has used since its start."""
     assert session.daemon is not None
     used = psutil.Process(session.daemon.pid).cpu_times()
     return float(used.user + used.system)

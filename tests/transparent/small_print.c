@@ -534,9 +534,8 @@ int main(int argc, char **argv) {
     locks();
     streams();
     listings();
-    /* The following calls come last, because some of them might have changed the file `f`. After
-     * such a call, the library reads `f` from the source.
-     */
+    /* The following calls come last, because the library must assume that some of them have changed
+     * the file `f`. After these calls, it reads `f` from the source. */
     nowhere("nope/x");
     nowhere("f/x");
     nothing();

@@ -54,8 +54,8 @@ def look(session: Session, root: Path, *, preload: bool) -> Any:
 
 
 def of_others(guesses: Guesses) -> Guesses:
-    """Gives each file the guess of another file. Only the lowest 8 bits of each guess, which come
-    from the file's own hash, stay unchanged."""
+    """Gives each file the guess of another file. Only the lowest 8 bits of a guess stay unchanged,
+    because they come from the hash of the file itself."""
     own = np.uint64(0xFF)
     others: Guesses = (np.roll(guesses, 1) & ~own) | (guesses & own)
     return others

@@ -359,7 +359,7 @@ for turn in range(2):
 
 def test_another_mount_of_the_source(versions: Session, tmp_path: Path) -> None:
     """The source is mounted a second time. Paths through the second mount give the right files,
-    even while another file system is mounted below only this mount."""
+    even while another file system covers a directory in the second mount, but not in the first."""
     source, home = tmp_path / "source", tmp_path / "home"
     with Mounts(home) as mounts, Reader(versions) as read:
         mount = mounts.bind("mount", source)

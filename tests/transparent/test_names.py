@@ -198,9 +198,8 @@ def test_a_change_is_seen_at_once_by_all(pairs: Pairs, change: str, way: str) ->
         made = pairs.with_it[0](way, *words)
         assert made == pairs.without[0](way, *words)
         assert made in (None, True), made
-    # There are four ways to check the change: by each of the two processes, with absolute and
-    # relative paths. With --long, all four are used. Without it, each value of `way` uses two of
-    # them.
+    # Two processes check the change. With --long, both do so with absolute and with relative paths.
+    # Without --long, one uses absolute paths and the other relative paths. `way` decides which.
     other = 1 if way == "absolute" else 0
     for who, seen in draws.sized(
         [(other, "absolute"), (1 - other, "relative")],

@@ -1,6 +1,6 @@
 """More than three hundred calls have the same results with and without the library: return value,
-errno, offset and flags. The calls use a file that has a copy, and most of them fail. Changes of an
-open directory are also shown as without the library."""
+errno, offset and flags. The calls use a file that has a copy, and most of them fail. A directory
+that changes while it is open is also listed as it is without the library."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-/* If a caller does not pass an argument, the argument's register may contain any value. The same is
- * true for the upper half of the register of a 32-bit argument. Such a value must have no effect.
- * This program makes all calls with several such values.
+/* Calls functions with optional arguments, such as the mode of open(). If a caller does not pass an
+ * argument, the argument's register may contain any value, which must have no effect. The same is
+ * true for the upper half of the register of a 32-bit argument. So this program makes each call
+ * several times, each time with another value left in the register.
  *
  *   variadic DIRECTORY     DIRECTORY has the files f and g; prints the result of each call
  *
- * The program passes the value as one argument too many. To the callee, this looks like a call
- * without that argument.
+ * To leave a value in the register, the program passes it as one argument too many. To the callee,
+ * this looks like a call without that argument.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +24,8 @@ typedef unsigned long remains;
 #define WITH(left, value) (UPPER(left) | (unsigned)(value))
 #define EACH(list) (sizeof(list) / sizeof *(list))
 
-/* The last five values look like a mode, a descriptor, a pointer, and flags. */
+/* The values that are left in registers. The last five look like a mode, a descriptor, a pointer,
+ * and flags of fcntl. */
 static const remains lefts[] = {
     0, ~0UL, 0xA5A5A5A5A5A5A5A5UL, 07777, 3, 0x7FFE00000000UL, FD_CLOEXEC, O_NONBLOCK};
 

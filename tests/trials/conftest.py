@@ -20,6 +20,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session_factory(
     mounts: Mounts, session_factory: Callable[..., Session]
 ) -> Callable[..., Session]:
-    """The usual fixture. It requires `mounts`, so that the daemons end before the file systems that
-    they use are unmounted."""
+    """The fixture of tests/conftest.py. Here it also requires `mounts`, so that the daemons end
+    before the file systems that they use are unmounted."""
     return session_factory

@@ -51,7 +51,7 @@ CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "clos
 
 @dataclass
 class Tally:
-    """What a trial has done, in numbers, and the longest times that were measured.
+    """Counts of what a trial has done, and the longest times that it has measured.
 
     kills : number of killed processes by kind. "daemon" is a daemon on a node without peers, "peer"
         a daemon on a node with peers, and "reader" a reader

@@ -14,7 +14,8 @@ from support.epoch import SOURCE, content
 from support.session import Session, wait_until
 
 READER = Path(__file__).parent / "reader.c"
-# The fields of struct state in reader.c, and its ways of reading, in the same order as there.
+# WORDS: the fields of `struct state` in reader.c. WAYS: the ways in which reader.c can read. Both
+# are in the same order as in reader.c.
 WORDS = ("operations", "wrong", "errors", "last", "longest_ns", "leaked")
 WAYS = ("read", "pread", "mmap", "stdio", "stat", "readdir", "dup", "fork", "held")
 MOST_THREADS = 16

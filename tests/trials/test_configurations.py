@@ -118,7 +118,8 @@ class Mutations:
         for _ in range(self._draws.choice((1, 1, 2, 3))):
             self._mutate(*self._draws.choice(list(self._places(document))))
         text = yaml.safe_dump(document["top"], allow_unicode=True, sort_keys=False)
-        # A mark RAW<n> stands for a fragment that is inserted without quotes.
+        # _mutate may have put marks RAW<n> into the document. Each mark is replaced by fragment n
+        # of RAW, without quotes.
         text = re.sub(r"'?RAW(\d+)'?", lambda mark: RAW[int(mark[1])], text)
         if self._draws.random() < 0.15:
             text = self._splice(text)

@@ -93,7 +93,8 @@ static void read_file(uint64_t seed, int fd, char *data, uint64_t first, uint64_
         return;
     }
     uint64_t size = (uint64_t)st.st_size, chunks = (size + chunk - 1) / chunk;
-    /* Modulo a power of two, this generator takes each value once in `round` steps. */
+    /* `round` is a power of two. In `round` steps of the generator below, state % round takes each
+     * value from 0 to round - 1 once. */
     uint64_t round = 1, state = seed * 7919;
     while (round < chunks)
         round *= 2;
