@@ -228,8 +228,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """A finding if libcrypto is missing and may be needed. Daemons that join on several nodes need
-    libcrypto. A daemon that works alone does not."""
+    """Yields a finding if libcrypto is missing and may be needed. Daemons that join on several
+    nodes need libcrypto. A daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():

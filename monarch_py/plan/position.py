@@ -89,8 +89,9 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of accesses that would fit by chance if the next `accesses` accesses
-        were to random units of the run. Units that `again` recognises are left out."""
+        """Suppose that the node's next `accesses` accesses go to random units of the run. Returns
+        the share of these accesses that fit the node's position by chance. Units that `again`
+        recognises are left out."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)

@@ -142,12 +142,13 @@ class Run:
         # the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # `early` is a number of accesses. The code below converts it to a number of places. This
-        # may be smaller, because a unit that is used several times has only one place.
+        # `early` is a number of accesses. The code below converts it to a number of places. The
+        # number of places may be smaller, because a unit that is used several times has only one
+        # place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
-            # ascending order, so any of these accesses may come early.
+            # ascending order, so even the last access of these groups may come first.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))

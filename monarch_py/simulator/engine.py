@@ -79,8 +79,8 @@ class Measured:
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
-    """Runs a decision on the scenario of this job. Raises MemoryError if there is too little
-    memory."""
+    """Simulates the scenario with a policy's decision for this job. Raises MemoryError if there is
+    too little memory."""
     shape = (decision.orders or job.orders)(0).shape
     nodes, steps, width = shape
     if nodes != scenario.nodes:

@@ -166,7 +166,7 @@ class Tier:
         self._excess: dict[int, int] = {}
         # The limit on used room, if the disk became full before the quota was used up [bytes].
         self.cap_bytes: int | None = None
-        # Copies in an SSD tier take no memory. So such a tier has a MemoryRoom of its own, and does
+        # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
         # not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].

@@ -181,8 +181,8 @@ class PlanTracker:
             # A search that finds nothing is repeated, because the last accesses may be misleading.
             # Right after a job has jumped to another position, some of these accesses still fit the
             # old position. After a jump to the end of an epoch, the accesses belong to two epochs.
-            # The intervals between searches grow, because a search is expensive: it draws all runs
-            # of the plan.
+            # The intervals between searches grow, because a search is expensive: it computes the
+            # order of accesses in every run of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 

@@ -126,7 +126,7 @@ class ScanPace:
         return files / rate if rate else 0.0
 
     def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:
-        """Returns how many files are likely to be filled in the next AHEAD_S."""
+        """Returns how many files are likely to be filled in the next AHEAD_S seconds."""
         before_s, before = self._filled[-1]
         took_s = max(now_s - before_s, 1e-3)
         self._rate = max((filled - before) / took_s, self._rate * 0.5 ** (took_s / AHEAD_S))

@@ -113,7 +113,7 @@ class Scanner:
     def __init__(
         self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
-        # `began` is a time of time.monotonic() [s]. All listings were made after it.
+        # `began` is the time at which the scan began, as a value of time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared

@@ -127,8 +127,8 @@ class SharedMemory:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens a list, which is created if necessary, and locks it. Yields the list's descriptor.
-    Raises MonarchError if another process does not release the lock."""
+    """Opens a memory's list of processes, and locks it. Creates the list if necessary. Yields the
+    list's descriptor. Raises MonarchError if another process does not release the lock."""
     limit = time.monotonic() + LOCK_LIMIT_S
     while True:
         fd = open_private(path, os.O_RDWR)

@@ -130,8 +130,8 @@ def given_holders(holders: Any, samples: int) -> Int32s:
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
-    """Returns the nodes that hold each sample, (samples, any), if ranks keep samples in memory
-    themselves, without daemons.
+    """Returns the nodes that hold each sample if ranks keep samples in memory themselves, without
+    daemons. The result is (samples, the largest number of holders).
 
     quota : how much memory each node has for samples
     """

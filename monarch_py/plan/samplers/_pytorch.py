@@ -24,9 +24,9 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. If the program has passed the generator to
-# the DataLoader too, the DataLoader draws the seed of its workers from this generator, with two
-# draws. It does so before each epoch, or with persistent_workers only before the first epoch.
+# If the program has passed the sampler's generator to the DataLoader too, the DataLoader draws the
+# seed of its workers from this generator, with two draws. It does so before each epoch, or with
+# persistent_workers only before the first epoch. "none": the DataLoader does not draw from it.
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 
