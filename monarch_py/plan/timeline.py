@@ -153,7 +153,7 @@ class Run:
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
         # The window is at least 2 * RECENT places if the run is long enough for that, because the
-        # front lags behind by almost RECENT accesses.
+        # estimate of the node's position (plan/position.py) lags behind by almost RECENT accesses.
         ample = max(SLACK * least, 2 * RECENT)
         window = max(least, min(ample, len(order) // AMPLE_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)

@@ -62,7 +62,7 @@ class _Filled:
     for the files whose home is this node, and once for the files of other nodes (_Home).
 
     is_deep : whether all its subdirectories are filled too
-    at : for each home, the first entry of the catalog that is still to be examined
+    at : for each of the two examinations, the first entry of the catalog that it has not reached
     """
 
     place: Place

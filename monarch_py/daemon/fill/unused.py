@@ -76,9 +76,9 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Handles (n,) files that programs use now and that have no room. Returns the files that
-        were refused room in an earlier use too. The other files are marked as REFUSED after
-        ONE_USE_S, when their present use is over."""
+        """Takes (n,) files that programs use now, and for which no tier has room. Returns those
+        that are marked as REFUSED: an earlier use of these files found no room either. Marks the
+        other files as REFUSED after ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():

@@ -19,7 +19,8 @@ AHEAD_S, LEAST = 0.4, 8
 # last AHEAD_S, and the number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
-# the scan has found a file or directory among the names granted before, or after this time [s].
+# the scan has found a file or directory among the names granted last, but after this time [s] at
+# the latest.
 LOOK_S = 0.2
 # In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
 # loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of
