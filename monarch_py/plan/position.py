@@ -266,9 +266,9 @@ class PositionEstimator:
         neighbouring run.
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. (In a short run, most units are near its end.
-            If the previous run always counted, they would all be recognised, and hardly any
-            evidence would be left.)
+            only at the beginning of the current run. (In a short run, most units are near its end,
+            so they were seen a short time ago. If the previous run always counted, nearly every
+            unit of the current run would be recognised, and hardly any evidence would be left.)
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4

@@ -2,11 +2,11 @@
 use.
 
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
-each access depends on the changes that earlier accesses made. If a cache has 200,000 files, an LRU
-access takes 0.4 to 0.7 us with one class, and 0.4 us more for each further class; an access with
-farthest next use takes 1.1 us. benchmarks/policies measures a whole simulation: ten million
-accesses to two million files, half of them cached. There an access takes 1.1 us with LRU and 1.8 us
-with farthest next use, including the computation of orders and next uses.
+each access depends on the changes that earlier accesses made. In a cache of 200,000 files, an
+access takes 0.4 to 0.7 us with LRU and one class, and 0.4 us more for each further class. With
+eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a whole simulation:
+ten million accesses to two million files, half of them cached. There an access takes 1.1 us with
+LRU and 1.8 us with eviction by the next use, including the computation of orders and next uses.
 """
 
 import heapq

@@ -164,7 +164,8 @@ class Tier:
         # Some copies occupy more than their rounded size. For these copies, by number: how much
         # more they occupy [bytes].
         self._excess: dict[int, int] = {}
-        # The limit on used room, if the disk became full before the quota was used up [bytes].
+        # If the disk became full before the quota was used up: the limit on the room that copies
+        # may use [bytes].
         self.cap_bytes: int | None = None
         # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
         # not reduce the memory that the RAM tiers share.
@@ -265,8 +266,8 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        # Monarch makes no directory with such a name, so the directory is removed only if it is
-        # empty.
+        # Monarch gives the name of a copy to no directory, so another program has made this
+        # directory. It is removed only if it is empty.
         except IsADirectoryError:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)

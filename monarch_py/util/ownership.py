@@ -117,7 +117,7 @@ def _writers(path: Path, st: os.stat_result) -> str:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"
     except OSError:
-        pass  # `path` has no such list, or the file system does not support lists
+        pass  # `path` has no access control list, or the file system does not support such lists
     try:
         group = grp.getgrgid(st.st_gid)
         mine = pwd.getpwuid(os.geteuid()).pw_name

@@ -121,7 +121,8 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file's size may have changed since the size was added to `bytes_`.
+        # The difference may be negative, because a file may have grown since its size was added to
+        # `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:

@@ -70,7 +70,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# The number of linear pieces in the model of preprocessing time against threads.
+# The number of lines in the model of the preprocessing time, which depends on the number of
+# threads.
 PIECES = 3
 
 

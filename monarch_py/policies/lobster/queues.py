@@ -102,10 +102,10 @@ def _best_from(
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds the best window for each step. A window is a range of times. The threads are divided so
     that the time of every queue lies in the window. In the best window, the largest and the
-    smallest of these times differ least. Only windows are tried that begin at one of the levels
-    with the indices `starts`. Returns (steps, queues) the threads; (steps,) this difference; and
-    (steps,) the largest time. If no window is possible, the difference and the largest time are
-    inf.
+    smallest of these times differ least. Each window that is tried begins at a level whose index is
+    in `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest
+    and the smallest time; and (steps,) the largest time. If no window is possible, the difference
+    and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
