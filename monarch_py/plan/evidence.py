@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well the last accesses fit.
+    """How well the last accesses fit the plan.
 
     fits : how many of the `accesses` fit
     by_chance : how many of the `accesses` would fit on average if their order were random

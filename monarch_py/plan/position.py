@@ -130,8 +130,8 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind. In a short run,
-        # the end is the last half of the run.
+        # The end of a run is its last two windows, because the front lags behind the node's
+        # accesses. In a short run, the end is the last half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -287,8 +287,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). As many observations are included as are needed
-        for SEARCHED units, or all observations if these have fewer units."""
+        """The units of the last observations, (n,). These are as many observations as are needed
+        for SEARCHED units. If all observations have fewer units, these are all observations."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -125,7 +125,7 @@ class Run:
 
     @classmethod
     def of(cls, section: Section, node: int, units: int) -> "Run":
-        """Returns the run of a node in a section.
+        """Returns the units that a node uses in a section, as a Run.
 
         units : number of units in the plan
         """

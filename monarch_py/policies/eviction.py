@@ -55,7 +55,10 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Runs accesses to these files, in order.  sizes : the sizes of these files [bytes]"""
+        """Accesses these files in the cache, in order. Returns what each access did.
+
+        sizes : the sizes of these files [bytes]
+        """
         uses = Uses(len(files))
         if len(self._classes) == 1:
             self._run_one(files, sizes, uses)
@@ -64,7 +67,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """Runs accesses if there is only one class. An evicted file then leaves the cache."""
+        """Accesses the files if there is only one class. An evicted file then leaves the cache."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -236,7 +239,7 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Runs accesses to these files, in order.
+        """Accesses these files in the cache, in order. Returns what each access did.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access

@@ -38,8 +38,9 @@ NAME_BYTES, ROW_BYTES = 64, 448
 # Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
 # more than half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
-# Reading the size of the directory takes several system calls. The daemon places small files in up
-# to a thousand portions a second, so it keeps the value for LOOK_S [s].
+# The daemon places small files in up to a thousand portions a second. For each portion it needs the
+# room that the tier's directories take, and reading this value takes several system calls. So the
+# value is kept for LOOK_S [s].
 LOOK_S = 0.25
 # Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
 # the moment.
@@ -423,8 +424,8 @@ class Tier:
 
     def is_in_place(self) -> bool:
         """Whether the tier's path still leads to the directory that this object has open. If the
-        file system returns an error, the result is True, because every open of a copy then fails as
-        well."""
+        file system returns an error, the result is True: no client can open a wrong file through
+        the path, because every open fails as well."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):

@@ -69,8 +69,8 @@ class Delay:
         self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, total time)
         self._before = (0, 0.0)
-        # The result of the last judgement: the mean time of the judged opens [s], and whether this
-        # mean was not late.
+        # The result of the last judgement: the mean time of the judged opens [s], and whether these
+        # opens were in time (not late).
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:

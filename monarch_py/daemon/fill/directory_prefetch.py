@@ -226,8 +226,8 @@ class DirectoryPrefetch:
 
     def _take(self, most: int, home: _Home) -> Ids:
         """Returns the next (n,) of the found files, as many as the limit on unused files allows.
-        Skips files that are larger than the whole limit; such a file is filled when a program opens
-        it."""
+        Skips files that are larger than the whole limit; each of these files is filled when a
+        program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]

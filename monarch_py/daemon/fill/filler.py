@@ -457,7 +457,7 @@ class Filler:
 
     def await_results(self, *, follows_plan: bool) -> None:
         """Makes the engine wake the loop for results of successful fills, if anything waits for
-        such results: a plan, files that the engine could not take yet, files that had no room, or
+        these results: a plan, files that the engine could not take yet, files that had no room, or
         copies that await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))

@@ -22,9 +22,9 @@ RISING_BYTES = 8 << 20
 # the scan has found a file or directory among the names granted last, but after this time [s] at
 # the latest.
 LOOK_S = 0.2
-# In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
-# loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of
-# concurrent fills.
+# Until files have been filled for AHEAD_S, the scan assumes that the rate of fills rises by this
+# factor until the next iteration of the loop. With a smaller factor, such as 2, the scan would find
+# too few files for a rising number of concurrent fills.
 RISE = 4.0
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.

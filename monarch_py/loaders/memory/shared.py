@@ -85,8 +85,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Opens the memory through /proc/PID/fd of a process on the list. Returns a descriptor of
-        the memory; None if that process no longer has the memory.
+        """Opens the memory through /proc/PID/fd of a process on the memory's list. Returns a
+        descriptor of the memory; None if that process no longer has the memory.
 
         line : the process's line in the list
         """

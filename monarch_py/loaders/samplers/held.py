@@ -45,7 +45,7 @@ class HeldSampler(ScheduledSampler):
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
     # their tiers have room left.
     EXTRA: ClassVar[bool]
-    holders: Int32s  # (samples, any)
+    holders: Int32s  # (samples, the largest number of holders)
 
     def __init__(
         self,

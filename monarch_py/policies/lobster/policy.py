@@ -70,8 +70,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# The number of lines in the model of the preprocessing time, which depends on the number of
-# threads.
+# The model of the preprocessing time is piecewise linear in the number of threads. It has this many
+# pieces.
 PIECES = 3
 
 
