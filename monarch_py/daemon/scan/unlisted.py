@@ -26,7 +26,7 @@ FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Looks up files that no scan has listed yet, at the source. Separate threads do this, because
+    """Looks up, at the source, files that no scan has listed yet. Separate threads do this, because
     the source may be slow, and the loop must never wait for it.
 
     look : looks up one file; returns None if there is no file that belongs in the catalog
