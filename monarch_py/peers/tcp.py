@@ -20,7 +20,7 @@ CONNECT_LIMIT_S = 0.8
 FIRST_BYTE_LIMIT_S = 1.0
 # After the first bytes, the time limit [s] for each further 256 KiB of the answer, and for the
 # frame that ends a block. It is longer than server.WAIT_LIMIT_S, so that the server can report in
-# time that the 256 KiB or the frame are late.
+# time that these bytes are late.
 BETWEEN_LIMIT_S = 0.9
 
 

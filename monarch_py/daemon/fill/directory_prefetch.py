@@ -23,8 +23,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # At least this many files of a directory must be read to their end before its other files are
-# filled. If at least this many of its direct subdirectories each contain, directly or farther down,
-# a file that was read to its end, the directory and all directories below it are filled.
+# filled. A directory and all directories below it are filled if at least this many of its direct
+# subdirectories each contain, directly or farther down, a file that was read to its end.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.

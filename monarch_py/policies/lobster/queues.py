@@ -114,10 +114,10 @@ def _best_from(
     # level at which the window begins.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # Bisection finds the lowest level at which each row's window can end. A window is possible if
-    # it contains a predicted time of every queue, and if `total` threads are enough to give every
-    # queue such a time. `end` is the index of this level in `levels`, or the number of levels if no
-    # window is possible.
+    # A window is possible if it contains a predicted time of every queue, and if these times need
+    # at most `total` threads in all. For each row, bisection finds the lowest level at which a
+    # possible window ends. `end` is the index of this level in `levels`, or the number of levels if
+    # no window is possible.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2
