@@ -59,7 +59,7 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
         try:
             serving_address(found)
         except ConfigError as error:
-            # Only a cluster needs the interface. A daemon that runs alone works without it.
+            # This is only a warning, because a daemon that runs alone does not use the interface.
             warn(str(error))
     from monarch_py.commands.doctor import occupied_by_others
 

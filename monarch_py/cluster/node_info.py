@@ -1,5 +1,5 @@
-"""What each node reports of itself before the daemons start, and whether the nodes can form a
-cluster."""
+"""Collects what each node reports of itself before the daemons start, and checks whether the nodes
+can form a cluster."""
 
 import hashlib
 import os

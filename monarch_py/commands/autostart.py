@@ -74,9 +74,9 @@ def is_wished(config: Config) -> bool:
 
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
-    """Whether a program under the library has a file open below one of the directories `roots`. The
-    program may have opened the file while this process held the claim. While the claim is held, no
-    other starter is started, so this process must find the file itself."""
+    """Whether a program with the preload library has a file open below one of the directories
+    `roots`. A program that opens such a file while this process holds the claim cannot launch a
+    starter of its own. So this process must find the file itself."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

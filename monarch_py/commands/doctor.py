@@ -141,8 +141,8 @@ def occupied_by_others(tier: TierConfig) -> str:
     """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
     otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
-    # There may be many copies. So their sizes are added up only if the tier would have too little
-    # room without them.
+    # Adding up the sizes of many copies takes long. It is not needed if the free room alone is
+    # enough for the quota.
     return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
 
 
@@ -228,8 +228,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """A finding if libcrypto is missing and may be needed. Daemons that join on several nodes need
-    libcrypto. A daemon that works alone does not."""
+    """Yields a finding if libcrypto is missing and may be needed. Daemons that join on several
+    nodes need libcrypto. A daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():

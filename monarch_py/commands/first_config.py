@@ -25,7 +25,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 # The quota of the tier in memory is the free memory divided by MEMORY_PART, because the job needs
 # most of the memory. The quota of a tier on a disk is the disk's free space times DISK_PART.
 MEMORY_PART, DISK_PART = 4, 0.8
-# The smallest quota of a tier [bytes]. A directory without room for such a quota does not become a
+# The smallest quota of a tier [bytes]. A directory without room for this quota does not become a
 # tier.
 LEAST_BYTES = 64 * MIB
 

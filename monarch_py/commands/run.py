@@ -240,8 +240,8 @@ class _Share:
 
 
 def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
-    """Provides a daemon that no run ends. Returns its process, or None if a daemon serves already.
-    Raises SessionError if the new daemon does not come up.
+    """Provides a daemon that no `monarch run` ends. Returns its process, or None if a daemon serves
+    already. Raises SessionError if the new daemon does not come up.
 
     kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
         itself. "" means never. With "", a daemon that serves already is told not to end by itself

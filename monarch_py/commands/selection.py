@@ -69,7 +69,8 @@ class PathSelection:
 
     @property
     def needs_scanned(self) -> list[Place]:
-        """The directories that must be scanned before all files below them are known."""
+        """The named directories. All files below them must be known, so these directories must be
+        scanned completely."""
         return list(self._directories)
 
     # --- resolving paths ------------------------------------------------------------------------

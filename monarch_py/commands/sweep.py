@@ -50,7 +50,7 @@ SESSION = re.compile("[0-9a-f]{16}")
 
 @dataclass
 class Swept:
-    """What a sweep has done.
+    """The result of a sweep.
 
     stopped : the number of running daemons that were ended
     sessions : the number of killed daemons' sessions that were removed

@@ -252,8 +252,8 @@ class Warm:
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
         # A copy whose number is below `first_copy` was made by an earlier daemon, so it existed
-        # before the command began. `_was_there` lacks it if it was added to the catalog after
-        # `_step` had looked at the file.
+        # before the command began. `_was_there` does not show this if the copy was added to the
+        # catalog after `_step` had looked at the file.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

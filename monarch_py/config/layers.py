@@ -247,9 +247,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer gives only the path of a dataset, and a
-    lower layer describes the dataset at this path, returns the description of the lower layer, and
-    adds the positions of the description's keys to `ours`.
+    """Returns the datasets that a layer names. The layer may give only the path of a dataset that a
+    lower layer describes. Then the description of the lower layer is returned, and the positions of
+    its keys are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

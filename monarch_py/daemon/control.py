@@ -192,7 +192,7 @@ class Control:
 
     def _let_go(self, _: Request) -> Request:
         """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
-        started does so even without this command."""
+        started then ends even without this command."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 

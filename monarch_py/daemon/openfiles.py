@@ -91,7 +91,7 @@ class _Finder:
         ]
         self.sources = [(i, int(control.source[i].dev)) for i in range(control.sources)]
         # The index of copies lacks short-lived copies: copies in the staging area, and copies that
-        # this daemon has made in tiers with eviction. Such copies are found in the table
+        # this daemon has made in tiers with eviction. These copies are found in the table
         # `_coming_and_going`.
         catalog = shared.catalog
         evicting = int(catalog.c.evicting)

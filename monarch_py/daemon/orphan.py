@@ -117,7 +117,7 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """The watch of a daemon that several runs share, and that belongs to these runs. The
+    """Ends a daemon that several `monarch run` share, once no run, job or process uses it. The
     constructor records (`Shares.note_daemon`) that the daemon belongs to the runs, and raises
     OSError if that fails."""
 

@@ -82,8 +82,8 @@ FIRST_OPEN_MS = 5
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # Programs wait for the sources if their opens there take longer than this on average [s]. Only then
-# is the loop's rest shortened to fill files ahead. With a source that answers sooner, such as a
-# local disk, programs need the processors more.
+# does the loop rest for a shorter time, to fill files ahead. With a source that answers sooner,
+# such as a local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
@@ -304,9 +304,10 @@ class Daemon:
                 self.filler.end_turn()
 
     def _rest(self, took_s: float, *, busy: bool) -> bool:
-        """Leaves the processors to programs between two iterations. The loop counts as awake during
-        the rest, so that clients need not ring. The rest ends early if the engine leaves work to
-        the loop (see `Engine.rest`). Returns whether the engine has left work.
+        """Sleeps after an iteration, to leave the processors to programs. The loop counts as awake
+        during this sleep, so that clients need not ring the doorbell. The sleep ends early if the
+        engine leaves work to the loop (see `Engine.rest`). Returns whether the engine has left
+        work.
 
         took_s : duration of the last iteration [s]
         busy : whether the last iteration has left work undone

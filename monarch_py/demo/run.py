@@ -229,7 +229,8 @@ def _environment() -> dict[str, str]:
 def _epochs(records: list[dict[str, Any]], counts: list[dict[str, int]]) -> list[Epoch]:
     epochs = []
     for record, before, after in zip(records, counts[:-1], counts[1:], strict=True):
-        # `release` is left out, because the kernel may send it at any time, even in the next epoch.
+        # Operations of the kind `release` are not counted, because the kernel may send them at any
+        # time, even in the next epoch.
         operations = [kind for kind in after if kind != "release" and "bytes" not in kind]
         gained = {kind: after[kind] - before[kind] for kind in after}
         epochs.append(

@@ -14,7 +14,7 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import Kind, State, ffi, lib
 
 # The number of entries for which the first segment of a catalog has room. For a dataset of few
-# large files, it need never grow.
+# large files, the catalog never has to grow.
 FIRST_CAPACITY = 4096
 # The factor by which a full catalog grows. With a larger factor, the entries are copied less often,
 # but more memory stays unused until `fit` releases it at the end of the scan.

@@ -10,16 +10,17 @@ from monarch_py.native import ffi, lib, not_null
 from monarch_py.peers.handshake import Keys, Party, Purpose, introduce
 from monarch_py.peers.status import PeerStatus, Unreachable
 
-# Limit [s] for connection and handshake. Nodes of one cluster answer within a millisecond. A longer
-# limit would not help even if the first packet is lost: TCP resends the packet only after a second,
-# and a read from the source takes less time than that.
+# Time limit [s] for the connection and the handshake. Nodes of one cluster answer within a
+# millisecond. A longer limit would not help even if the first packet is lost: TCP resends the
+# packet only after a second, and a read from the source takes less time than that.
 CONNECT_LIMIT_S = 0.8
-# Limit [s] for the first bytes of an answer. It is longer than server.WAIT_LIMIT_S, so that the
-# server can report in time that the bytes are late, and the link stays usable. If a peer sends
+# Time limit [s] for the first bytes of an answer. It is longer than server.WAIT_LIMIT_S, so that
+# the server can report in time that the bytes are late, and the link stays usable. If a peer sends
 # nothing, the source is read after at most this limit plus CONNECT_LIMIT_S, together less than 2 s.
 FIRST_BYTE_LIMIT_S = 1.0
-# Limit [s] for each 256 KiB after the first bytes, and for the frame that ends a block. It is
-# longer than server.WAIT_LIMIT_S, so that the server can report in time that these bytes are late.
+# After the first bytes, the time limit [s] for each further 256 KiB of the answer, and for the
+# frame that ends a block. It is longer than server.WAIT_LIMIT_S, so that the server can report in
+# time that these bytes are late.
 BETWEEN_LIMIT_S = 0.9
 
 

@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """How well the last accesses fit.
+    """How well the last accesses fit the plan.
 
     fits : how many of the `accesses` fit
     by_chance : how many of the `accesses` would fit on average if their order were random
@@ -102,13 +102,13 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is: the part that has most of the
-    evidence. All parts that are compared have the same length, a little more than the run's window.
+    """Finds the part of the run in which a node probably is. All parts have the same length, a
+    little more than the run's window. The part with most of the evidence is chosen.
 
     evidence : (n,) the units that the node opened last
 
-    Returns the share of the evidence that is in this part, and the place at which the part begins.
-    The share is returned as 0 if it is below FOUND, or if chance can explain it.
+    Returns the share of the evidence that is in the chosen part, and the place at which this part
+    begins. If the share is below FOUND, or if chance can explain it, 0 is returned instead of it.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]

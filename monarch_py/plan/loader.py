@@ -14,8 +14,8 @@ from monarch_py.plan.schedule import Deal
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : like chunks, but for a GroupShuffle, whose order consists of the ranks' parts, one after
-#     the other
+# groups : like chunks, but only for the order of a GroupShuffle, which already has the part of
+#     rank 0 first, then the part of rank 1, and so on
 # local_first : a global batch has the same samples as with `strided`, but as many of them as
 #     possible go to a node that holds them
 # solar : like local_first, but batches differ in size, so that all nodes load equally many samples

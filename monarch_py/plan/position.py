@@ -89,8 +89,9 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of accesses that would fit by chance if the next `accesses` accesses
-        were to random units of the run. Units that `again` recognises are left out."""
+        """Suppose that the node's next `accesses` accesses go to random units of the run. Returns
+        the share of these accesses that fit the node's position by chance. Units that `again`
+        recognises are left out."""
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -129,8 +130,8 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind. In a short run,
-        # the end is the last half of the run.
+        # The end of a run is its last two windows, because the front lags behind the node's
+        # accesses. In a short run, the end is the last half of the run.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -265,9 +266,9 @@ class PositionEstimator:
         neighbouring run.
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. (In a short run, most units are near its end.
-            If the previous run always counted, they would all be recognised, and hardly any
-            evidence would be left.)
+            only at the beginning of the current run. (In a short run, most units are near its end,
+            so they were seen a short time ago. If the previous run always counted, nearly every
+            unit of the current run would be recognised, and hardly any evidence would be left.)
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -286,8 +287,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). As many observations are included as are needed
-        for SEARCHED units, or all observations if these have fewer units."""
+        """The units of the last observations, (n,). These are as many observations as are needed
+        for SEARCHED units. If all observations have fewer units, these are all observations."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

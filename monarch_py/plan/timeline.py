@@ -125,7 +125,7 @@ class Run:
 
     @classmethod
     def of(cls, section: Section, node: int, units: int) -> "Run":
-        """Returns the run of a node in a section.
+        """Returns the units that a node uses in a section, as a Run.
 
         units : number of units in the plan
         """
@@ -142,17 +142,18 @@ class Run:
         # the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # `early` is a number of accesses. The code below converts it to a number of places. This
-        # may be smaller, because a unit that is used several times has only one place.
+        # `early` is a number of accesses. The code below converts it to a number of places. The
+        # number of places may be smaller, because a unit that is used several times has only one
+        # place.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
-            # ascending order, so any of these accesses may come early.
+            # ascending order, so even the last access of these groups may come first.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
         # The window is at least 2 * RECENT places if the run is long enough for that, because the
-        # front lags behind by almost RECENT accesses.
+        # estimate of the node's position (plan/position.py) lags behind by almost RECENT accesses.
         ample = max(SLACK * least, 2 * RECENT)
         window = max(least, min(ample, len(order) // AMPLE_SHARE))
         return cls(section.epoch, order, place, section.start + at, window)

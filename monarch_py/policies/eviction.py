@@ -2,11 +2,11 @@
 use.
 
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
-each access depends on the changes that earlier accesses made. If a cache has 200,000 files, an LRU
-access takes 0.4 to 0.7 us with one class, and 0.4 us more for each further class; an access with
-farthest next use takes 1.1 us. benchmarks/policies measures a whole simulation: ten million
-accesses to two million files, half of them cached. There an access takes 1.1 us with LRU and 1.8 us
-with farthest next use, including the computation of orders and next uses.
+each access depends on the changes that earlier accesses made. In a cache of 200,000 files, an
+access takes 0.4 to 0.7 us with LRU and one class, and 0.4 us more for each further class. With
+eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a whole simulation:
+ten million accesses to two million files, half of them cached. There an access takes 1.1 us with
+LRU and 1.8 us with eviction by the next use, including the computation of orders and next uses.
 """
 
 import heapq
@@ -55,7 +55,10 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Runs accesses to these files, in order.  sizes : the sizes of these files [bytes]"""
+        """Accesses these files in the cache, in order. Returns what each access did.
+
+        sizes : the sizes of these files [bytes]
+        """
         uses = Uses(len(files))
         if len(self._classes) == 1:
             self._run_one(files, sizes, uses)
@@ -64,7 +67,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """Runs accesses if there is only one class. An evicted file then leaves the cache."""
+        """Accesses the files if there is only one class. An evicted file then leaves the cache."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem
@@ -236,7 +239,7 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Runs accesses to these files, in order.
+        """Accesses these files in the cache, in order. Returns what each access did.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access

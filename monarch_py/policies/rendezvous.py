@@ -54,7 +54,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 def homes(files: int, cluster: Cluster) -> Int32s:
     """Returns (files,) int32, the node with the least score for each file, even if the node is
-    full. A node's weight is the room of its classes for copies. If no node has such classes, all
+    full. A node's weight is the room of its classes for copies. If no node has room for copies, all
     weights are equal."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
     weights = room if room.any() else np.ones(cluster.nodes)

@@ -90,7 +90,8 @@ def _upcoming(
     accesses are in order of time.
 
     upcoming : (files,) the first use of each file after all of these accesses. The function changes
-        the array in place: if these accesses use a file, its element becomes the first such use
+        the array in place: if these accesses use a file, its element becomes the first of these
+        uses
     """
     is_used = files != NO_FILE
     if not is_used.all():

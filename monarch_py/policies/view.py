@@ -179,10 +179,10 @@ class Served:
     cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
         to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
-        that uses the file if the file has no owner. Class `into` gets the file. Each slower class
-        down to `down` gets files that are pushed out of the next faster class; their total size
-        counts as the size of the file. If no node has the file, and the file goes into a class of
-        its owner, the owner reads the file
+        that uses the file if the file has no owner. Class `into` gets the file. Each slower class,
+        down to `down`, gets the files that the next faster class drops to make room; it is assumed
+        that these have the same total size as the file. If no node has the file, and the file goes
+        into a class of its owner, the owner reads the file from the file system
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
         the file, if the policy reads larger pieces; None for nothing
     """

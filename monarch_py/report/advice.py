@@ -344,8 +344,8 @@ class _Model:
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield (
-            f"the tiers' rates were not measured, and are assumed: {', '.join(rates)}, but at least"
-            " the rate of copies in this run"
+            f"the tiers' rates were not measured; assumed are {', '.join(rates)}, or the rate of"
+            " copies in this run if that is higher"
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])

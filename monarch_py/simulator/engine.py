@@ -79,8 +79,8 @@ class Measured:
 
 
 def measure(scenario: Scenario, job: Job, decision: Decision) -> Measured:
-    """Runs a decision on the scenario of this job. Raises MemoryError if there is too little
-    memory."""
+    """Simulates the scenario with a policy's decision for this job. Raises MemoryError if there is
+    too little memory."""
     shape = (decision.orders or job.orders)(0).shape
     nodes, steps, width = shape
     if nodes != scenario.nodes:
@@ -198,8 +198,8 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 def _dealt(values: Array, ranks: int) -> Array:
     """Distributes the samples of nodes, (nodes, steps, width), over their ranks. Returns (nodes,
-    steps, ranks, samples). This is needed for policies that form their own steps: such a policy
-    says only which samples each node takes.
+    steps, ranks, samples). This is needed for policies that form their own steps, because they say
+    only which samples each node takes.
 
     The ranks take the samples of a step in turn. NO_FILE pads a rank that takes fewer samples.
     """

@@ -2,7 +2,7 @@
 
 All sizes are in bytes, and all rates in bytes per second. The fields of the classes also define the
 keys of a scenario's YAML file, by the rules of yaml_files/keys.py. simulator/keys.py reads and
-checks such a file. A scenario that is constructed in Python is not checked.
+checks the file. A scenario that is constructed in Python is not checked.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Creates a directory for short-lived files, in a block group where ext4 creates files quickly.
 
 ext4 puts the inode of a new file into the block group of the file's directory. It does not reuse
-the inode of a removed file for up to six minutes, and steps over all such inodes of the group
-whenever it creates a file. If the copies of the last session were in the same group and were
+the inode of a removed file for up to six minutes. Whenever it creates a file in the group, it steps
+over all these inodes. If the copies of the last session were in the same group and were
 removed a moment ago, the creation of a copy takes up to a millisecond of CPU time. In another group
 it takes 0.03 ms.
 

@@ -22,7 +22,7 @@ from monarch_py.native import path_hash
 from monarch_py.util.processes import boot_id
 
 VERSION = 1
-# SQLite's integers are signed. `number & MASK` turns such a number into the unsigned number with
+# SQLite's integers are signed. `number & MASK` turns a signed number into the unsigned number with
 # the same 64 bits; `signed` does the reverse.
 MASK = (1 << 64) - 1
 
@@ -133,10 +133,9 @@ def damage_told(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(path: Path) -> None:
-    """Refuses a manifest that is not a regular file, or that cannot be read and written. Also
-    refuses a manifest whose journal is not such a file, because SQLite opens the journal by its
-    name. SQLite itself would follow a link, and would report a directory or a FIFO as a disk error.
-    Raises DamagedManifestError."""
+    """Raises DamagedManifestError if the manifest or its journal is not a regular file, or cannot
+    be read and written. SQLite itself would follow a link, and would report a directory or a FIFO
+    as a disk error. The journal is checked too, because SQLite opens it by its name."""
     for file in (path, path.with_name(path.name + "-journal")):
         try:
             mode = file.lstat().st_mode

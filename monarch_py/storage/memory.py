@@ -121,8 +121,8 @@ class MemoryRoom:
         # `_reserved_bytes` : the room that is promised to unfinished fills.
         # `_bytes` : the last result of `available_bytes`.
         # `_next_look_s` : the time from which `available_bytes` is called again [s].
-        # `_filled_bytes` : the room that fills have used since that call, minus the room that
-        #     removals have freed.
+        # `_filled_bytes` : the room that fills have used since the last call of `available_bytes`,
+        #     minus the room that removals have freed.
         self._reserved_bytes = self._bytes = self._filled_bytes = 0
         self._next_look_s = 0.0
 

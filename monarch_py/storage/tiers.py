@@ -38,8 +38,9 @@ NAME_BYTES, ROW_BYTES = 64, 448
 # Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
 # more than half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
-# Reading the size of the directory takes several system calls. The daemon places small files in up
-# to a thousand portions a second, so it keeps the value for LOOK_S [s].
+# The daemon places small files in up to a thousand portions a second. For each portion it needs the
+# room that the tier's directories take, and reading this value takes several system calls. So the
+# value is kept for LOOK_S [s].
 LOOK_S = 0.25
 # Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
 # the moment.
@@ -164,9 +165,10 @@ class Tier:
         # Some copies occupy more than their rounded size. For these copies, by number: how much
         # more they occupy [bytes].
         self._excess: dict[int, int] = {}
-        # The limit on used room, if the disk became full before the quota was used up [bytes].
+        # If the disk became full before the quota was used up: the limit on the room that copies
+        # may use [bytes].
         self.cap_bytes: int | None = None
-        # Copies in an SSD tier take no memory. So such a tier has a MemoryRoom of its own, and does
+        # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
         # not reduce the memory that the RAM tiers share.
         self._memory = memory_room if config.kind == "ram" and memory_room else MemoryRoom()
         # The last result of `overhead_bytes`, and the time from which it is computed again [s].
@@ -265,8 +267,8 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        # Monarch makes no directory with such a name, so the directory is removed only if it is
-        # empty.
+        # Monarch gives the name of a copy to no directory, so another program has made this
+        # directory. It is removed only if it is empty.
         except IsADirectoryError:
             with suppress(OSError):
                 os.rmdir(name, dir_fd=self.fd)
@@ -422,8 +424,8 @@ class Tier:
 
     def is_in_place(self) -> bool:
         """Whether the tier's path still leads to the directory that this object has open. If the
-        file system returns an error, the result is True, because every open of a copy then fails as
-        well."""
+        file system returns an error, the result is True: no client can open a wrong file through
+        the path, because every open fails as well."""
         try:
             named = self.copies.lstat()
         except (FileNotFoundError, NotADirectoryError):

@@ -81,9 +81,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
     if st.st_uid not in (0, os.geteuid()):
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace the files in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
-    # There is no doubt about a link or a directory with the sticky bit. A link's mode has no
-    # meaning. In a directory with the sticky bit, only a file's owner and the directory's owner may
-    # rename or remove the file.
+    # The mode of a link has no meaning. A directory with the sticky bit is safe even if others may
+    # write it: only a file's owner and the directory's owner may rename or remove the file.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:
@@ -118,7 +117,7 @@ def _writers(path: Path, st: os.stat_result) -> str:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)
         return "those whom its access list names"
     except OSError:
-        pass  # `path` has no such list, or the file system does not support lists
+        pass  # `path` has no access control list, or the file system does not support such lists
     try:
         group = grp.getgrgid(st.st_gid)
         mine = pwd.getpwuid(os.geteuid()).pw_name

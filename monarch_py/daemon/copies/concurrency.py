@@ -69,8 +69,8 @@ class Delay:
         self._least: deque[tuple[float, float]] = deque()
         self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, total time)
         self._before = (0, 0.0)
-        # The result of the last judgement: the mean time of the judged opens [s], and whether this
-        # mean was not late.
+        # The result of the last judgement: the mean time of the judged opens [s], and whether these
+        # opens were in time (not late).
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
@@ -106,8 +106,9 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, which is complete after LEAST_S. Means over a shorter
-        time would vary more by chance, and the least of them would be too small."""
+        """Adds opens to the mean in progress, and completes this mean once it covers LEAST_S.
+        Means over a shorter time would vary more by chance, so the least of them would be below
+        the usual time of an open."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s

@@ -52,8 +52,8 @@ def is_passing(result: Any) -> bool:
     return result["status"] != JobStatus.DONE and result["error"] in NO_DESCRIPTOR
 
 
-# Programs may hand over files before the catalog knows them. At most this many such files are taken
-# at a time.
+# Programs may hand over files before the catalog knows them. At most this many of these files are
+# taken at a time.
 UNMET = 512
 # At most this much of a tier's room is granted to the engine at a time [bytes]. The free memory and
 # disk space are checked again before each grant.
@@ -153,8 +153,8 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether background fills yield the processors to programs. They do so while no processor
-        is idle and the sources are fast, so that programs hardly wait for the sources."""
+        """Whether background fills leave the processors to programs. This is so while no processor
+        is idle, and the sources are so fast that programs hardly wait for them."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:

@@ -15,8 +15,8 @@ from monarch_py.native import Kind, Reason, State, lib
 
 log = logging.getLogger("monarch.outdated")
 
-# `Outdated.look` compares for at most this time [ns]. The command requests the remaining
-# comparisons in further calls.
+# A call of `Outdated.look` compares entries for at most this time [ns]. `monarch warm` requests the
+# remaining comparisons in further calls.
 LIMIT_NS = 1_000_000_000
 
 

@@ -91,7 +91,8 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """Runs one iteration.
+        """Runs one iteration: at intervals, predicts the ranks' loads and divides the engine's
+        threads accordingly.
 
         planned : returns the loads that a plan predicts, in the order of the ranks' numbers. If
             there is no plan, it returns None, and each rank's recent misses are the prediction

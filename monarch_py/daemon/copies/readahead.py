@@ -47,7 +47,8 @@ class ReadAhead:
         return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file should be paged in before its next use."""
+        """Returns (n,) whether the copy of each file should be paged in before the file's next
+        use."""
         wanted = self.is_for(ids)
         known = ids < len(self._brought)
         wanted[known] &= ~self._brought[ids[known]]

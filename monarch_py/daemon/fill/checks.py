@@ -21,7 +21,8 @@ PASSING_S = 1.0
 
 
 class Checks:
-    """The copies that await a check. Runs in the daemon's loop and never blocks."""
+    """Has the engine check copies before they are published. Runs in the daemon's loop and never
+    blocks."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:
         self._copies, self._requests = copies, requests

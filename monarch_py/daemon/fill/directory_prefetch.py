@@ -23,8 +23,8 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # At least this many files of a directory must be read to their end before its other files are
-# filled. If at least this many of its direct subdirectories each contain, directly or farther down,
-# a file that was read to its end, the directory and all directories below it are filled.
+# filled. A directory and all directories below it are filled if at least this many of its direct
+# subdirectories each contain, directly or farther down, a file that was read to its end.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -62,7 +62,7 @@ class _Filled:
     for the files whose home is this node, and once for the files of other nodes (_Home).
 
     is_deep : whether all its subdirectories are filled too
-    at : for each home, the first entry of the catalog that is still to be examined
+    at : for each of the two examinations, the first entry of the catalog that it has not reached
     """
 
     place: Place
@@ -226,8 +226,8 @@ class DirectoryPrefetch:
 
     def _take(self, most: int, home: _Home) -> Ids:
         """Returns the next (n,) of the found files, as many as the limit on unused files allows.
-        Skips files that are larger than the whole limit; such a file is filled when a program opens
-        it."""
+        Skips files that are larger than the whole limit; each of these files is filled when a
+        program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]

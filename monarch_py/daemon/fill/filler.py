@@ -134,9 +134,9 @@ class Filler:
     def end_turn(self) -> None:
         """Grants the engine room in the tiers. Until the next iteration, the engine may use this
         room to order, by itself, fills of files that readers wait for. It places these files where
-        the filler would place them. No room is granted while a plan assigns files to tiers. No room
-        is granted either if no fill was ordered for GRANTED_S. In this case the loop need not
-        measure the room of the tiers, so a tier that hangs does not block the loop."""
+        the filler would place them. No room is granted while a plan assigns files to tiers. If no
+        fill was ordered for GRANTED_S, no room is granted either: then the loop need not measure
+        the room of the tiers, so a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -457,7 +457,7 @@ class Filler:
 
     def await_results(self, *, follows_plan: bool) -> None:
         """Makes the engine wake the loop for results of successful fills, if anything waits for
-        such results: a plan, files that the engine could not take yet, files that had no room, or
+        these results: a plan, files that the engine could not take yet, files that had no room, or
         copies that await a check."""
         waits = follows_plan or len(self.requests) or self._refused or self.staging.refused
         self.engine.await_results(is_awaited=bool(waits or self.checks))

@@ -15,8 +15,9 @@ from monarch_py.native import Kind, Reason, State, ffi, lib
 # These are plain integers, because comparisons with a member of an enumeration are much slower.
 ABSENT, WANTED, FILE = State.ABSENT.value, State.WANTED.value, Kind.FILE.value
 NOTHING = word.make(State.BYPASS, Reason.UNSUPPORTED)
-# A client that waits for a file writes a demand, which is one number. Shifted right by 32 bits and
-# masked with this value, it gives the file's entry plus 1 (monarch_demand_entry in catalog.h).
+# A client that waits for a file writes a demand, which is one number. If the demand is shifted
+# right by 32 bits and masked with this value, the result is the file's entry plus 1
+# (monarch_demand_entry in catalog.h).
 ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 
 

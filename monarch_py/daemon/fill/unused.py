@@ -76,9 +76,9 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Handles (n,) files that programs use now and that have no room. Returns the files that
-        were refused room in an earlier use too. The other files are marked as REFUSED after
-        ONE_USE_S, when their present use is over."""
+        """Takes (n,) files that programs use now, and for which no tier has room. Returns those
+        that are marked as REFUSED: an earlier use of these files found no room either. Marks the
+        other files as REFUSED after ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -121,7 +121,8 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # A file's size may have changed since the size was added to `bytes_`.
+        # The difference may be negative, because a file may have grown since its size was added to
+        # `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:

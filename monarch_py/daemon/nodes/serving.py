@@ -90,9 +90,9 @@ class ReplicaServer(PeerServer):
     def be_patient(self, patience: int) -> None:
         """Sets which requests of peers wait while this node computes which files it keeps.
 
-        patience : MONARCH_EVERYBODY_WAITS for all requests, MONARCH_WHO_HAS_TIME_WAITS for those
-            for which no reader waits, or MONARCH_NOBODY_WAITS. The last value is set once the
-            computation is complete, or once peers have waited long enough
+        patience : MONARCH_EVERYBODY_WAITS: all requests wait. MONARCH_WHO_HAS_TIME_WAITS: only
+            requests for which no reader waits. MONARCH_NOBODY_WAITS: no request waits; this is set
+            once the computation is complete, or once peers have waited long enough
         """
         lib.monarch_holdings_patience(self._c, patience)
 

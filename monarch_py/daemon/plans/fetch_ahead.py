@@ -20,8 +20,8 @@ from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import NEVER
 
-# At most this many coming files of a plan are examined. The window ends earlier if the staging area
-# cannot hold more.
+# The window is the files of a plan that may be fetched ahead. It has at most this many files, and
+# fewer if the staging area cannot hold them.
 LOOK = 65536
 # The window leaves 1/WINDOW_LEAVES of the staging area free, for files that readers demand, and for
 # files that were used just now.

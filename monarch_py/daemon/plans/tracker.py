@@ -141,9 +141,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. The thread lists the files that the nodes have used in the
-        present run, for `take_used`. Once all nodes have ended this run, each of these files has
-        copies on the nodes that keep the file."""
+        """Goes on to the next run. Has the executor's thread list the files that the nodes have
+        used in the present run, for `take_used`. Once all nodes have ended this run, each of these
+        files has copies on the nodes that keep the file."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1
@@ -181,8 +181,8 @@ class PlanTracker:
             # A search that finds nothing is repeated, because the last accesses may be misleading.
             # Right after a job has jumped to another position, some of these accesses still fit the
             # old position. After a jump to the end of an epoch, the accesses belong to two epochs.
-            # The intervals between searches grow, because a search is expensive: it draws all runs
-            # of the plan.
+            # The intervals between searches grow, because a search is expensive: it computes the
+            # order of accesses in every run of the plan.
             self._search_at = estimator.judged + (SEARCHED // 2 << self._in_vain)
             self._search = self._executor.submit(self._find_place, estimator.recent)
 

@@ -19,11 +19,12 @@ AHEAD_S, LEAST = 0.4, 8
 # last AHEAD_S, and the number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
-# the scan has found a file or directory among the names granted before, or after this time [s].
+# the scan has found a file or directory among the names granted last, but after this time [s] at
+# the latest.
 LOOK_S = 0.2
-# In the first AHEAD_S, the rate of fills may rise by this factor between two iterations of the
-# loop. With a smaller factor, such as 2, the scan would find too few files for a rising number of
-# concurrent fills.
+# Until files have been filled for AHEAD_S, the scan assumes that the rate of fills rises by this
+# factor until the next iteration of the loop. With a smaller factor, such as 2, the scan would find
+# too few files for a rising number of concurrent fills.
 RISE = 4.0
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
@@ -126,7 +127,7 @@ class ScanPace:
         return files / rate if rate else 0.0
 
     def _soon_filled(self, now_s: float, filled: int, size_bytes: float) -> int:
-        """Returns how many files are likely to be filled in the next AHEAD_S."""
+        """Returns how many files are likely to be filled in the next AHEAD_S seconds."""
         before_s, before = self._filled[-1]
         took_s = max(now_s - before_s, 1e-3)
         self._rate = max((filled - before) / took_s, self._rate * 0.5 ** (took_s / AHEAD_S))

@@ -50,7 +50,8 @@ class Metadata:
         self._caught_up = 0.0
 
     def step(self) -> None:
-        """Runs one iteration: processes the thread's result, and starts a comparison if due."""
+        """Runs one iteration: processes the thread's result, and starts a comparison if one is
+        due."""
         if self.config.metadata != "cached" or not self.config.revalidate_s:
             return
         if not self._is_ready:

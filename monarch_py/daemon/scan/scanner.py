@@ -113,7 +113,7 @@ class Scanner:
     def __init__(
         self, config: Config, shared: Shared, open_tiers: OpenTiers, told: Scanned | None
     ) -> None:
-        # `began` is a time of time.monotonic() [s]. All listings were made after it.
+        # `began` is the time at which the scan began, as a value of time.monotonic() [s].
         record, self.began = told or (None, time.monotonic())
         self._began_ns = time.time_ns()
         self.config, self.shared = config, shared
@@ -466,8 +466,8 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
-        """Counts opens of files that were not in the catalog. After NAMES such opens in one
-        directory, the directory is listed."""
+        """Counts opens of files that were not in the catalog, for the directory of these files. The
+        directory is listed once its count has reached NAMES."""
         if not self.is_whole and self._reaches_names(self._opened, (number, directory), files):
             self.ask_for(number, directory, is_deep=False)
 

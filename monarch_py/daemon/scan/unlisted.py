@@ -18,7 +18,7 @@ THREADS = 4
 # At most this many files wait to be looked up. Further files are forgotten: the scan will find
 # them, or their next opens report them again.
 WAITING = 1024
-# If a running scan has not found a file within this time, the file is looked up at the source [s].
+# If a running scan has not found a file within this time [s], the file is looked up at the source.
 SCAN_S = 0.1
 # If at most this many files wait, each call of `take_met` searches the catalog for all of them. If
 # more files wait, the call searches only for those that are due to be looked up at the source.
@@ -26,7 +26,7 @@ FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Looks up files that no scan has listed yet, at the source. Separate threads do this, because
+    """Looks up, at the source, files that no scan has listed yet. Separate threads do this, because
     the source may be slow, and the loop must never wait for it.
 
     look : looks up one file; returns None if there is no file that belongs in the catalog

@@ -85,8 +85,8 @@ class SharedMemory:
         return fd
 
     def _open(self, line: str) -> int | None:
-        """Opens the memory through /proc/PID/fd of a process on the list. Returns a descriptor of
-        the memory; None if that process no longer has the memory.
+        """Opens the memory through /proc/PID/fd of a process on the memory's list. Returns a
+        descriptor of the memory; None if that process no longer has the memory.
 
         line : the process's line in the list
         """
@@ -127,8 +127,8 @@ class SharedMemory:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Opens a list, which is created if necessary, and locks it. Yields the list's descriptor.
-    Raises MonarchError if another process does not release the lock."""
+    """Opens a memory's list of processes, and locks it. Creates the list if necessary. Yields the
+    list's descriptor. Raises MonarchError if another process does not release the lock."""
     limit = time.monotonic() + LOCK_LIMIT_S
     while True:
         fd = open_private(path, os.O_RDWR)

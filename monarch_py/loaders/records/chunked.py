@@ -33,7 +33,8 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns reads that fill a scratch buffer one after the other, and the size of the buffer."""
+    """Returns the reads of ranges of a file, and the size of the scratch buffer, in which the
+    ranges are stored one after the other."""
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())

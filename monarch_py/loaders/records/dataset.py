@@ -177,8 +177,9 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates what each process has of its own: the open files, the decoders, and the gap up to
-        which reads are joined, which each process measures if `join` is 'auto'."""
+        """Creates what each process has of its own: the open files, the decoders, and the largest
+        gap over which reads are joined. If `join` is 'auto', each process measures this gap
+        later."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # threads share descriptors and decoders
         _OPEN.add(self)

@@ -179,7 +179,8 @@ class Decoder:
     when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
     be opened.
 
-    last : the number and the rows of the band that was decoded last
+    last : the number and the rows of the band that was decoded last. A band is all chunks that have
+        parts of the same rows
     """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:

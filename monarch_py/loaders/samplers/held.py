@@ -38,14 +38,14 @@ class HeldSampler(ScheduledSampler):
         keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
-    holders : (samples, any) the nodes that hold each sample, padded with -1; planned.sampler_of
-        passes the holders of a plan; None to compute the holders
+    holders : (samples, the largest number of holders), the nodes that hold each sample, padded with
+        -1. planned.sampler_of passes the holders of a plan. None to compute the holders
     """
 
     # Whether `holders` also names the nodes that hold second copies. Daemons make second copies if
     # their tiers have room left.
     EXTRA: ClassVar[bool]
-    holders: Int32s  # (samples, any)
+    holders: Int32s  # (samples, the largest number of holders)
 
     def __init__(
         self,

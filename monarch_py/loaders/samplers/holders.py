@@ -119,8 +119,8 @@ def quotas_of(quota: Quota, nodes: int) -> Ints:
 
 
 def given_holders(holders: Any, samples: int) -> Int32s:
-    """Returns the holders that a user has given, as an array (samples, any). Raises ConfigError if
-    the holders are not given for each sample of the dataset."""
+    """Returns the holders that a user has given, as an array (samples, the largest number of
+    holders). Raises ConfigError if the holders are not given for each sample of the dataset."""
     found = np.asarray(holders, dtype=np.int32)
     if len(found) != samples:
         raise ConfigError(
@@ -130,8 +130,8 @@ def given_holders(holders: Any, samples: int) -> Int32s:
 
 
 def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
-    """Returns the nodes that hold each sample, (samples, any), if ranks keep samples in memory
-    themselves, without daemons.
+    """Returns the nodes that hold each sample if ranks keep samples in memory themselves, without
+    daemons. The result is (samples, the largest number of holders).
 
     quota : how much memory each node has for samples
     """
@@ -142,8 +142,8 @@ def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
 def kept_by_daemons(
     files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
 ) -> Int32s:
-    """Returns the nodes that hold each sample, (samples, any), if daemons keep files of their
-    sources.
+    """Returns the nodes that hold each sample if daemons keep files of their sources. The result is
+    (samples, the largest number of holders).
 
     nodes : the number of nodes. All nodes must have the same quotas as this node. Each node must
         have the same number as its daemon

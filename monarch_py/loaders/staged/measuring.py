@@ -136,9 +136,9 @@ class _Measuring:
             yield list(itertools.islice(self._samples, self._batch))
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
-        """Yields pairs of a number of workers and the times that were measured with it. The numbers
-        first rise, until more workers do not help or are not needed. Then the numbers fall again,
-        so each number is measured twice. A change in the load of other programs during the
+        """Yields pairs: a number of workers, and the times that were measured with this number. The
+        numbers first rise, until more workers do not help or are not needed. Then the numbers fall
+        again, so each number is measured twice. A change in the load of other programs during the
         measurements then affects all numbers about equally."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:

@@ -1,4 +1,5 @@
-"""Group shuffle (section III of Lee and others, 2021): groups in random order, shuffled inside."""
+"""Group shuffle (section III of Lee and others, 2021): shuffles the groups, and the samples of each
+group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ class Listed(Sampler):
 
 class Recorded(Listed):
     """The order that was observed in the first epoch, for readers that repeat this order in every
-    epoch. PyTorch with DALI and TFRecords is such a reader (Dantas 2022, 6.1).
+    epoch. For example, PyTorch with DALI repeats the first order of TFRecords (Dantas 2022, 6.1).
 
     indices : (count,) integers, the order as observed
     """

@@ -24,9 +24,10 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws from the sampler's generator. If the program has passed the generator to
-# the DataLoader too, the DataLoader draws the seed of its workers from this generator, with two
-# draws. It does so before each epoch, or with persistent_workers only before the first epoch.
+# When a DataLoader draws the seed of its workers from the sampler's generator, with two draws:
+# none : never, because the program has not passed this generator to the DataLoader
+# every_epoch : before each epoch
+# first_epoch : only before the first epoch, because the DataLoader has persistent_workers
 LOADER_DRAWS = ("none", "every_epoch", "first_epoch")
 
 

@@ -13,7 +13,8 @@ from monarch_py.plan.samplers._base import Order, Sampler, check_length
 
 # TensorFlow uses this global seed if tf.random.set_seed was not called (see its random_seed.py).
 _DEFAULT_GLOBAL_SEED = 87654321
-# Seeds are reduced modulo this number. If both become 0, the second seed becomes this number.
+# An iterator has two seeds. Both are reduced modulo this number. If both become 0, the second seed
+# becomes this number.
 _SEEDS = (1 << 31) - 1
 
 

@@ -70,7 +70,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# The number of linear pieces in the model of preprocessing time against threads.
+# The model of the preprocessing time is piecewise linear in the number of threads. It has this many
+# pieces.
 PIECES = 3
 
 

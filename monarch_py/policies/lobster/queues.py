@@ -102,10 +102,10 @@ def _best_from(
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Finds the best window for each step. A window is a range of times. The threads are divided so
     that the time of every queue lies in the window. In the best window, the largest and the
-    smallest of these times differ least. Only windows are tried that begin at one of the levels
-    with the indices `starts`. Returns (steps, queues) the threads; (steps,) this difference; and
-    (steps,) the largest time. If no window is possible, the difference and the largest time are
-    inf.
+    smallest of these times differ least. Each window that is tried begins at a level whose index is
+    in `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest
+    and the smallest time; and (steps,) the largest time. If no window is possible, the difference
+    and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
@@ -114,10 +114,10 @@ def _best_from(
     # level at which the window begins.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
-    # For each row, bisection finds the lowest end of the window for which two conditions hold: the
-    # window contains a predicted time of every queue, and the threads that these times need are at
-    # most `total` in all. `end` is the index of this end in `levels`, or the number of levels if
-    # there is no such end.
+    # A window is possible if it contains a predicted time of every queue, and if these times need
+    # at most `total` threads in all. For each row, bisection finds the lowest level at which a
+    # possible window ends. `end` is the index of this level in `levels`, or the number of levels if
+    # no window is possible.
     end, beyond = start.copy(), np.full(len(start), levels.shape[1])
     while (end < beyond).any():
         middle = (end + beyond) // 2

@@ -130,8 +130,8 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     own, link = rates[:, STAGING + 1 :].max(axis=1, initial=0), cluster.network
     if cluster.nodes == 1 or not own.all():
         return np.ones(cluster.nodes)
-    # A remote read is from the fastest class of the best other node, over the slower of the two
-    # links. A local read is from the fastest class of the node itself.
+    # A remote read is from the fastest class of the best other node, and goes over both nodes'
+    # links; the slower link counts. A local read is from the fastest class of the node itself.
     reach = np.minimum(own, link)
     second, first = np.sort(reach)[-2:]
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)

@@ -59,7 +59,7 @@ class Prices:
     """Prices of room, and the noise with which they were computed.
 
     room : (nodes,), the price of a byte of room;  width : the width of the noise that breaks ties;
-    draws : (files,) uniform in [0, 1), from which the noise is derived
+    draws : (files,), random numbers, uniform in [0, 1), from which the noise is derived
     """
 
     room: Floats
@@ -79,7 +79,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
     The prices are found by subgradient steps on samples of the files. The price of a node rises
     while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. Each stage (STAGES) returns the prices of the step that gave the least upper bound.
+    smaller. Each step gives an upper bound for the value of every placement. A stage (STAGES)
+    returns the prices of the step with the least bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -92,9 +93,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
             chosen = np.sort(rng.choice(len(sizes), most, replace=False))
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
-        # After the first stage, only those files are undecided whose values would tie without the
-        # noise. With the noise, these values differ by at most its width, so the second stage takes
-        # small steps.
+        # The first stage decides the node of most files. The files that are left have equal values
+        # at several nodes. The noise separates these values by at most its width, so the second
+        # stage takes small steps.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -141,7 +142,10 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """Returns the prices of the step with the least bound.  pace : the size of the first step"""
+    """Returns the prices of the step with the least upper bound.
+
+    pace : the size of the first step
+    """
     best, best_value = prices, np.inf
     for step in range(steps):
         value, used = sample.at(prices)
