@@ -184,9 +184,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The last run ends the daemon that the file `users` names. If the file names
-                # another daemon than the serving one, remove the name, so that no run ends the
-                # serving daemon.
+                # The last of the runs that share the daemon ends the daemon that the file `users`
+                # names. If the file does not name the serving daemon, no run may end that daemon.
+                # So remove the name of the other daemon.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

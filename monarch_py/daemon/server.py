@@ -324,8 +324,8 @@ class Daemon:
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
-        Before a program's first open, the scan is held back. During this time, the sleep also ends
-        when programs wait for the sources. Returns the current count."""
+        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
+        soon as programs wait for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
@@ -432,9 +432,9 @@ class Daemon:
 
     def _let_engine_order(self) -> None:
         """Lets the engine order fills between two parts of an iteration, if the engine has not been
-        allowed to order any for LET_S. Without this call, the fills of files whose descriptors
-        programs hand over would be ordered only after the iteration. An iteration takes long if
-        there are more running threads than processors."""
+        allowed to order any for LET_S. Programs hand over descriptors of files at any time. Without
+        this call, the fills of these files would be ordered only after the iteration. An iteration
+        takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()

@@ -121,8 +121,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # These intervals may be only the first and the last one, for example. If they have only a
-    # small part of the bytes, their rate is not the training's rate.
+    # Copies may have given nearly all bytes in a few intervals only, such as the first and the last
+    # one. If only a small part of the run's bytes came in them, their rate is not the training's.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])

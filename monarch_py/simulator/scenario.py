@@ -159,7 +159,8 @@ class SizeLaw(Keys):
 
 
 def least_share(law: SizeLaw) -> float:
-    """Returns the share of the law's draws that lie in [min, max], from 0 to 1."""
+    """Returns the probability, from 0 to 1, that a size drawn from the normal law lies in [min,
+    max]."""
     if law.constant is not None:
         return 1.0
     below, above = (

@@ -17,11 +17,11 @@ HEADROOM = 1 / 16
 NO_LIMIT = 1 << 60
 
 
-# The daemon places small files in up to a thousand portions a second, and `available_bytes` takes a
-# millisecond. So `MemoryRoom` keeps the result of `available_bytes` until LOOK_BYTES were filled,
-# or until a time limit. The limit is LOOK_S if little memory is available, and up to MOST_LOOK_S if
-# much is available [s]. Even programs that take GROWTH [bytes/s], which is faster than processors
-# can touch new pages, cannot use up all the available memory in this time.
+# A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
+# thousand portions a second. So `MemoryRoom` uses the result of a call until copies have taken
+# LOOK_BYTES of the memory since the call, or until a time after the call. This time is the
+# available memory divided by GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s].
+# GROWTH is more than programs can take, because processors touch new pages more slowly.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 

@@ -36,7 +36,7 @@ ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes]. Copies then need not be
 # dropped for every single file.
 GIVEN_BYTES = 16 << 20
-# When no tier has room, the next try comes after this time [s].
+# After a prefetch that no tier had room for, nothing is prefetched for this time [s].
 FULL_S = 1.0
 # After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
 # likely to follow soon, and they do not wake the loop.
@@ -263,8 +263,9 @@ class DirectoryPrefetch:
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Examines further entries of the catalog until `most` files are ready to be ordered, but
-        at most ENTRIES entries. Returns whether the search has ended because of ENTRIES."""
+        """Examines further entries of the catalog until `most` files are ready to be ordered, or
+        until ENTRIES entries were examined. Returns whether the limit ENTRIES has ended the
+        search."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:

@@ -64,9 +64,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first.
-        Otherwise such a file might be far back in the queue of files to be filled ahead. In two
-        cases the daemon learns only from this call that a reader waits: `prefetch` is `none`, or
-        the file was opened before it became WANTED."""
+        Without this call, a file that a reader waits for might stay far back in the queue of files
+        to be filled ahead. In two cases the daemon learns only from this call that a reader waits:
+        `prefetch` is `none`, or the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now

@@ -20,11 +20,11 @@ from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import NEVER
 
-# At most this many coming files of a plan are examined. The window ends earlier if the staging area
-# cannot hold more.
+# The files that are used next form the window. It has at most LOOK files of each plan, and fewer if
+# the staging area cannot hold more.
 LOOK = 65536
-# The window leaves 1/WINDOW_LEAVES of the staging area free, for files that readers demand, and for
-# files that were used just now.
+# The files of the window leave 1/WINDOW_LEAVES of the staging area free, for files that readers
+# demand, and for files that were used just now.
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
 # time; LEAST_FILES files are allowed whatever their size. The limits are low, because a file that

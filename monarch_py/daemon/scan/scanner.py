@@ -80,7 +80,7 @@ class Validator:
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Returns which of these entries have a copy in the tier, as indices into `entries`, and
-        the copies' rows."""
+        the rows of these copies in the manifest."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]

@@ -141,7 +141,11 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """Returns the prices of the step with the least bound.  pace : the size of the first step"""
+    """Takes subgradient steps from `prices`. Returns the prices of the step that gave the least
+    upper bound (`_Sample.at`).
+
+    pace : the size of the first step
+    """
     best, best_value = prices, np.inf
     for step in range(steps):
         value, used = sample.at(prices)
