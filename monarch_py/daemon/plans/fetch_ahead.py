@@ -59,7 +59,7 @@ class FetchAhead:
         self._queue: Ids = NO_IDS
         # The files that are used next and have their copies in slow tiers.
         self._paged: Ids = NO_IDS
-        self._horizon = 0  # how many of the files that are used next are in the window
+        self._horizon = 0  # the number of files in the window
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
 
     def opened(self, ids: Ids) -> None:

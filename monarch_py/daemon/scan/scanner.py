@@ -285,8 +285,8 @@ class Scanner:
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the rows (n,) of copies whose files are gone or were replaced, and
-        forgets them."""
+        """Returns, by tier, the manifest's rows (n,) of copies whose files are gone or were
+        replaced. Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 

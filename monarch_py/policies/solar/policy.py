@@ -184,8 +184,8 @@ class _Buffers:
                     into[at] = self._caches[who].level(file)
                 continue
             # The holder's cache may have evicted this sample a moment ago, to admit another sample
-            # of this step. Unless the sample is one of those to be loaded, its holder used it
-            # before the eviction. So the sample counts as found in memory.
+            # of this step. If this sample is not to be loaded, its holder is assumed to have used
+            # it before the eviction. So the sample counts as found in memory.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
