@@ -212,8 +212,8 @@ class Shared:
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Processes the changes reported by processes that cannot map the segments, and marks the
-        changed files."""
+        """Marks the files that processes have reported as changed in the session's file `changes`.
+        Processes report changes there if they cannot map the segments."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken

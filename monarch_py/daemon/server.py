@@ -100,7 +100,7 @@ def _is_waiting(opens: int, open_s: float) -> bool:
 
 
 def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
-    """Returns how long the loop rests after an iteration while programs wait for the sources [s].
+    """Returns how long [s] the loop rests after an iteration while programs wait for the sources.
 
     took_s : duration of the iteration [s]
     names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills

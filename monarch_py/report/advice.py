@@ -101,7 +101,7 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. The result is
+    """Returns the rate [bytes/s] at which most of the bytes came; 0 if no bytes came. The result is
     a mean of the intervals' rates. Each interval is weighted by its bytes, so that intervals with
     few bytes have little influence.
 
@@ -112,8 +112,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate at which the training read in the intervals in which copies gave nearly all
-    bytes [bytes/s]. Returns 0 if only a small part of the run's bytes came in such intervals."""
+    """Returns the rate [bytes/s] at which the training read while copies gave it nearly all bytes.
+    Only the intervals of the run in which they did so count. Returns 0 if only a small part of the
+    run's bytes came in these intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (

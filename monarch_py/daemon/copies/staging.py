@@ -150,7 +150,7 @@ class Staging:
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source, because readers wait for these files, and no copy can be
         dropped now to make room for them. `let_in` makes the files ABSENT later. The next open of
-        such a file then requests it again."""
+        one of the files then requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 

@@ -70,7 +70,7 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether files of the directory `place` are filled as part of this directory."""
+        """Whether filling this object's directory includes the files of the directory `place`."""
         source, directory = place
         if source != self.place[0]:
             return False

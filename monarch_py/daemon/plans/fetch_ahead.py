@@ -71,7 +71,7 @@ class FetchAhead:
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) the time until the next use of each file at the programs' present pace [s];
+        """Returns (n,) the time [s] until the next use of each file, at the programs' present pace;
         infinity if the file's next use or the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))

@@ -119,7 +119,7 @@ class ScanPace:
         return wanted, more_others
 
     def lasts_s(self, files: int) -> float:
-        """Returns how long it takes to fill `files` files at the present rate [s]. Until files have
+        """Returns how long [s] it takes to fill `files` files at the present rate. Until files have
         been filled for AHEAD_S, the rate still rises, so RISE times the present rate is assumed."""
         is_steady = self._filled[0][1] > self._filled_before
         rate = self._rate if is_steady else RISE * self._rate

@@ -44,7 +44,8 @@ class Metadata:
         self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        # Young directories that were found unchanged. `step` lets readers use their listings.
+        # Directories that were young, and that a later comparison has found unchanged. `step` lets
+        # readers use the listings of these directories.
         self._held: deque[int] = deque()
         self._hits = 0
         self._caught_up = 0.0

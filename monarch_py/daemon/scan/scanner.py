@@ -36,8 +36,9 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# The scan runs without a limit while it finds enough copies of earlier sessions. Of the files that
-# it finds, those without such a copy may outnumber those with such a copy by at most this number.
+# The scan runs without a limit while it finds enough copies of earlier sessions. It does not find
+# enough once the files that it has found without a copy outnumber those with a copy by more than
+# this number.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
