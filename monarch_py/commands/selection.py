@@ -115,7 +115,8 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Asks the file system about a path that is not in the catalog."""
+        """Examines a path that the catalog does not have, with all its links resolved. Notes it as
+        a directory or an unknown file of a source, or adds a problem."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)

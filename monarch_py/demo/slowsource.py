@@ -236,8 +236,8 @@ class SlowSource:
         # mount may be at the mount point.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
-            # Make the source as fast as it can be, and end its errors. Otherwise unmounting would be
-            # slow, or would fail.
+            # End the delays and errors of the slow source. Otherwise unmounting would be slow, or
+            # would fail.
             for name in self._control.offsets:
                 if name in ("rate", "fail") or name.startswith("latency."):
                     self._control[name] = 0

@@ -116,10 +116,10 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if the place's rate is
+        """Returns the time [s] until a file arrives from a place, or None if the place's rate is
         unknown. The time has two parts: the time to move this file, and the time to move the files
-        that wait before it, which are assumed to be equally large. The threads divide the waiting
-        files evenly, and move the blocks of a file in parallel."""
+        that wait before it. The waiting files are assumed to be as large as this file. The threads
+        divide the waiting files evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

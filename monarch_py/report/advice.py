@@ -33,7 +33,8 @@ MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# BATCH : how many files a batch has. AHEAD : how many batches each reader fetches ahead.
+# A run does not show how its program reads ahead. Assumed are batches of BATCH files, and AHEAD
+# batches that each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
@@ -134,7 +135,7 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     run's time.
 
     epochs : the number of epochs of the training; None if it is not known
-    compute : the rate at which the training reads if nothing delays it [bytes/s]; None if it is not
+    compute : the rate [bytes/s] at which the training reads if nothing delays it; None if it is not
         known
     """
     model = _Model(run, epochs, compute)

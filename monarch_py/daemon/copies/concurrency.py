@@ -246,7 +246,7 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """The rates in one window.
+    """How fast the fills have read from the sources in one window.
 
     files : how many files arrived in the window
     """

@@ -89,7 +89,8 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Returns (n,) whether a file of each size [bytes] would fit into the empty area."""
+        """Returns (n,) for each size [bytes] whether a file of this size would fit into the staging
+        area if the area were empty."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())

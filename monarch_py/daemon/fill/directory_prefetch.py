@@ -31,7 +31,8 @@ NAMES = 4
 LOOKS = 64
 # At most this many prefetched files are queued or being filled.
 QUEUE = 4096
-# At most this many entries of the catalog are examined in one iteration.
+# To find files that can be prefetched, at most this many entries of the catalog are examined in one
+# iteration.
 ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes]. Copies then need not be
 # dropped for every single file.
@@ -337,7 +338,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Starts over, because all copies were dropped. Only reads from now on count."""
+        """Starts over, so that only reads from now on count. Call it when all copies were
+        dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -31,7 +31,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Puts files that are filled ahead into the order in which they are read fastest.
+        # A function that returns files to be filled ahead in the order in which they are read
+        # fastest. The filler replaces it.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the

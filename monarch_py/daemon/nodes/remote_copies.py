@@ -127,7 +127,8 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # The number of peers that are being asked. They share the threads (schedule.c).
+        # The number of peers that are being asked. They share the engine's threads for peers
+        # (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

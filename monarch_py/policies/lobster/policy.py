@@ -168,8 +168,8 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # An index for each node, which selects the node's samples of the step without the
-                # trailing NO_FILE.
+                # For each node, an index into `order` that selects the node's samples of the step,
+                # without the NO_FILE behind them.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)

@@ -88,7 +88,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # How many unwanted samples each node may still read between wanted ones.
+        # (nodes,) how many unwanted samples each node may still read between wanted samples.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
