@@ -14,9 +14,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # A larger number of concurrent fills is kept if it multiplies the rate by more than GAIN. A smaller
 # number is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# The width is the number of concurrent fills. A trial is a window with a changed width. After a
-# success, the next trial follows at once, in the same direction. After a failure, the earlier width
-# is restored, and the next trial follows after a number of windows, the hold:
+# The width is the number of concurrent fills. A trial is a window with a changed width. A trial
+# succeeds if the changed width is to be kept. After a success, the next trial follows at once, in
+# the same direction. After a failure, the earlier width is restored, and the next trial follows
+# after a number of windows, the hold:
 #   - After a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.

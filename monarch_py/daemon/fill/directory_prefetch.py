@@ -294,15 +294,14 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for (n,) files that programs use and that have no room: drops copies that no
-        program has used, beginning with those that come last in the catalog. Returns the files for
-        which there will be room. After copies were dropped, nothing more is prefetched, because the
-        tiers have no room for it.
+        """Takes (n,) files that programs use and that have no room. Makes room for those of them
+        that had no room in an earlier use either, and returns these files. To make room, drops
+        copies that no program has used, beginning with those that come last in the catalog. After
+        copies were dropped, nothing more is prefetched, because the tiers have no room for it.
 
-        A file gets this room only when it is used for the second time. Until then, the program may
-        be in a first epoch, in which it will still use the other prefetched copies. A second use
-        shows that the program reads only a part of the files again and again. It will not use the
-        other copies, so they can be dropped.
+        At the first use of a file, the program may be in its first epoch, in which it will still
+        use the other prefetched copies. A second use shows that the program reads only a part of
+        the files, again and again. It will not use the other copies, so they can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
