@@ -115,8 +115,8 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Examines a path that the catalog does not have, with all its links resolved. Notes it as
-        a directory or an unknown file of a source, or adds a problem."""
+        """Selects what a path leads to, if the catalog does not have the path itself. Follows the
+        path's links in the file system. Adds a problem if nothing can be selected."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)

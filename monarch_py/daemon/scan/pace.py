@@ -53,8 +53,8 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # A pair for each call of `step` in the last AHEAD_S, and for the last call before these:
-        # the time of the call [s], and the number of files that had been filled by then.
+        # A pair for each call of `_soon_filled` in the last AHEAD_S, and for the last call before
+        # these: the time of the call [s], and the number of files that had been filled by then.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
