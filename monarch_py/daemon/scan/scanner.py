@@ -407,8 +407,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Processes files that clients opened before the catalog knew them. Returns the entries of
-        the files that the catalog knows by now; these files are to be filled."""
+        """Takes the files that clients have opened before the catalog knew them. Has those that are
+        worth a copy looked up at the source. Returns the entries of the files that the catalog
+        knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:
