@@ -29,9 +29,9 @@ class Uses:
     MISS if there is no such class.
 
     found : the class that had the file before the access
-    into : the class that took the file. A file that this pushes out of a class goes to the next
-        slower class
-    down : the slowest class that took one of all these files
+    into : the class that took the accessed file. A file that this pushes out of a class goes to the
+        next slower class
+    down : the slowest class that took the accessed file, or a file that was pushed out
     """
 
     def __init__(self, accesses: int) -> None:

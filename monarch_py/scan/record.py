@@ -45,7 +45,8 @@ class Listed:
 
 
 # The records of all sources, by the sources' numbers, and the time [s] at which the scan of these
-# sources began. The time is one of this node's time.monotonic(), even if another node has scanned.
+# sources began. The time is a value of time.monotonic() on this node, even if another node has
+# scanned.
 Scanned = tuple[list[Listed], float]
 
 

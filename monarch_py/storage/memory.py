@@ -18,10 +18,10 @@ NO_LIMIT = 1 << 60
 
 
 # A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
-# thousand portions a second. So `MemoryRoom` uses the result of a call until copies have taken
-# LOOK_BYTES of the memory since the call, or until a time after the call. This time is the
-# available memory divided by GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s].
-# GROWTH is more than programs can take, because processors touch new pages more slowly.
+# thousand portions a second. So `MemoryRoom` uses the result of a call for a while: until copies
+# have taken LOOK_BYTES, or until a time has passed. This time is the available memory divided by
+# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs cannot take memory as
+# fast as GROWTH, because processors touch new pages more slowly.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 

@@ -148,9 +148,9 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Queues files that have become ABSENT to be filled ahead again, but only with `prefetch:
-        eager`. Otherwise the files are filled when programs read them. Call it for files that no
-        command requests."""
+        """With `prefetch: eager`, queues files that have become ABSENT to be filled ahead again.
+        Without it, the files are filled when programs read them. Call it for files that no command
+        requests."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -180,9 +180,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Queues files whose fills a command has cancelled to be filled ahead again, but only with
-        `prefetch: eager`. Leaves out the files that `meet` has not examined yet, because `meet`
-        will queue them."""
+        """With `prefetch: eager`, queues files whose fills a command has cancelled to be filled
+        ahead again. Leaves out the files that `meet` has not examined yet, because `meet` will
+        queue them."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------

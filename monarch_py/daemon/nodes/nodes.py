@@ -44,8 +44,8 @@ SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room [bytes] that each node has for files, with their sizes rounded as
-    `UNIT` does. The room is a bit less than the sum of the node's quotas, so that an owner really
+    """Returns (nodes,) the room [bytes] of each node for files whose sizes are rounded as `UNIT`
+    rounds them. The room is a bit less than the sum of the node's quotas, so that an owner really
     has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
