@@ -181,8 +181,8 @@ class FillRequests:
 
     def taken_back(self, ids: Ids) -> None:
         """With `prefetch: eager`, queues files whose fills a command has cancelled to be filled
-        ahead again. Leaves out the files that `meet` has not examined yet, because `meet` will
-        queue them."""
+        ahead again. Leaves out the files that `ahead.meet` has not returned yet, because they are
+        queued when it returns them."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------
