@@ -128,8 +128,8 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # By home: files that were found in the filled directories and whose fill is still to be
-        # ordered.
+        # For each home, the files that were found in the filled directories, and whose fill is
+        # still to be ordered.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
