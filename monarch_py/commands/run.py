@@ -184,9 +184,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The last run ends the daemon that the file `users` names. If the file names
-                # another daemon than the serving one, remove the name, so that no run ends the
-                # serving daemon.
+                # The file `users` names the daemon that the last run ends. If it does not name the
+                # serving daemon, that daemon was not started for runs, and no run may end it. The
+                # name is then that of an earlier daemon, and is removed.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

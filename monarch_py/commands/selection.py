@@ -116,7 +116,8 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Asks the file system about a path that is not in the catalog."""
+        """Selects what a path leads to, if the catalog does not have the path itself. Follows the
+        path's links in the file system. Adds a problem if nothing can be selected."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)

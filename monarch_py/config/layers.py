@@ -21,11 +21,12 @@ from monarch_py.errors import ConfigError
 from monarch_py.yaml_files.keys import Keys, all_declared, declared, read_given
 from monarch_py.yaml_files.nodes import Document, KeyPath, Spot, load_document
 
-# The variables that name the user's file, the site's file, and the datasets of a job.
+# The environment variables that name the user's configuration file, the site's configuration file,
+# and the datasets of a job.
 USER, SITE, SOURCES = "MONARCH_CONFIG", "MONARCH_SITE_CONFIG", "MONARCH_SOURCE"
 # The end of a hint about a file that the user cannot change.
 ASK = "or ask your site's administrator"
-# Where the site's file lies in an installation, if no variable names it.
+# The path of the site's configuration file, relative to the installation, if SITE is not set.
 SITE_FILE = Path("etc/monarch/site.yaml")
 OPTION = "--source"
 

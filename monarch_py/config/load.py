@@ -96,7 +96,8 @@ def load_config(
 
 
 def _check_complete(config: Config, top: Spot, *, with_sources: bool) -> list[_Place]:
-    """Checks that there are sources and tiers. Returns the sources' paths with their positions."""
+    """Checks that there are sources and tiers, and not too many. Returns for each source its path,
+    and where the configuration names it."""
     at = top.of("sources")
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")

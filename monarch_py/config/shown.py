@@ -15,8 +15,8 @@ from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
 from monarch_py.yaml_files.nodes import KeyPath, Spot
 
 DEFAULT = "default"
-# Some keys belong in an inner mapping of a configuration, such as `tuning`. For each such key: its
-# name -> the name of its mapping.
+# The keys that belong in an inner mapping of a configuration, such as `tuning`: the key's name ->
+# the name of the mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 

@@ -92,7 +92,7 @@ class _Watch(ABC):
     def _has_run(self) -> bool:
         """Whether a `monarch run` still exists, or a command that a `monarch run` has started."""
         if not self._shares.try_turn():
-            return True  # a run holds this lock, because it is just beginning or ending
+            return True  # a run that is just beginning or ending holds the lock `turn`
         is_unused = self._shares.is_unused()
         self._shares.leave()
         self._shares.leave_turn()

@@ -19,7 +19,7 @@ from monarch_py.storage.tiers import Tier
 
 # The bits of CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH in a capability set (capabilities(7)).
 READ_EVERYTHING = 1 << 1 | 1 << 2
-# The counters of a client, in the order of the struct's fields.
+# The names of a client's counters, in the order of the fields of struct monarch_stats.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
 # Clients mark in three bitmaps which files they have opened, want, or have read to their end. At
 # most this many files are taken from each bitmap in one iteration of the loop.
@@ -212,8 +212,8 @@ class Shared:
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Processes the changes reported by processes that cannot map the segments, and marks the
-        changed files."""
+        """Marks the files that processes have reported as changed in the session's file `changes`.
+        Processes report changes there if they cannot map the segments."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken

@@ -100,7 +100,7 @@ def _is_waiting(opens: int, open_s: float) -> bool:
 
 
 def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
-    """Returns how long the loop rests after an iteration while programs wait for the sources [s].
+    """Returns how long [s] the loop rests after an iteration while programs wait for the sources.
 
     took_s : duration of the iteration [s]
     names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
@@ -325,8 +325,8 @@ class Daemon:
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
-        Before a program's first open, the scan is held back. During this time, the sleep also ends
-        when programs wait for the sources. Returns the current count."""
+        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
+        soon as programs wait for the sources. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
@@ -433,9 +433,9 @@ class Daemon:
 
     def _let_engine_order(self) -> None:
         """Lets the engine order fills between two parts of an iteration, if the engine has not been
-        allowed to order any for LET_S. Without this call, the fills of files whose descriptors
-        programs hand over would be ordered only after the iteration. An iteration takes long if
-        there are more running threads than processors."""
+        allowed to order any for LET_S. Programs hand over descriptors of files at any time. Without
+        this call, the fills of these files would be ordered only after the iteration. An iteration
+        takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()

@@ -200,8 +200,8 @@ class SlowSource:
                 stdout=output,
                 stderr=output,
                 env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"},
-                # In a session of its own, the program gets no signal from Ctrl-C. The mount must
-                # last until this process has cleaned up.
+                # The program runs in a session of its own, so that Ctrl-C sends it no signal. The
+                # mount must last until this process has cleaned up.
                 start_new_session=True,
             )
         except OSError as error:
@@ -236,7 +236,8 @@ class SlowSource:
         # mount may be at the mount point.
         up = self._control is not None and self._control["ready"] != 0
         if self._control is not None:
-            # If operations were still delayed or failed, unmounting would be slow, or would fail.
+            # End the delays and errors of the slow source. Otherwise unmounting would be slow, or
+            # would fail.
             for name in self._control.offsets:
                 if name in ("rate", "fail") or name.startswith("latency."):
                     self._control[name] = 0

@@ -197,7 +197,7 @@ def served_configurations() -> list[Path]:
     sessions = user_directory()
     try:
         if why_not_private(sessions):
-            return []  # the lock files may come from another user, so they are not trusted
+            return []  # another user may have made the lock files, so they are not trusted
     except OSError:
         return []
     holders = [holder_of(lock) for lock in sessions.glob("*/lock")]

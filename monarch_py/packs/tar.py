@@ -217,10 +217,10 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
 
 
 def _closed(found: os.stat_result, group: int) -> int:
-    """Returns the bits of the tar's mode that must be cleared. With these bits, users who may not
-    read the file could read the tar.
+    """Returns the permission bits that the tar must not have. With these bits, users who may not
+    read a packed file could read the file in the tar.
 
-    group : the tar's group
+    found : the attributes of the packed file;  group : the tar's group
     """
     both = stat.S_IRGRP | stat.S_IROTH
     if found.st_mode & both == both:

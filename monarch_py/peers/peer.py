@@ -21,9 +21,10 @@ log = logging.getLogger("monarch.peers")
 FIRST_PAUSE_S = 0.5
 # The longest pause after failures [s]. It limits how long a peer stays unused once it works again.
 LONGEST_PAUSE_S = 30.0
-# After a pause, one thread tries to connect, and the other threads wait for the outcome for at most
-# this long [s]. The limit is far longer than a handshake with a live peer. If the peer hangs, the
-# other threads give up far earlier than the thread that tries to connect.
+# After the pause that follows a failure, one thread tries to connect to the peer. The other threads
+# wait for the outcome for at most this long [s]. The limit is far longer than a handshake with a
+# live peer. If the peer hangs, the other threads give up far earlier than the thread that tries to
+# connect.
 HEARSAY_S = 0.1
 # Failures whose usual cause is a third party, not the peer. They are logged as warnings.
 SUSPICIOUS = (PeerStatus.FORGED, PeerStatus.OTHER_NODE, PeerStatus.REFUSED)

@@ -32,7 +32,7 @@ def connect_link(
     first_byte_s: float = FIRST_BYTE_LIMIT_S,
     between_s: float = BETWEEN_LIMIT_S,
 ) -> Any:
-    """Returns a link to the server of this rank. Raises Unreachable as `connected` does, and
+    """Returns a link to the server of the node `rank`. Raises Unreachable as `connected` does, and
     ValueError for a limit below a millisecond.
 
     party : this node. Its addresses are numeric, because a name lookup has no time limit
@@ -56,7 +56,7 @@ def connect_link(
 def connected(
     party: Party, rank: int, limit_s: float, purpose: Purpose
 ) -> Iterator[tuple[socket.socket, Keys]]:
-    """Yields an authenticated connection to the server of this rank, with its keys. Raises
+    """Yields an authenticated connection to the server of the node `rank`, with its keys. Raises
     Unreachable if there is no connection within `limit_s`, or if the connection breaks in the
     `with` block."""
     deadline = time.monotonic() + limit_s

@@ -8,7 +8,7 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is wrong under two conditions: `Evidence.explained` is at most WRONG, and the number of
+# A plan is wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the number of
 # accesses that fit is at most DEVIATIONS standard deviations above the number expected by chance.
 WRONG, DEVIATIONS = 0.4, 4
 # Random accesses may fit a plan too. If more than this share of them would fit, a good fit of the
@@ -118,7 +118,7 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # The probability that a random unit of the plan lies in a part of this width. The unit is drawn
+    # The probability that a random unit lies in a given part of `width` places. The unit is drawn
     # from the whole plan, because a node with another seed or in another epoch also uses units
     # outside this run.
     by_chance = min(width, len(run)) / len(run.place)

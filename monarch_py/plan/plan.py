@@ -85,8 +85,8 @@ class Plan:
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """Returns all accesses, as units instead of samples. Raises ConfigError if the parts do not
-        fit together."""
+        """Returns the timeline of all accesses of the training. It has the accessed units instead
+        of the samples. Raises ConfigError if the parts do not fit together."""
         units = self.units()
         bases = np.cumsum([0, *map(len, units)])
         parts = []
@@ -193,8 +193,8 @@ def _loader_to(loader: Loader, prefix: str, arrays: dict[str, Array]) -> dict[st
 
 
 def _loader_from(text: dict[str, Any], prefix: str, arrays: dict[str, Array]) -> Loader:
-    """Returns the loader that `_loader_to` converted. Raises KeyError or TypeError for any other
-    text."""
+    """Returns the loader that `_loader_to` has converted to `text` and `arrays`. Raises KeyError or
+    TypeError if `text` does not describe a loader."""
     given = dict(text["sampler"])
     kind = SAMPLERS[given.pop("kind")]
     for each in fields(kind):

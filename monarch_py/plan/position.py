@@ -48,7 +48,8 @@ class _Progress:
     entered : the place at which the estimator began to follow the node
     seen : (places,), which places were seen; all places before `entered` count as seen
     count : the number of places seen
-    front : all places before the front are done, except places that lag behind
+    front : the place that the node has reached. All places before it are done, except a few that
+        lag behind
     """
 
     def __init__(self, run: Run, entered: int = 0) -> None:
@@ -177,8 +178,9 @@ class PositionEstimator:
 
     @property
     def position(self) -> int:
-        """The front as a position in the plan's timeline. If the whole run is done, the result is
-        the last element of `Run.starts` plus 1; if the run is empty, the result is 0."""
+        """The place that the node has reached (`front`), as a position in the plan's timeline. If
+        the whole run is done, the position is the last element of `Run.starts` plus 1. If the run
+        is empty, the position is 0."""
         starts = self.run.starts
         if not len(starts):
             return 0

@@ -109,9 +109,9 @@ class Deal:
 
     @property
     def most(self) -> int:
-        """The most samples that a rank takes in a step. The cap is used as the decimal number that
-        the user wrote: 1.1 times 100 is 110. In floating point, the product would be slightly
-        larger than 110, and would be rounded up to 111."""
+        """The most samples that a rank takes in a step. `cap` is used as the decimal number that
+        the user wrote: with a cap of 1.1, 100 samples become 110. In floating point, the product
+        would be slightly larger than 110, and would be rounded up to 111."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)

@@ -38,8 +38,8 @@ class Part:
     """One loop over a dataset, for example the loop of the training or of the validation.
 
     every : n if the loop runs in every n-th epoch
-    lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE.
-        None if every sample is a unit of its own
+    lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE. The
+        field is None if every sample is a unit of its own
     """
 
     name: str

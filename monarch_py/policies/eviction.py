@@ -29,9 +29,9 @@ class Uses:
     MISS if there is no such class.
 
     found : the class that had the file before the access
-    into : the class that took the file
-    down : the slowest class that took any file (a file pushed out of a class goes to the next
-        slower class)
+    into : the class that took the accessed file. A file that this pushes out of a class goes to the
+        next slower class
+    down : the slowest class that took the accessed file, or a file that was pushed out
     """
 
     def __init__(self, accesses: int) -> None:
@@ -172,7 +172,8 @@ class FarthestUse:
         """Decides whether to admit a file that was loaded and is not held.
 
         upcoming : the number of the access that uses the file next, or NEVER
-        now : the number of the latest access; a heap entry is stale if its use is not after `now`
+        now : the number of the latest access. A heap entry is stale if the number of its use is
+            `now` or less
 
         Returns the files that were evicted for this file, or None if this file was not admitted.
         """

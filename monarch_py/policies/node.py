@@ -15,7 +15,7 @@ from monarch_py.policies.view import PFS, Bools, Int32s, Ints, Uints
 
 # Used instead of a node's number if no node holds the file.
 NOBODY = PFS
-# A fill asks at most this many nodes. It equals MONARCH_ASKED in C.
+# A fill asks at most this many nodes for the file. The number equals MONARCH_ASKED in C.
 ASKED = 2
 # Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2

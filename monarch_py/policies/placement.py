@@ -42,10 +42,9 @@ class TierRoom:
         return blocks * block + self.entry_bytes
 
 
-# A tier with the usual block size, for computations that must give the same result on all nodes. It
-# rounds each file's size up to whole blocks, and adds room for a name and a row of the manifest
-# [bytes]. These computations do not use the block sizes of a node's own tiers, because they may
-# differ from node to node.
+# A tier with the usual block size, for computations that must give the same result on all nodes.
+# The block sizes of the nodes' own tiers may differ. The tier rounds each file's size up to whole
+# blocks, and adds room for the file's name and its row in the manifest.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
 

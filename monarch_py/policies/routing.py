@@ -29,8 +29,8 @@ class Routing:
     """The places that have files, as one node sees them at one moment. Each choice adds the file to
     the queue of the chosen place, so that later choices consider the longer queue.
 
-    rate : returns the rate of one reader at a place, given the place and the number of readers
-        there [bytes/s]; None if it is unknown
+    rate : takes a place and the number of readers there; returns the rate [bytes/s] that one of
+        them gets, or None if it is unknown
     queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
     node_threads : how many threads ask a node at a time
     source_threads : how many threads read the sources
@@ -116,10 +116,10 @@ class Routing:
         return self._seconds(node + 1, size, int(self.queues[node]), self.node_threads)
 
     def _seconds(self, place: int, size: int, queue: int, threads: int) -> float | None:
-        """Returns the time until a file arrives from a place [s], or None if the place's rate is
+        """Returns the time [s] until a file arrives from a place, or None if the place's rate is
         unknown. The time has two parts: the time to move this file, and the time to move the files
-        that wait before it, which are assumed to be equally large. The threads divide the waiting
-        files evenly, and move the blocks of a file in parallel."""
+        that wait before it. The waiting files are assumed to be as large as this file. The threads
+        divide the waiting files evenly, and move the blocks of a file in parallel."""
         rate = self.rate(place, min(queue + 1, threads))
         if rate is None:
             return None

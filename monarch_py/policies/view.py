@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.integer[Any]]
 Int32s = npt.NDArray[np.int32]
 Uints = npt.NDArray[np.uint64]
 
-# The holder of a file that only the parallel file system has.
+# Used instead of a node's number for a file that only the parallel file system has.
 PFS = -1
 # Pads the rows of an order: it follows a node's samples in a step if the node takes fewer samples
 # than other nodes.

@@ -33,7 +33,8 @@ MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# BATCH : how many files a batch has. AHEAD : how many batches each reader fetches ahead.
+# A run does not show how its program reads ahead. Assumed are batches of BATCH files, and AHEAD
+# batches that each reader fetches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
@@ -101,7 +102,7 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """Returns the rate at which most of the bytes came [bytes/s]; 0 if no bytes came. The result is
+    """Returns the rate [bytes/s] at which most of the bytes came; 0 if no bytes came. The result is
     a mean of the intervals' rates. Each interval is weighted by its bytes, so that intervals with
     few bytes have little influence.
 
@@ -112,8 +113,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate at which the training read in the intervals in which copies gave nearly all
-    bytes [bytes/s]. Returns 0 if only a small part of the run's bytes came in such intervals."""
+    """Returns the rate [bytes/s] at which the training read while copies gave it nearly all bytes.
+    Only the intervals of the run in which they did so count. Returns 0 if only a small part of the
+    run's bytes came in these intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -121,8 +123,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # These intervals may be only the first and the last one, for example. If they have only a
-    # small part of the bytes, their rate is not the training's rate.
+    # Copies may have given nearly all bytes in a few intervals only, such as the first and the last
+    # one. If only a small part of the run's bytes came in them, their rate is not the training's.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -133,7 +135,7 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
     run's time.
 
     epochs : the number of epochs of the training; None if it is not known
-    compute : the rate at which the training reads if nothing delays it [bytes/s]; None if it is not
+    compute : the rate [bytes/s] at which the training reads if nothing delays it; None if it is not
         known
     """
     model = _Model(run, epochs, compute)

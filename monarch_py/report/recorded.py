@@ -31,7 +31,8 @@ MOST_EPOCHS = 1000
 
 # The largest number of readers that a report may have. No daemon sees that many threads.
 MOST_READERS = 4096
-# A shorter run is treated as if it lasted this long, so that its rates are finite [s].
+# A run that is shorter than this [s] is treated as if it lasted this long, so that its rates are
+# finite.
 SHORTEST_S = 1e-3
 
 Count = Annotated[float, Meta(ge=0, le=1e18)]

@@ -18,7 +18,7 @@ LEVEL = 3
 BLOCK = np.uint64(512)
 
 # Columns that are not packed. The node that adds an entry to its catalog computes `hash` again.
-# `source` is the same for the whole batch. `version` counts changes that happen only later.
+# `source` is the same for the whole batch. `version` counts changes of the entry after the scan.
 LEFT_OUT = ("hash", "source", "version")
 COLUMNS = tuple(name for name in ENTRY.names or () if name not in LEFT_OUT)
 # A pair a: b means that column a is stored as its difference from column b of the same entry.

@@ -44,8 +44,8 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and the time at which the scan of these
-# sources began [s]. This is a time of time.monotonic() on this node, even if another node has
+# The records of all sources, by the sources' numbers, and the time [s] at which the scan of these
+# sources began. The time is a value of time.monotonic() on this node, even if another node has
 # scanned.
 Scanned = tuple[list[Listed], float]
 

@@ -74,8 +74,8 @@ class Curve:
         numbers : how many threads or clients share the rate, 0 or more
         """
         known, rates = zip((0, 0.0), *sorted(self.points.items()), strict=True)
-        # np.interp keeps the last rate above the last number. The added point (0, 0) makes the rate
-        # proportional below the first number.
+        # For numbers above the last point, np.interp returns the last rate. The added point (0, 0)
+        # makes the rate proportional to the number below the first point.
         return np.asarray(np.interp(np.asarray(numbers, np.float64), known, rates), np.float64)
 
 
@@ -96,7 +96,7 @@ def _curve(points: Kind) -> Kind:
     return replace(points, parse=lambda *at: Curve(points.parse(*at)), schema={"type": "object"})
 
 
-# Largest number of clients or threads at a point of a curve.
+# The largest number of clients or threads for which a scenario may give a rate.
 MOST_CLIENTS = 1 << 20
 _NAME_HINT = "write lower-case letters, digits, - and _, beginning with a letter"
 Capacity = Annotated[int, words("size", SIZE_HINT, _capacity, schema=NUMBER)]
@@ -159,7 +159,8 @@ class SizeLaw(Keys):
 
 
 def least_share(law: SizeLaw) -> float:
-    """Returns the share of the law's draws that lie in [min, max], from 0 to 1."""
+    """Returns the probability, from 0 to 1, that a size drawn from the normal law lies in [min,
+    max]."""
     if law.constant is not None:
         return 1.0
     below, above = (

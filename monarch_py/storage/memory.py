@@ -11,17 +11,17 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-# This share of each limit on memory stays free for the job's own growth.
+# Copies leave this share of each limit on memory free, so that the memory of the job can grow.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
 
 
-# The daemon places small files in up to a thousand portions a second, and `available_bytes` takes a
-# millisecond. So `MemoryRoom` keeps the result of `available_bytes` until LOOK_BYTES were filled,
-# or until a time limit. The limit is LOOK_S if little memory is available, and up to MOST_LOOK_S if
-# much is available [s]. Even programs that take GROWTH [bytes/s], which is faster than processors
-# can touch new pages, cannot use up all the available memory in this time.
+# A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
+# thousand portions a second. So `MemoryRoom` uses the result of a call for a while: until copies
+# have taken LOOK_BYTES, or until a time has passed. This time is the available memory divided by
+# GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs cannot take memory as
+# fast as GROWTH, because processors touch new pages more slowly.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
 
 

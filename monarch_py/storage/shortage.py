@@ -7,8 +7,8 @@ from pathlib import Path
 
 from monarch_py.util.units import format_size
 
-# Room that is kept free on the file system for the manifest and the directories, whatever the quota
-# is [bytes].
+# This much room [bytes] is kept free on a tier's file system for the manifest and the directories,
+# whatever the quota is.
 MARGIN_BYTES = 1 << 20
 HINT = "remove files there, or add a tier on another file system"
 

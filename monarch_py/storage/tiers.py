@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# Room that is kept free for a catalog that grows on the tier's file system [bytes]. It is never
-# more than half of the file system. CATALOG_BYTES are enough for three million files.
+# The room [bytes] that is kept free for a catalog that grows on the tier's file system, but at most
+# half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
 # The daemon places small files in up to a thousand portions a second. For each portion it needs the
 # room that the tier's directories take, and reading this value takes several system calls. So the
@@ -162,8 +162,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # Some copies occupy more than their rounded size. For these copies, by number: how much
-        # more they occupy [bytes].
+        # The copies that occupy more than their rounded size: the copy's number -> how many bytes
+        # more it occupies.
         self._excess: dict[int, int] = {}
         # If the disk became full before the quota was used up: the limit on the room that copies
         # may use [bytes].
@@ -436,7 +436,10 @@ class Tier:
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def note_lost(self, what: str) -> None:
-        """Notes that copies of earlier sessions cannot be used; what : which copies, and why."""
+        """Notes that copies of earlier sessions cannot be used.
+
+        what : says which copies, and why
+        """
         self.lost = f"tier {self.config.mount_point}: {what}"
         log.warning("%s", self.lost)
 

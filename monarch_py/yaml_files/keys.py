@@ -187,8 +187,8 @@ def named_paths(value: Any) -> Iterator[Path]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # A key's description may end with ", see " and a link within the reference. The error leaves
-    # this end out.
+    # A key's description may end with ", see " and a link within the reference. The message of the
+    # error has the description without this end.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 
@@ -223,8 +223,8 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The declared path of a group's key does not contain the group. So the group's keys are
-            # read with the path of the mapping around the group.
+            # The declared path of a key in a group does not contain the group's name. So the keys
+            # are read as if they were in the mapping that contains the group.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

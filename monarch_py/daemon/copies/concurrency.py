@@ -14,9 +14,10 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # A larger number of concurrent fills is kept if it multiplies the rate by more than GAIN. A smaller
 # number is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
-# The width is the number of concurrent fills. A trial is a window with a changed width. After a
-# success, the next trial follows at once, in the same direction. After a failure, the earlier width
-# is restored, and the next trial follows after a number of windows, the hold:
+# The width is the number of concurrent fills. A trial is a window with a changed width. A trial
+# succeeds if the changed width is to be kept. After a success, the next trial follows at once, in
+# the same direction. After a failure, the earlier width is restored, and the next trial follows
+# after a number of windows, the hold:
 #   - After a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.
@@ -24,17 +25,18 @@ HOLD, FIRST_HOLD = 40, 4
 # If the width is decreased because programs wait, it is then kept for this many windows. After
 # these windows, the cause of the wait may be gone.
 BACK_HOLD = 10
-# If fewer than SOME_FILES files arrived in a window, only the window's bytes per second are judged,
-# not its files per second. The files of two windows are of the same kind if their mean sizes differ
-# by at most the factor ALIKE.
+# `_Rate.growth_over` compares the rates of two windows, in bytes and in files per second.
+# SOME_FILES : if fewer files arrived in one of the windows, only the bytes per second are compared.
+# ALIKE : if the mean sizes of the two windows' files differ by at most this factor, the files count
+#     as files of the same kind.
 SOME_FILES, ALIKE = 8, 1.5
 # Programs' opens are late if their mean time exceeds LATE times the least mean time of the last
 # MEMORY_S [s]. If opens are late, the width is multiplied by BACK.
 LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
-# Decreases of the width may not help. After IN_VAIN decreases in a row, the mean time of opens is
-# compared with the mean before the first of these decreases. If the present mean is still more than
-# HELPED times the earlier mean, the fills do not cause the wait, so the decreases are undone.
+# If programs' opens are late, the fills may not be the cause. So after IN_VAIN decreases of the
+# width in a row, the mean time of opens is compared with the mean before the first of these
+# decreases. If it is still more than HELPED times the earlier mean, the decreases are undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many.
 # LEAST_S : the least mean is chosen among means that each cover at least this time [s].
@@ -246,7 +248,7 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """The rates in one window.
+    """How fast the fills have read from the sources in one window.
 
     files : how many files arrived in the window
     """

@@ -206,7 +206,7 @@ class Engine:
         """Lets the engine order fills by itself, for files that a reader waits for and that have no
         order yet. The engine places each of these files into the first of `rooms` that can hold it.
         Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
-        or WANTED, or place anything in these tiers.
+        or WANTED, or place anything in the tiers of `rooms`.
 
         staged_bytes : if positive, the last of `rooms` is the room of the staging area. There the
             engine places files that this node does not keep, if they have at most this size [bytes]

@@ -27,8 +27,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# The files for which eviction has made room, but whose fill has not begun, have at most this total
-# size [bytes]. A single file may be larger.
+# Eviction assigns further files to a tier only as long as the files that are assigned to the tier,
+# and whose fills have not begun, have at most this total size [bytes]. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
@@ -65,8 +65,8 @@ class Evictions:
         self._copies, self._policy = copies, policy
         self._foresee, self._may_go = foresee, may_go
         self._next_look_s = 0.0
-        # A thread computes the uses, because for a million files this takes longer than an
-        # iteration of the loop may take.
+        # A thread computes the next uses of the files. For a million files, this takes longer than
+        # an iteration of the loop may take.
         self._uses: Future[Distances] | None = None
         self._asked_s = 0.0
         self._short_since_s: dict[int, float] = {}

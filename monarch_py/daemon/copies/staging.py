@@ -89,7 +89,8 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Returns (n,) whether a file of each size [bytes] would fit into the empty area."""
+        """Returns (n,) for each size [bytes] whether a file of this size would fit into the staging
+        area if the area were empty."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
@@ -150,7 +151,7 @@ class Staging:
     def refuse(self, ids: Ids) -> None:
         """Leaves (n,) files to the source, because readers wait for these files, and no copy can be
         dropped now to make room for them. `let_in` makes the files ABSENT later. The next open of
-        such a file then requests it again."""
+        one of the files then requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 

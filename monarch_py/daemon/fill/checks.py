@@ -68,8 +68,9 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Processes the result of a check that did not succeed. The check was abandoned, could not
-        run, or has found damage."""
+        """Takes the result of a check that did not succeed. If the check was abandoned, makes the
+        next daemon check the copies of the tier. If no descriptor was free, repeats the check
+        later. Otherwise the copy is damaged, and is dropped."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

@@ -31,12 +31,13 @@ NAMES = 4
 LOOKS = 64
 # At most this many prefetched files are queued or being filled.
 QUEUE = 4096
-# At most this many entries of the catalog are examined in one iteration.
+# To find files that can be prefetched, at most this many entries of the catalog are examined in one
+# iteration.
 ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes]. Copies then need not be
 # dropped for every single file.
 GIVEN_BYTES = 16 << 20
-# When no tier has room, the next try comes after this time [s].
+# After a prefetch that no tier had room for, nothing is prefetched for this time [s].
 FULL_S = 1.0
 # After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
 # likely to follow soon, and they do not wake the loop.
@@ -70,7 +71,7 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether files of the directory `place` are filled as part of this directory."""
+        """Whether filling this object's directory includes the files of the directory `place`."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -127,8 +128,8 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # By home: files that were found in the filled directories and whose fill is still to be
-        # ordered.
+        # For each home, the files that were found in the filled directories, and whose fill is
+        # still to be ordered.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
@@ -263,8 +264,9 @@ class DirectoryPrefetch:
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Examines further entries of the catalog until `most` files are ready to be ordered, but
-        at most ENTRIES entries. Returns whether the search has ended because of ENTRIES."""
+        """Examines further entries of the catalog until `most` files are ready to be ordered, or
+        until ENTRIES entries were examined. Returns whether the limit ENTRIES has ended the
+        search."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -292,15 +294,14 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for (n,) files that programs use and that have no room: drops copies that no
-        program has used, beginning with those that come last in the catalog. Returns the files for
-        which there will be room. After copies were dropped, nothing more is prefetched, because the
-        tiers have no room for it.
+        """Takes (n,) files that programs use and that have no room. Makes room for those of them
+        that had no room in an earlier use either, and returns these files. To make room, drops
+        copies that no program has used, beginning with those that come last in the catalog. After
+        copies were dropped, nothing more is prefetched, because the tiers have no room for it.
 
-        A file gets this room only when it is used for the second time. Until then, the program may
-        be in a first epoch, in which it will still use the other prefetched copies. A second use
-        shows that the program reads only a part of the files again and again. It will not use the
-        other copies, so they can be dropped.
+        At the first use of a file, the program may be in its first epoch, in which it will still
+        use the other prefetched copies. A second use shows that the program reads only a part of
+        the files, again and again. It will not use the other copies, so they can be dropped.
         """
         again = self.unused.refuse(ids)
         unused = self.unused.copies()[0][::-1]
@@ -336,7 +337,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Starts over, because all copies were dropped. Only reads from now on count."""
+        """Starts over, so that only reads from now on count. Call it when all copies were
+        dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -149,7 +149,7 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size of a file that the engine may stage by itself [bytes]. A larger
+        """Returns the largest size [bytes] of a file that the engine may stage by itself. A larger
         file is left to the filler, which may choose the source for it. Returns 0 while files wait
         for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
@@ -450,7 +450,7 @@ class Filler:
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
         # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
-        # If there are such tiers, no file without room is retried until the scan has ended.
+        # So if a tier shares it, no file without room is retried until the scan has ended.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found

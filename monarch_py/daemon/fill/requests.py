@@ -32,7 +32,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Puts files that are filled ahead into the order in which they are read fastest.
+        # A function that returns files to be filled ahead in the order in which they are read
+        # fastest. The filler replaces it.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -65,9 +66,9 @@ class FillRequests:
 
     def take_demands(self) -> None:
         """Puts the WANTED files for which readers wait into the queue that is served first.
-        Otherwise such a file might be far back in the queue of files to be filled ahead. In two
-        cases the daemon learns only from this call that a reader waits: `prefetch` is `none`, or
-        the file was opened before it became WANTED."""
+        Without this call, a file that a reader waits for might stay far back in the queue of files
+        to be filled ahead. In two cases the daemon learns only from this call that a reader waits:
+        `prefetch` is `none`, or the file was opened before it became WANTED."""
         now = self._demands.copy()
         fresh = now[(now != self._demands_seen) & (now != 0)]
         self._demands_seen = now
@@ -148,8 +149,9 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Handles files that are ABSENT again and that no command requests. With `prefetch: eager`,
-        these files are filled ahead again. Otherwise they are filled when they are read."""
+        """With `prefetch: eager`, queues files that have become ABSENT to be filled ahead again.
+        Without it, the files are filled when programs read them. Call it for files that no command
+        requests."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -179,9 +181,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Handles files that are ABSENT because a command has cancelled their fills. With
-        `prefetch: eager`, the files that `meet` has examined already are queued again. `meet` will
-        queue the other files."""
+        """With `prefetch: eager`, queues files whose fills a command has cancelled to be filled
+        ahead again. Leaves out the files that `ahead.meet` has not returned yet, because they are
+        queued when it returns them."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------

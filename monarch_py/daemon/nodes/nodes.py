@@ -36,17 +36,17 @@ log = logging.getLogger("monarch.nodes")
 # but only until this time after the daemon's start [s]. If one node has scanned for all nodes, the
 # computation takes less than this time.
 START_LIMIT_S = 1.0
-# While this node scans by itself, other nodes' background requests (requests that no reader waits
-# for) wait, but only until this time after the daemon's start [s]. If the requests did not wait,
-# the other nodes would read this node's files from the source themselves. While a plan is being
-# placed, background requests wait without a limit.
+# A background request is a request of another node that no reader waits for. While this node scans
+# by itself, background requests are held back, but at most until this time after the daemon's start
+# [s]. Otherwise the other nodes would read this node's files from the source themselves. While a
+# plan is being placed, background requests are held back without a limit.
 SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room of each node for files whose sizes are rounded to `UNIT` [bytes].
-    This room is a bit less than the sum of the node's quotas, so that an owner really has room for
-    all files that it owns."""
+    """Returns (nodes,) the room [bytes] of each node for files whose sizes are rounded as `UNIT`
+    rounds them. The room is a bit less than the sum of the node's quotas, so that an owner really
+    has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 

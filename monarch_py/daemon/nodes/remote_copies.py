@@ -39,8 +39,8 @@ Asked = Int32s
 class RouteChooser:
     """Chooses a node or the source for each fill. Runs in the daemon's loop and never blocks.
 
-    chooses : whether a fill reads from a node or from the source, whichever is faster. If not, a
-        fill reads from the nodes that have the file, as long as these nodes answer
+    chooses : True if a fill reads from the faster of a node and the source. False if a fill reads
+        from the nodes that have the file, as long as these nodes answer
     chosen : for how many fills the source was chosen so far although a node has the file
     """
 
@@ -127,7 +127,8 @@ class RouteChooser:
         throughput.look()
         queues = engine.queues(len(self._peers) + 1).astype(np.int64)
         pending = engine.pending(in_use=True) + engine.pending(in_use=False)
-        # The number of peers that are being asked. They share the threads (schedule.c).
+        # The number of peers that are being asked. They share the engine's threads for peers
+        # (schedule.c).
         busy = max(1, int((queues > 0).sum()))
         return Routing(
             throughput.each,

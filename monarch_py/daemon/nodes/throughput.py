@@ -30,7 +30,8 @@ Counts = Uints
 
 
 class Throughput:
-    """The rates of `places` places, numbered as in `policies.routing`.
+    """The rates that one reader gets from each of `places` places. The places are numbered as in
+    `policies.routing`.
 
     look : returns (places, 2, LEVELS): how many bytes all readers together have read since the
         start, and the sum of the times that their reads took [ns]

@@ -20,11 +20,11 @@ from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import NEVER
 
-# The window is the files of a plan that may be fetched ahead. It has at most this many files, and
-# fewer if the staging area cannot hold them.
+# The files that are used next form the window. It has at most LOOK files of each plan, and fewer if
+# the staging area cannot hold more.
 LOOK = 65536
-# The window leaves 1/WINDOW_LEAVES of the staging area free, for files that readers demand, and for
-# files that were used just now.
+# The files of the window leave 1/WINDOW_LEAVES of the staging area free, for files that readers
+# demand, and for files that were used just now.
 WINDOW_LEAVES = 8
 # At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
 # time; LEAST_FILES files are allowed whatever their size. The limits are low, because a file that
@@ -59,7 +59,7 @@ class FetchAhead:
         self._queue: Ids = NO_IDS
         # The files that are used next and have their copies in slow tiers.
         self._paged: Ids = NO_IDS
-        self._horizon = 0  # how many of the files that are used next are in the window
+        self._horizon = 0  # the number of files in the window
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
 
     def opened(self, ids: Ids) -> None:
@@ -71,7 +71,7 @@ class FetchAhead:
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) the time until the next use of each file at the programs' present pace [s];
+        """Returns (n,) the time [s] until the next use of each file, at the programs' present pace;
         infinity if the file's next use or the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))

@@ -184,9 +184,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """When all nodes have finished a run (see Run in plan/timeline.py), each file of the run is
-        complete on the node that owns the file. This method reports these nodes to
-        `filler.routes`."""
+        """Tells `filler.routes` which files are complete on the nodes that own them: the files of
+        each run (see Run in plan/timeline.py) that all nodes have finished."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -329,9 +328,9 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Starts to compute the next two uses of each file, for `Evictions`, under the assumption
-        that all plans advance at the same pace. Returns None while no plan is followed, or while
-        the present or the next run of a plan is not known."""
+        """Starts to compute the next two uses of each file in a thread, for `Evictions`. All plans
+        are assumed to advance at the same pace. Returns a Future of the result. Returns None while
+        no plan is followed, or while the present or the next run of a plan is not known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None

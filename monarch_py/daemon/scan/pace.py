@@ -54,8 +54,8 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # (time [s], number of files filled by that time), for all calls in the last AHEAD_S and for
-        # the last call before them.
+        # A pair for each call of `_soon_filled` in the last AHEAD_S, and for the last call before
+        # these: the time of the call [s], and the number of files that had been filled by then.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s
@@ -120,7 +120,7 @@ class ScanPace:
         return wanted, more_others
 
     def lasts_s(self, files: int) -> float:
-        """Returns how long it takes to fill `files` files at the present rate [s]. Until files have
+        """Returns how long [s] it takes to fill `files` files at the present rate. Until files have
         been filled for AHEAD_S, the rate still rises, so RISE times the present rate is assumed."""
         is_steady = self._filled[0][1] > self._filled_before
         rate = self._rate if is_steady else RISE * self._rate

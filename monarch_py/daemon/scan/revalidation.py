@@ -27,8 +27,8 @@ log = logging.getLogger("monarch.metadata")
 # this time after a change is young: it may have changed again after the listing without a new
 # timestamp.
 YOUNG_S = 2.0
-# How many directories and files are compared in one call. Between two calls the thread applies the
-# configured rate limit, and checks whether it should stop.
+# How many directories and files one call of the C code compares. Between two calls the thread
+# applies the configured rate limit, and checks whether it should stop.
 SLICE = 256
 
 
@@ -44,7 +44,8 @@ class Metadata:
         self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        # Young directories that were found unchanged. `step` lets readers use their listings.
+        # Directories that were young, and that a later comparison has found unchanged. `step` lets
+        # readers use the listings of these directories.
         self._held: deque[int] = deque()
         self._hits = 0
         self._caught_up = 0.0

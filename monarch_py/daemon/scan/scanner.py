@@ -36,8 +36,9 @@ NAMES = 4
 # Of the files that the engine has added to the catalog between two iterations, at most this many
 # are counted as opened in their directories.
 LOOKS = 64
-# The scan runs without a limit while it finds enough copies of earlier sessions. Of the files that
-# it finds, those without such a copy may outnumber those with such a copy by at most this number.
+# The scan runs without a limit while it finds enough copies of earlier sessions. It does not find
+# enough once the files that it has found without a copy outnumber those with a copy by more than
+# this number.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -80,7 +81,7 @@ class Validator:
 
     def match(self, entries: Array) -> tuple[npt.NDArray[np.intp], Array]:
         """Returns which of these entries have a copy in the tier, as indices into `entries`, and
-        the copies' rows."""
+        the rows of these copies in the manifest."""
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
@@ -285,8 +286,8 @@ class Scanner:
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the rows (n,) of copies whose files are gone or were replaced, and
-        forgets them."""
+        """Returns, by tier, the manifest's rows (n,) of copies whose files are gone or were
+        replaced. Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -406,8 +407,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Processes files that clients opened before the catalog knew them. Returns the entries of
-        the files that the catalog knows by now; these files are to be filled."""
+        """Takes the files that clients have opened before the catalog knew them. Has those that are
+        worth a copy looked up at the source. Returns the entries of the files that the catalog
+        knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:

@@ -13,7 +13,7 @@ Seen = TypeVar("Seen")
 # The number of a source, and a path relative to it.
 Path = tuple[int, str]
 
-# At most this many files are looked up at the same time.
+# At most this many files are looked up at the source at the same time.
 THREADS = 4
 # At most this many files wait to be looked up. Further files are forgotten: the scan will find
 # them, or their next opens report them again.

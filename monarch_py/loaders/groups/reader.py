@@ -178,8 +178,8 @@ class GroupReader:
 def _end(process: Any, link: Connection, owner: int) -> None:
     if os.getpid() != owner:  # in a forked child of the training, do nothing
         return
-    # Closing the pipe is not enough: other forked processes may have copies of this end, which keep
-    # the pipe open.
+    # Send None to end the process. To close `link` is not enough, because other forked processes
+    # may have copies of `link`, which keep the pipe open.
     with suppress(OSError):
         link.send(None)
     link.close()

@@ -120,7 +120,8 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line on the list, because the process that started it has one.
+        # This process needs no line of its own in the list of processes that have the memory: the
+        # process that started it has one.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 

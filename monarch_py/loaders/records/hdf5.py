@@ -71,8 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Each row of a band is divided among the band's chunks. Returns, for each of these chunks,
-        which part of a row it holds, as slices of the row. All rows are divided alike.
+        """Returns for each chunk of a band which part of a row it holds, as slices of the row. All
+        rows are divided among the chunks of their band in the same way.
 
         row : the shape of a row
         """
@@ -86,9 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """A chunk holds a part of each row in its band. Returns where such a part lies in the
-        chunk, as slices of the chunk. A chunk at the edge of the dataset may be wider than the
-        part.
+        """Returns where a chunk holds its part of a row, as slices of the chunk. A chunk at the
+        edge of the dataset may be wider than the part.
 
         corner : the part, as `corners` returns it
         """

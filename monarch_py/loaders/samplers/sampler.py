@@ -142,7 +142,9 @@ class ScheduledSampler(ABC):
         self._weighed = 0  # the first step for which `weight` was not called
         self._ready: dict[int, RankEpoch] = {}  # the number of the running epoch -> its batches
         self._ahead: dict[int, _Ahead] = {}  # the number of the next epoch -> its batches
-        self._goes_on = False  # whether an epoch was set; if so, the next epoch is prepared
+        # Whether `set_epoch` or a loaded state has set an epoch. If so, the schedule of the next
+        # epoch is computed while an epoch runs.
+        self._goes_on = False
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch if {ranks.world_size} ranks share"

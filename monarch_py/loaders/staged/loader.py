@@ -135,7 +135,7 @@ class StagedLoader:
         return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Calls the method set_epoch of the batch sampler and of its sampler, if they have one."""
+        """Calls `set_epoch` of the batch sampler and of its sampler, if they have this method."""
         told: list[Any] = [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
         for sampler in told:
             if hasattr(sampler, "set_epoch"):

@@ -111,8 +111,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """Returns (sources,) the rate at which one thread of a node reads each source while all nodes
-    and threads are busy [bytes/s]. `_threads` lists the sources."""
+    """Returns (sources,) the rate [bytes/s] at which one thread of a node reads each source while
+    all nodes and threads are busy. `_threads` lists the sources."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -169,8 +169,8 @@ class _Nodes:
             holder = np.full(order.shape, PFS, dtype=np.int32)
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
-                # An index for each node, which selects the node's samples of the step without the
-                # trailing NO_FILE.
+                # For each node, an index into `order` that selects the node's samples of the step,
+                # without the NO_FILE behind them.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
@@ -218,8 +218,8 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # After a sample's last use here, its copy stays if no other node has one. Such a copy gets
-        # the latest possible next use, so that it is evicted first when room is needed.
+        # After the node's last use of a sample, its copy stays if no other node has one. The copy
+        # then gets the latest possible next use, so that it is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

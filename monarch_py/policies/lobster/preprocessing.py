@@ -52,8 +52,8 @@ class PiecewiseLinear:
         )
 
     def __call__(self, x: npt.ArrayLike) -> Floats:
-        """Returns the model's y, which is never below 0, because it is a time. A piece's line also
-        applies between its last point and the first point of the next piece."""
+        """Returns the y that the model gives for each x. No y is below 0, because y is a time. A
+        piece's line also applies between its last point and the first point of the next piece."""
         xs = np.asarray(x, dtype=np.float64)
         piece = np.maximum(0, np.searchsorted(self.starts, xs, side="right") - 1)
         return np.maximum(0, self.slope[piece] * xs + self.intercept[piece])

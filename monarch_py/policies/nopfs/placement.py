@@ -102,9 +102,10 @@ def place(
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
     """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
 
-    If there is room for further holders, each node first reserves the room that it wants for copies
-    of other nodes' files. Without these reservations, all spare room would be on the nodes that are
-    filled last. Files that get no owner in this way may then use the reserved room too.
+    If the nodes have room for all files, each node first reserves the room that it wants for copies
+    of files that other nodes own. Without these reservations, all room that is left in the end
+    would be on the nodes that are filled last. Owners are then assigned within the other room.
+    Files that get no owner there may use the reserved room too.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)
@@ -144,9 +145,9 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # The loss of a file is what it loses if its best node does not take it. It then goes to its
-        # second-best node. If the quotas do not hold all files, it may instead go to no node, which
-        # is worth 0.
+        # The loss of a file: how much less the file gains if its best node does not take it. The
+        # file then goes to its second-best node. If the quotas do not hold all files, it may also
+        # go to no node, where it gains 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))
         for node in np.unique(best):
             mine = np.flatnonzero(best == node)

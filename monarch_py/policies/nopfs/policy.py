@@ -105,10 +105,10 @@ def need_differences(job: Job, name: str) -> None:
     """Checks that access frequencies differ between files and nodes. Raises PolicyError if all
     nodes use every file about equally often, epoch after epoch.
 
-    Files with many samples that are used as a whole are used about equally often. If a node reads
-    `k` samples of a file, the relative spread of the frequencies is `sqrt((1 - 1 / nodes) / k)`
-    (binomial, NoPFS 3.1). The check passes if a node uses a file less than once an epoch on
-    average, as it does if each file is one sample.
+    The nodes use a file of many samples about equally often: if a node reads `k` samples of each
+    file, the relative spread of the frequencies is `sqrt((1 - 1 / nodes) / k)` (binomial, NoPFS
+    3.1). The check always passes if a node uses a file less than once an epoch on average, as it
+    does if each file is one sample.
     """
     used = job.frequencies
     mean = float(used.mean())

@@ -142,7 +142,8 @@ class _Sample:
 
 
 def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats:
-    """Returns the prices of the step with the least upper bound.
+    """Takes subgradient steps from `prices`. Returns the prices of the step that gave the least
+    upper bound (`_Sample.at`).
 
     pace : the size of the first step
     """

@@ -56,6 +56,6 @@ def _take(
         row_of[column] = before
         if before == row:
             return
-        # The row `before` gives up the column that it had, which is the previous column on the
-        # path. The next pass of the loop gives that column to another row.
+        # The row `before` had another column until now. The next pass of the loop gives that column
+        # to another row.
         column = int(had[had != column][0])

@@ -27,8 +27,8 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)
-    # Water-filling: each round adds the same number to all nodes with room, up to the cap, until
-    # all loads are assigned.
+    # Water-filling: each round assigns the same number of loads to every node below its cap, or
+    # fewer if the node reaches the cap. The rounds end when all loads are assigned.
     while loads > 0:
         open_ = np.flatnonzero(share < room)
         level = loads // len(open_)

@@ -88,7 +88,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # How many unwanted samples each node may still read between wanted ones.
+        # (nodes,) how many unwanted samples each node may still read between wanted samples.
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -184,8 +184,8 @@ class _Buffers:
                     into[at] = self._caches[who].level(file)
                 continue
             # The holder's cache may have evicted this sample a moment ago, to admit another sample
-            # of this step. Unless the sample is one of those to be loaded, its holder used it
-            # before the eviction. So the sample counts as found in memory.
+            # of this step. If this sample is not to be loaded, its holder is assumed to have used
+            # it before the eviction. So the sample counts as found in memory.
             level = self._caches[had].level(file)
             if level == MISS:
                 cls[at] = MISS if loaded[at] else STAGING + 1
