@@ -30,10 +30,9 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
  * grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
- * meanwhile sees that the entry's version has changed, and asks the source instead. Returns 0.
- * Returns -1 without any change if the index of inodes must be rebuilt first
- * (monarch_catalog_move). */
+/* Replaces the attributes of a file that has no copy. A client that reads the attributes during the
+ * call sees that the entry's version has changed, and asks the source instead. Returns 0. Returns
+ * -1 without any change if the index of inodes must be rebuilt first (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
@@ -218,8 +217,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only half of the threads for the sources carry out such
-     * orders, so that the other half is free for fills. An engine with a single thread for the
+    /* Reads a copy into the page cache. Only half of the threads for the sources carry out
+     * PAGE_INs, so that the other half is free for fills. An engine with a single thread for the
      * sources carries out no PAGE_IN. */
     MONARCH_PAGE_IN,
 };
@@ -383,9 +382,10 @@ struct monarch_home {
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
 /* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. That happens in
- * three cases: a file needs a fill, but the grant does not let the engine order it; an order has
- * ended, so there may be room for such a file now; a fill has ended, but the engine has not
- * published the copy. Returns whether the engine has left any work since the last call. */
+ * three cases: a file needs a fill, but the grant does not let the engine order the fill; an order
+ * has ended, so there may now be room for a file that needs a fill; a fill has ended, but the
+ * engine has not published the copy. Returns whether the engine has left any work since the last
+ * call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
  * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the

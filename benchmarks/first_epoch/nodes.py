@@ -33,7 +33,7 @@ class Case:
 
     files, size : the number of files, and their mean size [bytes]
     part : the share of the dataset that each node's tier holds, None for all
-    limit : on the time of the first epoch, relative to that without Monarch
+    limit : the limit on the time of the first epoch, relative to its time without Monarch
     """
 
     files: int

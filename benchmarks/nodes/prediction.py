@@ -39,8 +39,9 @@ Orders = Sequence[Sequence[int]]
 class Rates:
     """Rates [bytes/s].
 
-    source : of all nodes together;  link : of one node's link, in each direction
-    tier : of all readers of a node together, from its tier
+    source : the rate at which all nodes together read the source
+    link : the rate of one node's link, in each direction
+    tier : the rate at which all readers of a node together read its tier
     """
 
     source: float

@@ -141,8 +141,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many loads a policy saves if the epochs are used in the order of the path. Adds
-    the savings to `row`, in samples and in seconds."""
+    """Measures how many loads a policy saves if the epochs are used in the order that `path` gives.
+    Adds the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -211,8 +211,9 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1: the largest gap between the queues' times, relative
-    to the smallest possible gap, and the time that the algorithm takes for 8 GPUs."""
+    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs: the difference
+    between the queues' longest and shortest time, relative to the smallest possible difference,
+    and the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

@@ -75,9 +75,10 @@ class Speeds:
 class Inputs:
     """One run's inputs. Policies may replace `orders` with orders of the same length.
 
-    sizes : (files,) [bytes], not rounded to whole bytes
-    orders : of every node (samples,), the files that it reads, over all epochs
-    starts : of every node (batches + 1,), the index in its order at which a batch begins
+    sizes : (files,) the size of each file [bytes], not rounded to whole bytes
+    orders : for each node (samples,), the files that it reads in all epochs, one after the other
+    starts : for each node (batches + 1,), the index in its order at which each batch begins, and
+        the index at which the last batch ends
     random : the random state after shuffles and sizes, from which policies continue to draw
     """
 

@@ -187,8 +187,8 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """Runs the prefetching that a request triggers: into the classes, and into the room that
-        the request frees in the staging buffer."""
+        """Runs the prefetching that a request triggers: into the storage classes, and into the room
+        that the request frees in the staging buffer."""
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
             self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:

@@ -313,7 +313,8 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # With --only, the tables lack the other cases. So the page is then written only if it is named.
+    # With --only, the tables have only the named cases. So the page is then written only if the
+    # command line names a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

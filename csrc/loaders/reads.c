@@ -13,7 +13,7 @@
 #define STACK_BYTES (256 << 10)
 
 /* A read counts as slow if two conditions are true. First, it took longer than this [ns] plus 1 ns
- * per byte. Second, its thread slept meanwhile, so the read waited for a disk or a network. A read
+ * per byte. Second, its thread slept during the read, so it waited for a disk or network. A read
  * from memory takes a tenth of that time. If its thread has to wait for a processor, the read takes
  * longer, but such a wait does not count as sleep. */
 #define SLOW_NS 100000

@@ -276,7 +276,7 @@ struct monarch_scan_hint {
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
-    uint64_t whole;  /* atomic; 1: all units are filled, and the source did not change meanwhile */
+    uint64_t whole;  /* atomic; 1: all units are filled, and the source's file has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
 

@@ -34,8 +34,8 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
-/* Adds a file, of which the table keeps a duplicate of `fd`. Replaces any file with the same source
- * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
+/* Adds a file to the table, which duplicates `fd`. Replaces any file with the same source and
+ * hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
  * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
  * blocks have arrived; 0 if none has arrived, and monarch_peer_table_block will report each.
  * Returns 0 or -errno. */

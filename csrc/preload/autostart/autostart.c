@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Length of a longer pause [ns]. If an attempt has found no interpreter, the next attempt is this
- * much later. If the claim (claim.h) allows no start yet, the next attempt is made when a start is
- * allowed, but at the latest after this time. */
+/* If an attempt has found no interpreter, this process makes no other attempt for this long [ns].
+ * If the claim (claim.h) allows no start yet, the next attempt is made when a start is allowed, but
+ * at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, the heartbeat is the only sign by which this process can notice that the

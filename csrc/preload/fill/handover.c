@@ -378,7 +378,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* when there is a copy, later reads are served from the copy */
+    if (tracked & TRACK_HANDED) /* drops TRACK_DIRECT, so that the copy can serve later reads */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -49,8 +49,8 @@
  * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* A caller that needs the whole file waits for at most this time, unless the caller sets another
- * limit [ns]. */
+/* Longest time that a caller that needs the whole file waits for the copy [ns], unless the caller
+ * sets another limit. */
 #define WHOLE_NS 1000000000ULL
 /* If more bytes than this are missing, a caller that needs the whole file does not wait. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
@@ -140,8 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* Another copy may have got the slot meanwhile. The bits that were just read belong to this
-     * copy only if the slot still belongs to it. */
+    /* Another copy may have got the slot while the bits were read. The bits belong to this copy
+     * only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

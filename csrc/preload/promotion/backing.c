@@ -92,8 +92,8 @@ static int note(int fd, int high, int before) {
     return noted;
 }
 
-/* Makes `high` the backing descriptor of `fd`. If another thread has set a backing descriptor
- * meanwhile, closes `high` instead. Returns the backing descriptor of `fd`. */
+/* Makes `high` the backing descriptor of `fd`. If another thread has already set a backing
+ * descriptor, closes `high` instead. Returns the backing descriptor of `fd`. */
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
