@@ -52,7 +52,8 @@ Run = dict[str, Any]
 class Case:
     """A dataset behind a source.
 
-    latency_s : of an open, a look-up and a read [s];  rate : of all reads together [bytes/s]
+    latency_s : the latency of an open, of a look-up and of a read [s]
+    rate : the rate of all reads together [bytes/s]
     quiet, busy : limits on the time of the first epoch, relative to that without Monarch, on a
         machine that is otherwise idle or busy (--busy); None for no limit
     share : the share of the files that is read

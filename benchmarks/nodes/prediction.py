@@ -114,11 +114,12 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
+        """Simulates a plan: all files are fetched in the order of use, across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
         all files pass through the staging buffer. So the simulated buffer is larger: its size is
-        the size of the staging area divided by `_foreign`.
+        the size of the staging area, divided by the share of the bytes that pass through the
+        staging area (`_foreign`).
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)

@@ -149,7 +149,7 @@ class Layout:
 class Testbed:
     """The running nodes that a Layout describes. They run while the context lasts.
 
-    place : an empty directory, on tmpfs;  rate : of the source [bytes/s]
+    place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
     links : the nodes' network namespaces, created by the caller
     """
 

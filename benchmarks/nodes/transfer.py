@@ -39,7 +39,7 @@ def transfer(
 ) -> list[Result]:
     """Measures transfers, which alternate with plain sendfile on the same link.
 
-    size : of the file [bytes]
+    size : the size of the file [bytes]
     """
     dataset = Dataset.make(place / "large", 1, size)
     layout = Layout([2 * size, 8 * MIB], 2 * size)

@@ -40,8 +40,9 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 class Program:
     """A program to measure.
 
-    name, what, limit : of the result;  argv : the command;  starts : how often a round starts it
-    missing : why it cannot run here, None if it can;  environment : additional variables
+    name, what, limit : fields of the Result;  argv : the command
+    starts : how often a round starts the command;  rounds : number of rounds
+    missing : why the command cannot run here, None if it can;  environment : additional variables
     together : whether both variants run at the same time, on one core each
     """
 

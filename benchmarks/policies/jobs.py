@@ -21,7 +21,7 @@ def shuffled_job(
     """Returns the job.
 
     part : the share of the dataset that all nodes hold together
-    batch : samples of a node in a step;  size : of a sample [bytes]
+    batch : number of samples of a node in a step;  size : the size of a sample [bytes]
     """
     capacity = np.zeros((nodes, 2), dtype=np.int64)
     capacity[:, 1] = int(part * files / nodes) * size

@@ -18,8 +18,8 @@ _NOBODY = -1
 class Holders:
     """Copies in the cache classes of all nodes. A node holds a file in at most one class.
 
-    level : of every node (files,), the class that holds the file, 0 for none
-    since : of every node (files,), when the copy is complete [s]
+    level : for each node (files,), the class that holds the file, 0 for none
+    since : for each node (files,), the time at which the copy is complete [s]
     """
 
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
