@@ -99,7 +99,8 @@ class Inputs:
         return self.scenario.dataset.files
 
     def shards(self) -> list[tuple[int, int]]:
-        """Returns the range of files (first, last + 1) of every node, in equal parts."""
+        """Divides the files into equal parts, one for each node. Returns for each node the range
+        (first, last + 1) of its part."""
         part = self.files // self.nodes
         ends = [part * (node + 1) for node in range(self.nodes)]
         if Behaviour.SHARDS_LEAVE_A_REST not in self.on:

@@ -36,7 +36,9 @@ READY, WAITED, DIRECT = 0, 1, 2
 class Policy:
     """The parts of a published policy.
 
-    fill : fills caches before training, returns (nodes,) seconds;  order : changes the samples read
+    fill : a function that fills the caches before training. It returns (nodes,) how long that takes
+        on each node [s]
+    order : a function that changes which samples the nodes read
     from_peers, from_pfs : where prefetching into the staging buffer may read, besides the node's
         own caches
     is_staged : whether samples are prefetched into the staging buffer
@@ -71,8 +73,8 @@ def simulate(
 ) -> Result | str:
     """Simulates a policy of POLICIES as the published simulator does.
 
-    on : That simulator deviates from its paper. The deviations in `on` are reproduced, and all
-        others are corrected.
+    on : the deviations of the published simulator from its paper that are reproduced; all others
+        are corrected
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.

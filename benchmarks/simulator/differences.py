@@ -221,7 +221,8 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # With --only, the tables lack the other runs. So the page is then written only if it is named.
+    # With --only, the tables have only the named runs. So the page is then written only if the
+    # command line names a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

@@ -207,7 +207,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
         /* The daemon finds the source's files by the source's path. So the entry is used only if
-         * this path leads to the same directory in this process. */
+         * the source's path leads to the same directory in this process as in the daemon. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
