@@ -148,8 +148,8 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances. The first
  * is for the names in wanted directories (monarch_scan_want). The second is for the names in all
- * other directories: such a directory is listed only while the second allowance is not used up, but
- * a wanted directory can always be listed.
+ * other directories. A wanted directory can always be listed. Any other directory is listed only
+ * while the second allowance is not used up.
  *
  * wanted: the new first allowance; negative: no limit. If `wanted` is 0 and the first allowance has
  * a limit, the allowance stays as it is. more_others: is added to the second allowance; negative:
@@ -398,9 +398,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. Results of published copies accumulate before it rings: many if the caller does not
- * wait, fewer if the caller waits, so that the threads do not run out of orders. Results can also
- * be taken without a ring. */
+ * published. For results of published copies, it rings only when many have accumulated, or a few if
+ * the caller waits, so that the threads do not run out of orders. Results can also be taken without
+ * a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin

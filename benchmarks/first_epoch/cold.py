@@ -54,7 +54,7 @@ class Case:
 
     latency_s : the latency of an open, of a look-up and of a read [s]
     rate : the rate of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to that without Monarch, on a
+    quiet, busy : limits on the time of the first epoch, relative to its time without Monarch, on a
         machine that is otherwise idle or busy (--busy); None for no limit
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
@@ -367,7 +367,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
 
 @contextmanager
 def busy_cores(wanted: bool) -> Iterator[None]:
-    """Runs one busy process per core, if wanted."""
+    """If `wanted` is true, runs one busy process per core while the context lasts."""
     code = "while True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", code])

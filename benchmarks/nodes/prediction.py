@@ -97,8 +97,9 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Adapts a decision to the nodes that have no daemon. Their files are read from the source
-        by all nodes, and their own ranks read everything from the source."""
+        """Adapts a decision to the nodes that have no daemon. Files that these nodes would keep are
+        read from the source by all nodes. The ranks on these nodes read all files from the
+        source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS

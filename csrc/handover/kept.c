@@ -1,5 +1,5 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. There is no such order yet: policy has not granted room for the file, and has not
+ * fill its file. There is no order yet, because policy has neither granted room for the file nor
  * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
  * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
  * the program can at any time request that the daemon closes the descriptor. */

@@ -10,9 +10,9 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Call this if the thread needs an epoch that was not given yet. The new epoch takes the place
- * of the oldest known epoch. If that epoch has ended, returns NEEDS_EPOCH. Otherwise returns
- * what the thread waits for. */
+/* Call this if the thread needs an epoch that was not given yet. The new epoch takes the place of
+ * the oldest known epoch. Returns NEEDS_EPOCH if the place is free, or if the oldest epoch has
+ * ended. Otherwise returns what the thread waits for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)

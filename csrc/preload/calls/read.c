@@ -194,8 +194,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Returns whether n exceeds the address space. The kernel refuses such a read before it checks the
- * file. */
+/* Returns whether n exceeds the address space. If so, the kernel refuses to read n bytes, whatever
+ * the file is. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from

@@ -31,7 +31,7 @@ void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
  * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
- * not tracked. For such a file, callers count its size, or the size of its mapped part, once. */
+ * not tracked. In these cases, callers count the size of the file, or of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */

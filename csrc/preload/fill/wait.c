@@ -116,7 +116,7 @@ static int may_wait(const struct monarch_wanted *w) {
 /* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only
  * to waste_debt: the caller has waited for a whole file, and parts of the file may still come in
  * time for other reads. If the wait has replaced an open of the source (is_instead), it adds to
- * no debt, because open_wait.c counts such waits itself. */
+ * no debt, because open_wait.c counts waits that replace an open itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)

@@ -93,9 +93,9 @@ static size_t directory_length(const char *path, size_t n) {
 }
 
 /* Searches the directories above the path's directory for a directory that is known to lead into a
- * source. If there is one, records in the table that the path's directory leads into the source
- * too, and returns the table's entry of the directory above. Otherwise returns 0. directory: length
- * of the path's directory. */
+ * source. If there is one, returns its entry in the table, and records in the table that the path's
+ * directory leads into the source too. Otherwise returns 0. directory: length of the path's
+ * directory. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -258,8 +258,8 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If the file is in no source, the library assumes the same of most
- * other files in its directory, and learns that the directory leads elsewhere. */
+ * may not have found it yet. If the file is in no source, the library assumes that most other files
+ * in its directory are in no source either, and records that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

@@ -22,7 +22,7 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
- * it. A plain path is absolute, and its text leads into a source. Such a path is looked up by
+ * it. A plain path is absolute, and its text leads into a source. Plain paths are looked up by
  * `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
