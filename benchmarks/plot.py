@@ -30,7 +30,7 @@ OURS, PLAIN, MISSED = "#2b6cb0", "#a0aec0", "#c53030"
 
 def draw_overhead(document: dict[str, Any], axes: Any) -> None:
     """Draws a bar for each call: its time under the library relative to its time without the
-    library. Each bar has an error bar, the confidence interval, and a mark for the limit."""
+    library. Each bar has an error bar (the confidence interval) and a mark for the limit."""
     rows = [r for r in document["results"] if r["unit"] == "ratio"][::-1]
     values = [row["value"] for row in rows]
     errors = [

@@ -102,7 +102,7 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Chooses the order in which a training uses its epochs: the path. Measures the path's cost,
+    """Chooses the path, the order in which a training uses its epochs. Measures the path's cost,
     and the share of the loads that it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:

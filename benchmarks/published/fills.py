@@ -99,7 +99,8 @@ def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills equal shards of a dataset that fits into the memory of all nodes together."""
+    """Fills each node's memory with an equal shard of the dataset, which must fit into the memory
+    of all nodes together."""
     _check_memory(inputs)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):

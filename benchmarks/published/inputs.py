@@ -29,11 +29,11 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """The performance model (NoPFS, section 4) for one thread, all rates [bytes/s].
+    """The rates of one thread [bytes/s], by the performance model of NoPFS (section 4).
 
     pfs : (clients + 1,) the rate of one client, by the number of clients; entry 0 is unused
-    local, remote : (classes,) reading a copy of this node, and a copy of another node
-    write : writing into the staging buffer, including preprocessing
+    local, remote : (classes,) the rate of reading a copy of this node, and of another node
+    write : the rate of writing into the staging buffer, including preprocessing
     """
 
     pfs: list[float]

@@ -27,8 +27,8 @@ __all__ = ["POLICIES", "simulate"]
 Fill = Callable[[Inputs, Holders, ClientLog], list[float]]
 Order = Callable[[Inputs, Holders], None]
 
-# How a sample reached its rank: it was in the staging buffer (READY), was about to be (WAITED), or
-# was fetched directly (DIRECT).
+# How a sample reached its rank: it was in the staging buffer (READY), it was on its way into the
+# buffer (WAITED), or it was fetched directly (DIRECT).
 READY, WAITED, DIRECT = 0, 1, 2
 
 

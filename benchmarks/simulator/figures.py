@@ -50,7 +50,8 @@ CACHING = (
     "solar",
     "solar-reordered",
 )
-# Without SOLAR's policies, because they move samples between ranks, which Lobster does not.
+# The policies with which Lobster is compared: CACHING without SOLAR's policies, because these move
+# samples between ranks, and Lobster does not.
 FIXED = CACHING[:-2]
 # The policies in which several nodes share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")

@@ -75,8 +75,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 
 static void fail(struct call *c, uint64_t i, int error) {
     /* From now on, no further read begins. Reads begin in the order of their indexes, so every read
-     * before this one has begun already; if such an earlier read fails too, its failure replaces
-     * this one. */
+     * before read `i` has begun already. If an earlier read fails too, its failure replaces the
+     * failure of read `i`. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {

@@ -293,8 +293,8 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
-    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: of those
-     * counted in `misses` */
+    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: total size of
+     * the files counted in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
     uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
     /* number of reads that gave up waiting for a fill, and read from the source */

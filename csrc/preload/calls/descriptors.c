@@ -202,7 +202,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or reads a descriptor's offset relies on the offset, so such a descriptor is
+/* A program that sets or reads a descriptor's offset relies on the offset, so the descriptor is
  * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 

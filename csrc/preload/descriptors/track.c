@@ -194,7 +194,7 @@ static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
 }
 
 /* Removes the descriptor's word. First waits for threads that have pinned the word or seek on the
- * descriptor. *in_all counts the rounds of waiting for threads that seek. */
+ * descriptor. Adds to *in_all the number of rounds in which it waits for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {

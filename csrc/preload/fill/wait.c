@@ -49,8 +49,8 @@
  * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* Longest time that a caller that needs the whole file waits for the copy [ns], unless the caller
- * sets another limit. */
+/* If a caller needs the whole file, it waits at most this long for the copy [ns], unless it sets
+ * another limit. */
 #define WHOLE_NS 1000000000ULL
 /* If more bytes than this are missing, a caller that needs the whole file does not wait. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */

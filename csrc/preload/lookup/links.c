@@ -228,9 +228,9 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog has no such file, so the path is assumed to lead elsewhere. There are two
-         * exceptions: a file on a source's device while the scan may still find it (is_unmet), and
-         * a directory, because it may contain links into a source. */
+        /* The catalog does not have the file, so the path is assumed to lead elsewhere. There are
+         * two exceptions: a file on a source's device while the scan may still find it (is_unmet),
+         * and a directory, because it may contain links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;

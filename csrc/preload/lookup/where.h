@@ -30,7 +30,7 @@ struct monarch_aim {
      * a link outside all sources. */
     const struct monarch_entry *base;
     size_t skip;
-    /* how the path leads into a source; used only if the path's text does not lead into one */
+    /* how the path leads into a source through a link; unused if the path's text leads into one */
     enum monarch_lead lead;
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;
