@@ -318,7 +318,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "program",
-            "  CPU time of the program per file, epoch 1, minus that without Monarch",
+            "  CPU time of the program per file, epoch 1, minus its CPU time without Monarch",
             median(lambda o, p: (o[0]["program_s"] - p[0]["program_s"]) / files * 1e6),
             None,
             "us",

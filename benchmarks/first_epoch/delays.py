@@ -149,7 +149,7 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
         line("p50_s", f"{at}: median time of open and read beside fills / without", MEDIAN_LIMIT),
         line(
             "p99_s",
-            "  99th percentile of the time of open and read beside fills / without",
+            "  99th percentile of the time of open and read beside fills / without fills",
             P99_LIMIT,
         ),
         Result(

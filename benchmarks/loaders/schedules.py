@@ -113,7 +113,7 @@ def solar() -> Iterator[Result]:
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
             # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
-        what = f"SolarSampler, quotas for {part:.0%} of the bytes: bytes loaded / held by no node"
+        what = f"SolarSampler, quotas for {part:.0%}: bytes loaded / bytes that no node holds"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
 
 
