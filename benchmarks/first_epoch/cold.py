@@ -125,7 +125,7 @@ CASES = (
 )
 
 
-# The minimum age of a dataset when a job begins [s].
+# The minimum age [s] of a dataset when a job begins.
 OLD_S = 3.0
 
 
@@ -252,7 +252,7 @@ class Cold:
 
 
 def daemon_cpu_s(config: Path) -> float:
-    """Returns the CPU time that the daemon of a configuration has used so far [s].
+    """Returns the CPU time [s] that the daemon of a configuration has used so far.
 
     The process id comes from the session. A search among all processes would slow down the epoch
     that has just begun more than the daemon does.

@@ -44,7 +44,7 @@ from monarch_py.demo.slowsource import SlowSource, why_unavailable
 
 SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
 SOURCES = ("4 ms", "present")
-# How long a process may take to end [s]. The time is long, because `monarch run` removes its copies
+# How long [s] a process may take to end. The time is long, because `monarch run` removes its copies
 # before it ends.
 END_LIMIT_S = 60.0
 

@@ -209,7 +209,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the time of all epochs except the first [s]: with owners by hash, and with a plan."""
+    """Returns the time [s] of all epochs except the first: with owners by hash, and with a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (
@@ -219,7 +219,7 @@ def later_epochs(
 
 
 def killed_epoch(dataset: Dataset, layout: Layout, rates: Rates) -> float:
-    """Returns the time of an epoch in which the last node has no daemon [s]."""
+    """Returns the time [s] of an epoch in which the last node has no daemon."""
     nodes = len(layout.tiers)
     orders = [dataset.shares(nodes, number) for number in range(3)]
     return Run(dataset, layout, orders, rates, gone=(nodes - 1,)).by_hash()[-1].seconds

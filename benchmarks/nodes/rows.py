@@ -244,7 +244,7 @@ class Rows:
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
-        """Returns, for each rank, the time until its last file has arrived [s]. The ranks compute
+        """Returns, for each rank, the time [s] until its last file has arrived. The ranks compute
         nothing."""
         with self.testbed(layout, linked=True) as bed:
             bed.epoch(self.dataset.shares(4, 0))

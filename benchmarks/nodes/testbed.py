@@ -103,7 +103,7 @@ class Epoch:
 
     @property
     def seconds(self) -> float:
-        """The time from the common start to the end of the last rank [s]."""
+        """The time [s] from the common start to the end of the last rank."""
         return max(rank.wall_ns for rank in self.ranks) / 1e9
 
     @property

@@ -20,8 +20,8 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# For each line on standard input, opens the file of that name, and prints the time at which the
-# open has returned [ns].
+# For each line on standard input, opens the file of that name, and prints the time [ns] at which
+# the open has returned.
 OPENER = """
 import os, sys, time
 for line in sys.stdin:

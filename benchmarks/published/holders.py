@@ -25,7 +25,7 @@ class Holders:
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
         """Creates empty caches.
 
-        rates : (classes,) the rates at which another node's copies are read [bytes/s]
+        rates : (classes,) the rates [bytes/s] at which another node's copies are read
         """
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]

@@ -169,7 +169,8 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """Returns when `node` has processed its samples from `begin` to `end` - 1 [s]."""
+        """Returns the time [s] at which `node` has processed the samples from `begin` to `end` - 1 of
+        its order."""
         buffer, sizes, compute = self.staging.buffers[node], self.sizes, self.speeds.compute
         order, ready, source = buffer.order, buffer.ready, buffer.source
         limit, log = self.batch_begins[node], self.log
@@ -199,8 +200,8 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """Returns when a sample that is not yet in the staging buffer arrives [s]. The sample comes
-        through the buffer or is fetched directly, whichever is faster."""
+        """Returns the time [s] at which a sample arrives that is not yet in the staging buffer. The
+        sample comes through the buffer or is fetched directly, whichever is faster."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]

@@ -65,8 +65,8 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
          * the removal, because descriptors of the dropped copy may still be open. If the file
-         * system gives this number to a new copy, all these descriptors are closed. The number is
-         * then deleted from the entry of the dropped copy. */
+         * system gives this number to a new copy, all these descriptors have been closed. The
+         * number is then deleted from the entry of the dropped copy. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Total size of the stacks of the two processes that run before the program [bytes]. */
+/* Total size [bytes] of the stacks of the two processes that run before the program. */
 #define MONARCH_LAUNCH_STACK 20480
 
 /* A launch. The intermediate process and the process that becomes the program use this structure,

@@ -47,7 +47,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
  * begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest time that monarch_await_closings waits for closings to end [ns]. A closing takes
+/* Longest time [ns] that monarch_await_closings waits for closings to end. A closing takes
  * microseconds, unless the source hangs. */
 #define CLOSING_NS 5000000000ULL
 

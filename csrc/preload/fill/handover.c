@@ -30,8 +30,8 @@
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
-/* Longest time that a call waits until the daemon has closed a descriptor that was handed over
- * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
+/* Longest time [ns] that a call waits until the daemon has closed a descriptor that was handed
+ * over. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
 /* If the kernel does not keep a source's pages in the page cache, handovers of its files are of no
  * use. One in LOOKS files is handed over nevertheless, to find out whether the kernel now keeps the

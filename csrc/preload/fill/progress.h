@@ -48,6 +48,6 @@ int monarch_source_is_near(void);
 void monarch_note_source_open(uint64_t took_ns);
 void monarch_note_source_read(uint64_t took_ns);
 
-/* Returns the mean time of an open at the sources plus the mean time of a read [ns], or 0 if no
+/* Returns the mean time [ns] of an open at the sources plus the mean time of a read, or 0 if no
  * open was timed yet. */
 uint64_t monarch_latency_ns(void);
