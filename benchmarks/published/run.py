@@ -169,8 +169,8 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """Returns the time [s] at which `node` has processed the samples from `begin` to `end` - 1 of
-        its order."""
+        """Returns the time [s] at which `node` has processed the samples from `begin` to `end` - 1
+        of its order."""
         buffer, sizes, compute = self.staging.buffers[node], self.sizes, self.speeds.compute
         order, ready, source = buffer.order, buffer.ready, buffer.source
         limit, log = self.batch_begins[node], self.log
