@@ -45,7 +45,7 @@ PUBLIC int close(int fd) {
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
-    int old_errno = errno, fd = fileno(stream); /* a stream in memory has no descriptor */
+    int old_errno = errno, fd = fileno(stream); /* fileno fails for a stream in memory */
     monarch_progress_end(stream, fd);
     will_close_direct(fd);
     monarch_will_close(fd);
