@@ -67,7 +67,7 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
  * this is the thread's own rank. Otherwise it is the rank for which part_with_one_more is smallest,
- * among those that have room in the buffer. */
+ * among those that have room in the buffer, or NOBODY if none has room. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;
