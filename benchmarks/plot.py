@@ -29,8 +29,8 @@ OURS, PLAIN, MISSED = "#2b6cb0", "#a0aec0", "#c53030"
 
 
 def draw_overhead(document: dict[str, Any], axes: Any) -> None:
-    """Draws a bar for each call: its time under the library relative to that without it, with the
-    bounds of the median and a mark for the limit."""
+    """Draws a bar for each call: its time under the library relative to its time without the
+    library. Each bar has an error bar (the confidence interval) and a mark for the limit."""
     rows = [r for r in document["results"] if r["unit"] == "ratio"][::-1]
     values = [row["value"] for row in rows]
     errors = [
@@ -109,8 +109,8 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:
-    """Draws the times of reading, computing and waiting for a group, with one panel for each
-    source."""
+    """Draws, for each source in its own panel, how long reading, computing and waiting take per
+    group."""
     for axes, (source, cases) in zip(panels, document["group_s"].items(), strict=True):
         colours = {"reading": PLAIN, "computing": OURS, "waiting": MISSED}
         for at, (what, colour) in enumerate(colours.items()):

@@ -30,10 +30,9 @@ int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
  * grow. *added grows by 1 for each new entry. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
-/* Replaces the attributes of a file that has no copy. A client that is reading the old attributes
- * meanwhile sees that the entry's version has changed, and asks the source instead. Returns 0.
- * Returns -1 without any change if the index of inodes must be rebuilt first
- * (monarch_catalog_move). */
+/* Replaces the attributes of a file that has no copy. A client that reads the attributes during the
+ * call sees that the entry's version has changed, and asks the source instead. Returns 0. Returns
+ * -1 without any change if the index of inodes must be rebuilt first (monarch_catalog_move). */
 int monarch_catalog_update(struct monarch_writer *w, uint64_t id,
                            const struct monarch_entry *fresh);
 
@@ -149,8 +148,8 @@ void monarch_scan_skip_known(struct monarch_scan *s, struct monarch_writer *w,
                              const struct monarch_clients *clients, int64_t since_ns);
 /* Sets how many names the scan may look at until the next call. There are two allowances. The first
  * is for the names in wanted directories (monarch_scan_want). The second is for the names in all
- * other directories: such a directory is listed only while the second allowance is not used up, but
- * a wanted directory can always be listed.
+ * other directories. A wanted directory can always be listed. Any other directory is listed only
+ * while the second allowance is not used up.
  *
  * wanted: the new first allowance; negative: no limit. If `wanted` is 0 and the first allowance has
  * a limit, the allowance stays as it is. more_others: is added to the second allowance; negative:
@@ -218,8 +217,8 @@ enum monarch_job_kind {
     MONARCH_CHECK,
     MONARCH_COMPARE,
     MONARCH_DROP,
-    /* Reads a copy into the page cache. Only half of the threads for the sources carry out such
-     * orders, so that the other half is free for fills. An engine with a single thread for the
+    /* Reads a copy into the page cache. Only half of the threads for the sources carry out
+     * PAGE_INs, so that the other half is free for fills. An engine with a single thread for the
      * sources carries out no PAGE_IN. */
     MONARCH_PAGE_IN,
 };
@@ -383,9 +382,10 @@ struct monarch_home {
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                          const struct monarch_home *homes);
 /* Waits, for at most `limit_us`, until the engine leaves work to the daemon's loop. That happens in
- * three cases: a file needs a fill, but the grant does not let the engine order it; an order has
- * ended, so there may be room for such a file now; a fill has ended, but the engine has not
- * published the copy. Returns whether the engine has left any work since the last call. */
+ * three cases: a file needs a fill, but the grant does not let the engine order the fill; an order
+ * has ended, so there may now be room for a file that needs a fill; a fill has ended, but the
+ * engine has not published the copy. Returns whether the engine has left any work since the last
+ * call. */
 int monarch_engine_rest(struct monarch_engine *e, uint32_t limit_us);
 /* Withdraws the FILL orders of these `n` entries. Does not withdraw an order in three cases: a
  * thread has begun the order, the order's file is in use, or a handed-over descriptor waits for the
@@ -398,9 +398,9 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. Results of published copies accumulate before it rings: many if the caller does not
- * wait, fewer if the caller waits, so that the threads do not run out of orders. Results can also
- * be taken without a ring. */
+ * published. For results of published copies, it rings only when many have accumulated, or a few if
+ * the caller waits, so that the threads do not run out of orders. Results can also be taken without
+ * a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin

@@ -148,8 +148,8 @@ class Epochs:
     def _reached(self, total: dict[str, int], counts: list[dict[str, int]]) -> None:
         """Reports the operations that reached the source from epoch 2 on.
 
-        total : operations from epoch 2 on, by kind
-        counts : totals by kind, before epoch 3 and after each epoch from there on
+        total : number of operations of each kind from epoch 2 on
+        counts : the same numbers as they were after epoch 2, after epoch 3, and so on
 
         Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
         the library revalidates the files makes as many requests as there are files. And the daemon

@@ -24,11 +24,11 @@ __all__ = ["count_metadata", "make_tree"]
 WALKER = Path(__file__).with_name("walker.py")
 CLASSES, FILES_A_CLASS, FILE_BYTES = 10, 50, 4096
 QUOTA_BYTES = 64 << 20
-# The age from which a directory's times are trusted [s]. A younger directory may still change
+# The age [s] from which a directory's times are trusted. A younger directory may still change
 # without a new timestamp.
 SETTLED_S = 4.0
 LIMIT_S = 60.0
-# How long listings rely on an earlier check of a directory [s]. The benchmark waits this long
+# How long [s] listings rely on an earlier check of a directory. The benchmark waits this long
 # before each epoch, so that no earlier check is still valid when the epoch starts.
 LOOK_S = 1.0
 # The limit on operations, relative to those without the library. Even under the library, the kernel

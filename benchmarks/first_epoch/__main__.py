@@ -235,7 +235,7 @@ class FirstEpoch:
             served = self.slow.counts()["bytes_read"]
         self._add(
             "too_large",
-            "tier for half of the dataset, epochs 2-3: bytes from the source / that do not fit",
+            "tier for half of the dataset, epochs 2-3: source bytes / bytes that do not fit",
             served / (2 * (self.bytes - fits)),
             1.01,
         )

@@ -52,8 +52,9 @@ Run = dict[str, Any]
 class Case:
     """A dataset behind a source.
 
-    latency_s : of an open, a look-up and a read [s];  rate : of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to that without Monarch, on a
+    latency_s : the latency of an open, of a look-up and of a read [s]
+    rate : the rate of all reads together [bytes/s]
+    quiet, busy : limits on the time of the first epoch, relative to its time without Monarch, on a
         machine that is otherwise idle or busy (--busy); None for no limit
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
@@ -124,7 +125,7 @@ CASES = (
 )
 
 
-# The minimum age of a dataset when a job begins [s].
+# The minimum age [s] of a dataset when a job begins.
 OLD_S = 3.0
 
 
@@ -251,7 +252,7 @@ class Cold:
 
 
 def daemon_cpu_s(config: Path) -> float:
-    """Returns the CPU time that the daemon of a configuration has used so far [s].
+    """Returns the CPU time [s] that the daemon of a configuration has used so far.
 
     The process id comes from the session. A search among all processes would slow down the epoch
     that has just begun more than the daemon does.
@@ -317,7 +318,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
         ),
         line(
             "program",
-            "  CPU time of the program per file, epoch 1, minus that without Monarch",
+            "  CPU time of the program per file, epoch 1, minus its CPU time without Monarch",
             median(lambda o, p: (o[0]["program_s"] - p[0]["program_s"]) / files * 1e6),
             None,
             "us",
@@ -366,7 +367,7 @@ def compare(case: Case, pairs: list[tuple[list[Run], list[Run]]], *, busy: bool)
 
 @contextmanager
 def busy_cores(wanted: bool) -> Iterator[None]:
-    """Runs one busy process per core, if wanted."""
+    """If `wanted` is true, runs one busy process per core while the context lasts."""
     code = "while True: pass"
     busy = [
         subprocess.Popen([sys.executable, "-c", code])

@@ -74,7 +74,7 @@ def make_parts(backing: Path) -> None:
 
 
 def readers(place: Path, backing: Path, reader: Path, *, beside: bool) -> dict[str, float]:
-    """Returns the median and 99th percentile of the time for opening and reading a file [s], and
+    """Returns the median and 99th percentile of the time [s] for opening and reading a file, and
     the number of fills during these reads.
 
     beside : whether a daemon fills the rest of the dataset during the reads; otherwise no daemon
@@ -149,7 +149,7 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
         line("p50_s", f"{at}: median time of open and read beside fills / without", MEDIAN_LIMIT),
         line(
             "p99_s",
-            "  99th percentile of the time of open and read beside fills / without",
+            "  99th percentile of the time of open and read beside fills / without fills",
             P99_LIMIT,
         ),
         Result(
@@ -183,7 +183,7 @@ def hits(clients: Any) -> int:
 
 
 def served_after(place: Path, source: Path, files: int, path: Path) -> tuple[float, bool]:
-    """Returns how long it takes from the end of the first read until a copy is used [s], and
+    """Returns how long [s] it takes from the end of the first read until a copy is used, and
     whether the scan was complete by then."""
     with ExitStack() as stack:
         room = files * 8 * KIB + (64 << 20)

@@ -23,7 +23,7 @@ from monarch_py.demo.slowsource import find_slowsource, why_unavailable
 NODES = 4
 LATENCY_S, RATE = 0.0005, 200e6
 KIB, MIB = 1 << 10, 1 << 20
-# The size of the staging area of nodes whose tiers do not hold everything [bytes].
+# The size [bytes] of the staging area of nodes whose tiers do not hold everything.
 STAGING_BYTES = 16 * MIB
 
 
@@ -33,7 +33,7 @@ class Case:
 
     files, size : the number of files, and their mean size [bytes]
     part : the share of the dataset that each node's tier holds, None for all
-    limit : on the time of the first epoch, relative to that without Monarch
+    limit : the limit on the time of the first epoch, relative to its time without Monarch
     """
 
     files: int

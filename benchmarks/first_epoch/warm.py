@@ -24,8 +24,8 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 LIMIT_S = 1.8
-# The daemon compares a directory with the source once more if the directory changed less than 2 s
-# before the scan. So `make` waits this long after its last change [s].
+# The time [s] that `make` waits after it has written the dataset. If a directory changed less than
+# 2 s before the scan, the daemon would compare it with the source once more.
 SETTLES_S = 2.1
 
 

@@ -62,7 +62,7 @@ class Groups:
         """Runs an epoch. Returns the loader's times, the duration of the epoch [s], and the
         requests to the source.
 
-        compute_s : how long the training computes for a group [s]
+        compute_s : how long [s] the training computes for a group
         """
         dataset = RecordDataset(self._path, dataset="x")
         loader = GroupLoader(dataset, BATCH, GROUP, epochs=0, rank=0, world_size=1, collate=len)

@@ -29,8 +29,9 @@ from monarch_py.packs.tar import write_pack
 FILES, DIRECTORIES, SIZE = 4000, 40, 4 << 10
 LATENCY_S, RATE = 0.004, 1e9
 OPERATIONS_LIMIT, EXTRA_S_LIMIT = 0.1, 0.4
-# The daemon compares a directory with the source once more if the directory changed less than 2 s
-# before the scan. So the benchmark waits this long after it has written the dataset [s].
+# The time [s] that the benchmark waits between writing the dataset and the first scan. If a
+# directory changed less than 2 s before the scan, the daemon would compare it with the source once
+# more.
 SETTLES_S = 2.1
 
 

@@ -44,7 +44,8 @@ from monarch_py.demo.slowsource import SlowSource, why_unavailable
 
 SIZE, BATCH, WORKERS, EPOCHS = 128 << 10, 64, 2, 2
 SOURCES = ("4 ms", "present")
-# How long a process may take to end [s]: `monarch run` removes its copies in that time.
+# How long [s] a process may take to end. The time is long, because `monarch run` removes its copies
+# before it ends.
 END_LIMIT_S = 60.0
 
 
@@ -178,8 +179,8 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow and resets its counts. To drop the
-    pages of a file, it is enough to open the file."""
+    """Drops the cached pages of all files, makes the source slow and resets its counts. The kernel
+    drops the cached pages of a file of this source whenever the file is opened."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))

@@ -113,7 +113,7 @@ def solar() -> Iterator[Result]:
         for begin, load in zip(schedule.starts[:-1].tolist(), loads, strict=True):
             # A batch begins with the samples that must be loaded.
             read += int(given.sizes[schedule.samples[begin : begin + load]].sum())
-        what = f"SolarSampler, quotas for {part:.0%} of the bytes: bytes loaded / held by no node"
+        what = f"SolarSampler, quotas for {part:.0%}: bytes loaded / bytes that no node holds"
         yield Result(f"solar-source-{part}", what, "ratio", read / (total - held), 1.02)
 
 
@@ -122,7 +122,8 @@ def evenly() -> Iterator[Result]:
     holder[: SAMPLES // 5] = NONE
     order = np.random.default_rng(2).permutation(SAMPLES).astype(np.int32)
     schedule = Deal(8 * BATCH, 8, 8, 1.5).schedule(order, holder)
-    # In the other steps, a rank's batch has its largest size, so the ranks' loads may differ.
+    # These are the steps in which no rank's batch has the largest allowed size. In all other steps,
+    # the ranks' loads may differ.
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())

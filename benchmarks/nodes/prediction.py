@@ -39,8 +39,9 @@ Orders = Sequence[Sequence[int]]
 class Rates:
     """Rates [bytes/s].
 
-    source : of all nodes together;  link : of one node's link, in each direction
-    tier : of all readers of a node together, from its tier
+    source : the rate at which all nodes together read the source
+    link : the rate of one node's link, in each direction
+    tier : the rate at which all readers of a node together read its tier
     """
 
     source: float
@@ -96,8 +97,9 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Adapts a decision to the nodes that have no daemon. Their files are read from the source
-        by all nodes, and their own ranks read everything from the source."""
+        """Adapts a decision to the nodes that have no daemon. Files that these nodes would keep are
+        read from the source by all nodes. The ranks on these nodes read all files from the
+        source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
         home[np.isin(home, self.gone)] = PFS
@@ -113,11 +115,12 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Simulates a plan: everything is fetched in the order of use, across the ends of epochs.
+        """Simulates a plan: all files are fetched in the order of use, across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
         all files pass through the staging buffer. So the simulated buffer is larger: its size is
-        the size of the staging area divided by `_foreign`.
+        the size of the staging area, divided by the share of the bytes that pass through the
+        staging area (`_foreign`).
         """
         area = self.layout.staging - self.layout.staging // WINDOW_LEAVES
         scenario = self._scenario(area, PEER_THREADS)
@@ -206,7 +209,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the time of all epochs except the first [s]: with owners by hash, and with a plan."""
+    """Returns the time [s] of all epochs except the first: with owners by hash, and with a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (
@@ -216,7 +219,7 @@ def later_epochs(
 
 
 def killed_epoch(dataset: Dataset, layout: Layout, rates: Rates) -> float:
-    """Returns the time of an epoch in which the last node has no daemon [s]."""
+    """Returns the time [s] of an epoch in which the last node has no daemon."""
     nodes = len(layout.tiers)
     orders = [dataset.shares(nodes, number) for number in range(3)]
     return Run(dataset, layout, orders, rates, gone=(nodes - 1,)).by_hash()[-1].seconds

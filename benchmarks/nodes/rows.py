@@ -216,8 +216,8 @@ class Rows:
     # --- balance --------------------------------------------------------------------------------
 
     def balance(self) -> list[Result]:
-        """Measures four ranks on one of two nodes. Each rank misses a different share of its files,
-        because they lie on the other node.
+        """Measures four ranks on one of two nodes. For each rank, a different share of its files
+        lies on the other node. The rank misses these files.
 
         There are three variants. In the first, the daemon divides its threads equally among the
         ranks; in the others, it divides them by the ranks' misses. In the first two, all missing
@@ -244,7 +244,7 @@ class Rows:
         return results
 
     def _unequal_epoch(self, layout: Layout, name: str) -> list[float]:
-        """Returns, for each rank, the time until its last file has arrived [s]. The ranks compute
+        """Returns, for each rank, the time [s] until its last file has arrived. The ranks compute
         nothing."""
         with self.testbed(layout, linked=True) as bed:
             bed.epoch(self.dataset.shares(4, 0))

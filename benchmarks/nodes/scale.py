@@ -46,8 +46,8 @@ COMPARED = {"source only": "staging-buffer", "hash": "hash", "plan": "planned"}
 
 
 def constants(files: int, nodes: int) -> list[Result]:
-    """Measures the memory and CPU time per file, for this many files (1,000 in each directory) and
-    this many nodes."""
+    """Measures the memory and CPU time per file, for `files` files (1,000 in each directory) and
+    `nodes` nodes."""
     names = [f"train/n{number // 1000:08d}/{number:08d}.JPEG" for number in range(files)]
     pool = sum(len(name) + 1 for name in names)
     catalog = lib.monarch_catalog_bytes(files, pool) / files

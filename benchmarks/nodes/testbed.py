@@ -103,7 +103,7 @@ class Epoch:
 
     @property
     def seconds(self) -> float:
-        """The time from the common start to the end of the last rank [s]."""
+        """The time [s] from the common start to the end of the last rank."""
         return max(rank.wall_ns for rank in self.ranks) / 1e9
 
     @property
@@ -149,7 +149,7 @@ class Layout:
 class Testbed:
     """The running nodes that a Layout describes. They run while the context lasts.
 
-    place : an empty directory, on tmpfs;  rate : of the source [bytes/s]
+    place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
     links : the nodes' network namespaces, created by the caller
     """
 

@@ -20,8 +20,8 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# For each line on standard input, opens the file of that name, and prints the time at which the
-# open has returned [ns].
+# For each line on standard input, opens the file of that name, and prints the time [ns] at which
+# the open has returned.
 OPENER = """
 import os, sys, time
 for line in sys.stdin:
@@ -39,7 +39,7 @@ def transfer(
 ) -> list[Result]:
     """Measures transfers, which alternate with plain sendfile on the same link.
 
-    size : of the file [bytes]
+    size : the size of the file [bytes]
     """
     dataset = Dataset.make(place / "large", 1, size)
     layout = Layout([2 * size, 8 * MIB], 2 * size)

@@ -20,8 +20,8 @@ CALLS_A_ROUND = 20_000
 class Operation:
     """A call to measure.
 
-    name, what, limit : of the result;  operation : the probe's name for the call
-    number : calls in a round;  rounds : the requested number of rounds is multiplied by this
+    name, what, limit : fields of the Result;  operation : the probe's name for the call
+    number : number of calls in a round;  rounds : factor for the requested number of rounds
     """
 
     name: str
@@ -44,7 +44,8 @@ class Calls:
         """Measures operations in a pair of processes, which access files in different orders. With
         the same order, the second process would find the caches filled by the first.
 
-        ours_on, plain_on : the paths of the process with the library and of the one without
+        ours_on : the paths that the process with the library accesses
+        plain_on : the paths that the process without the library accesses
         """
         logical = write_list(self.place / "logical.list", ours_on)
         copies = write_list(self.place / "copies.list", plain_on)

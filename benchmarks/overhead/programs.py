@@ -23,7 +23,7 @@ ADDR_NO_RANDOMIZE = 0x0040000
 
 REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
-# Compiling a thousand files takes 15 s; this number of files gives the same ratio.
+# The number of C files that are compiled. A thousand files give the same ratio, but take 15 s.
 COMPILED_FILES = 5
 # The number of starts in a round. Rounds are short so that other load of the machine affects both
 # variants equally. Programs that take little time get MORE_ROUNDS times as many rounds.
@@ -40,8 +40,9 @@ GIT = ("git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost
 class Program:
     """A program to measure.
 
-    name, what, limit : of the result;  argv : the command;  starts : how often a round starts it
-    missing : why it cannot run here, None if it can;  environment : additional variables
+    name, what, limit : fields of the Result;  argv : the command
+    starts : how often a round starts the command;  rounds : number of rounds
+    missing : why the command cannot run here, None if it can;  environment : additional variables
     together : whether both variants run at the same time, on one core each
     """
 

@@ -104,7 +104,8 @@ def large(ends: Ends, size: int, rounds: int, *, has_limits: bool) -> list[Resul
                 )
             )
         more = [ours[1] - plain[1] for ours, plain in pairs]
-        # Writing into a file is not part of the transport, and has no limit.
+        # There is a limit only for transfers into memory, because writing into a file is not part
+        # of the transport.
         bound = limit if way == "memory" else None
         what = "  CPU time of the receiver minus that of the plain receiver"
         results.append(per_gib(f"received_more_{way}", what, more, size, bound))

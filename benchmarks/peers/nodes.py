@@ -58,9 +58,10 @@ def why_no_nodes() -> str | None:
 
 
 class Nodes:
-    """`count` nodes while the context lasts. Raises CalledProcessError if the kernel refuses.
+    """Creates `count` nodes, which exist while the context lasts. Raises CalledProcessError if the
+    kernel refuses.
 
-    rate : of each link, in tc's notation ("1gbit"); None for no limit
+    rate : the rate of each node's link, in tc's notation ("1gbit"); None for no limit
     """
 
     def __init__(self, count: int, rate: str | None = None) -> None:

@@ -24,8 +24,8 @@ class FileId:
     """A file's identity, the same in every node's catalog; nodes never exchange paths.
 
     source : the number of the file's source in the configuration
-    path_hash : the catalog's hash of the relative path and the source;  size [bytes]
-    mtime_ns : of the source's file
+    path_hash : the catalog's hash of the relative path and the source
+    size, mtime_ns : size [bytes] and time of modification [ns] of the source's file
     """
 
     source: int

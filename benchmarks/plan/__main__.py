@@ -34,8 +34,8 @@ MIB = 1 << 20
 class Training:
     """A training, and its limits.
 
-    limits : on the times for a node's plan, and for the holders [s]
-    memory_limit : on the memory of each measurement [bytes]
+    limits : the limit on the time for a node's plan, and on the time for the holders [s]
+    memory_limit : the limit on the memory of each measurement [bytes]
     """
 
     what: str

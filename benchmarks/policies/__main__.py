@@ -50,7 +50,7 @@ BATCH = 32
 # SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
 SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
 SOLAR_EPOCHS = 100
-# The rate that 8 clients get from the reference file system [bytes/s], to convert samples to
+# The rate [bytes/s] that 8 clients get from the reference file system, to convert samples to
 # seconds.
 PFS_BYTES_PER_S = 2870 * 2**20
 # ImageNet-1k as in NoPFS Fig. 3: number of files, mean size [bytes], number of epochs.
@@ -102,7 +102,7 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Chooses the order in which a training uses its epochs: the path. Measures the path's cost,
+    """Chooses the path, the order in which a training uses its epochs. Measures the path's cost,
     and the share of the loads that it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
@@ -141,8 +141,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many loads a policy saves if the epochs are used in the order of the path. Adds
-    the savings to `row`, in samples and in seconds."""
+    """Measures how many loads a policy saves if the epochs are used in the order that `path` gives.
+    Adds the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -211,8 +211,9 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1: the largest gap between the queues' times, relative
-    to the smallest possible gap, and the time that the algorithm takes for 8 GPUs."""
+    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs: the difference
+    between the queues' longest and shortest time, relative to the smallest possible difference,
+    and the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

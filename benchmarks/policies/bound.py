@@ -60,11 +60,12 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
-    """Returns two arrays (nodes,): each price rounded to the nearest value of a file at that node,
-    and each price rounded up to the next such value.
+    """Returns two arrays (nodes,): each node's price rounded to the nearest value that a file has
+    there, and each node's price rounded up to the next value that a file has there.
 
-    The reason: thousands of files may have the same value on a node. Then this value is the best
-    price, and any other price near it raises the bound by the difference, once for each file.
+    The prices are rounded because thousands of files may have the same value on a node. Then this
+    value is the best price. Any other price near it raises the bound by the difference of the two
+    prices, once for each of these files.
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

@@ -18,10 +18,10 @@ ANY_RATE = 1e9
 def shuffled_job(
     files: int, nodes: int, *, part: float, epochs: int, batch: int, size: int = 1, seed: int = 0
 ) -> Job:
-    """Returns the job.
+    """Returns a job of equal samples, shuffled in every epoch.
 
     part : the share of the dataset that all nodes hold together
-    batch : samples of a node in a step;  size : of a sample [bytes]
+    batch : number of samples of a node in a step;  size : the size of a sample [bytes]
     """
     capacity = np.zeros((nodes, 2), dtype=np.int64)
     capacity[:, 1] = int(part * files / nodes) * size

@@ -180,7 +180,11 @@ class Behaviour(Enum):
     )
 
     def __init__(self, on: str, off: str, where: str) -> None:
-        """on, off : the behaviour while the switch is on and off;  where : file and function"""
+        """Makes a switch.
+
+        on, off : the behaviour while the switch is on, and while it is off
+        where : the file and the function of the published simulator that have the behaviour
+        """
         self.on = on
         self.off = off
         self.where = where

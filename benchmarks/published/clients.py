@@ -9,8 +9,8 @@ from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 
-# A read counts as concurrent if it began within this time of now [s]. The published simulator has
-# this value.
+# A read counts as concurrent at a time if it began at most this long [s] before or after that time.
+# The value is that of the published simulator.
 WINDOW_S = 0.1
 _NEVER = float("-inf")
 
@@ -19,8 +19,8 @@ class ClientLog:
     """For every node, logs the times at which it began to read samples from the PFS, or to prefetch
     them [s].
 
-    Reads of samples are logged in order of time. Prefetches are not, because several threads log
-    them.
+    Reads of samples are logged in order of time. With CLIENTS_BY_UNSORTED_SEARCH, prefetches are
+    not, because several threads log them.
     """
 
     def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:

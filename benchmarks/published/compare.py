@@ -102,8 +102,10 @@ def _curve(points: Mapping[str, float]) -> Curve:
 def compare(
     records: Sequence[Mapping[str, Any]], on: Collection[Behaviour] = AS_PUBLISHED
 ) -> list[Difference]:
-    """Simulates every recorded run, with the behaviours of the published simulator that are in
-    `on`. Returns how the results differ from the records."""
+    """Simulates every recorded run. Returns how the results differ from the records.
+
+    on : the behaviours of the published simulator that are switched on
+    """
     return [_difference(record, on) for record in records]
 
 

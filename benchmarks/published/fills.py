@@ -31,7 +31,7 @@ class CannotRunError(Exception):
 
 
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
-    """Returns (files,) the time at which each task ends [s].
+    """Returns (files,) the time [s] at which each task ends.
 
     seconds : (files,) the duration of each task;  begins : (threads,) when each thread is free. The
         threads take the tasks in rotation
@@ -53,7 +53,7 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns (files,) the time at which `node` has read each file from the PFS [s]. All nodes are
+    """Returns (files,) the time [s] at which `node` has read each file from the PFS. All nodes are
     assumed to read from the PFS at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])
@@ -99,7 +99,8 @@ def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills equal shards of a dataset that fits into the memory of all nodes together."""
+    """Fills each node's memory with an equal shard of the dataset, which must fit into the memory
+    of all nodes together."""
     _check_memory(inputs)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):

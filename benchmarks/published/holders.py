@@ -18,14 +18,14 @@ _NOBODY = -1
 class Holders:
     """Copies in the cache classes of all nodes. A node holds a file in at most one class.
 
-    level : of every node (files,), the class that holds the file, 0 for none
-    since : of every node (files,), when the copy is complete [s]
+    level : for each node (files,), the class that holds the file, 0 for none
+    since : for each node (files,), the time at which the copy is complete [s]
     """
 
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
         """Creates empty caches.
 
-        rates : (classes,) the rates at which another node's copies are read [bytes/s]
+        rates : (classes,) the rates [bytes/s] at which another node's copies are read
         """
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]

@@ -29,11 +29,11 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """The performance model (NoPFS, section 4) for one thread, all rates [bytes/s].
+    """The rates of one thread [bytes/s], by the performance model of NoPFS (section 4).
 
     pfs : (clients + 1,) the rate of one client, by the number of clients; entry 0 is unused
-    local, remote : (classes,) reading a copy of this node, and a copy of another node
-    write : writing into the staging buffer, including preprocessing
+    local, remote : (classes,) the rate of reading a copy of this node, and of another node
+    write : the rate of writing into the staging buffer, including preprocessing
     """
 
     pfs: list[float]
@@ -75,9 +75,10 @@ class Speeds:
 class Inputs:
     """One run's inputs. Policies may replace `orders` with orders of the same length.
 
-    sizes : (files,) [bytes], not rounded to whole bytes
-    orders : of every node (samples,), the files that it reads, over all epochs
-    starts : of every node (batches + 1,), the index in its order at which a batch begins
+    sizes : (files,) the size of each file [bytes], not rounded to whole bytes
+    orders : for each node (samples,), the files that it reads in all epochs, one after the other
+    starts : for each node (batches + 1,), the index in its order at which each batch begins, and
+        the index at which the last batch ends
     random : the random state after shuffles and sizes, from which policies continue to draw
     """
 
@@ -98,7 +99,8 @@ class Inputs:
         return self.scenario.dataset.files
 
     def shards(self) -> list[tuple[int, int]]:
-        """Returns the range of files (first, last + 1) of every node, in equal parts."""
+        """Divides the files into equal parts, one for each node. Returns for each node the range
+        (first, last + 1) of its part."""
         part = self.files // self.nodes
         ends = [part * (node + 1) for node in range(self.nodes)]
         if Behaviour.SHARDS_LEAVE_A_REST not in self.on:

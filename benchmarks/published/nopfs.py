@@ -30,7 +30,7 @@ class ClassPrefetchers:
         self._orders = [self._order(node) for node in range(inputs.nodes)]
         self._next = [0] * inputs.nodes
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
-        # The time at which each thread is free [s].
+        # The time [s] at which each thread is free.
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
         # Whether `fill` may still place a file of the node. After a call that placed no file, no
         # class has room for the next file of the order.
@@ -114,7 +114,7 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns (files,) the time at which the fetch of each file began [s]: the end of the thread's
+    """Returns (files,) the time [s] at which the fetch of each file began: the end of the thread's
     previous fetch or, for its first file, the time at which the thread was free."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]

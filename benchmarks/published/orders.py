@@ -142,8 +142,8 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
             is_local = node == 0 and Behaviour.DEEPIO_FIRST_NODE_LOCAL in on
             order = inputs.orders[node]
             for place in range(begin, end):
-                # Drawn even if `is_local` makes the result unnecessary, as the published simulator
-                # does.
+                # As in the published simulator, the number is drawn even if `is_local` makes it
+                # unnecessary.
                 is_near = draws.between(1, 1 + chance) == 1
                 owner = node
                 if not is_local and not is_near:

@@ -27,8 +27,8 @@ __all__ = ["POLICIES", "simulate"]
 Fill = Callable[[Inputs, Holders, ClientLog], list[float]]
 Order = Callable[[Inputs, Holders], None]
 
-# How a sample reached its rank: it was in the staging buffer (READY), was about to be (WAITED), or
-# was fetched directly (DIRECT).
+# How a sample reached its rank: it was in the staging buffer (READY), it was on its way into the
+# buffer (WAITED), or it was fetched directly (DIRECT).
 READY, WAITED, DIRECT = 0, 1, 2
 
 
@@ -36,7 +36,9 @@ READY, WAITED, DIRECT = 0, 1, 2
 class Policy:
     """The parts of a published policy.
 
-    fill : fills caches before training, returns (nodes,) seconds;  order : changes the samples read
+    fill : a function that fills the caches before training. It returns (nodes,) how long that takes
+        on each node [s]
+    order : a function that changes which samples the nodes read
     from_peers, from_pfs : where prefetching into the staging buffer may read, besides the node's
         own caches
     is_staged : whether samples are prefetched into the staging buffer
@@ -71,8 +73,8 @@ def simulate(
 ) -> Result | str:
     """Simulates a policy of POLICIES as the published simulator does.
 
-    on : That simulator deviates from its paper. The deviations in `on` are reproduced, and all
-        others are corrected.
+    on : the deviations of the published simulator from its paper that are reproduced; all others
+        are corrected
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.
@@ -167,7 +169,8 @@ class Run:
         return times
 
     def _serve(self, node: int, begin: int, end: int, now: float) -> float:
-        """Returns when `node` has processed its samples from `begin` to `end` - 1 [s]."""
+        """Returns the time [s] at which `node` has processed the samples from `begin` to `end` - 1
+        of its order."""
         buffer, sizes, compute = self.staging.buffers[node], self.sizes, self.speeds.compute
         order, ready, source = buffer.order, buffer.ready, buffer.source
         limit, log = self.batch_begins[node], self.log
@@ -187,8 +190,8 @@ class Run:
         return now
 
     def _prefetch(self, node: int, limit: int, now: float) -> None:
-        """Runs the prefetching that a request triggers: into the classes, and into the room that
-        the request frees in the staging buffer."""
+        """Runs the prefetching that a request triggers: into the storage classes, and into the room
+        that the request frees in the staging buffer."""
         if self.prefetchers is not None and self.prefetchers.is_open[node]:
             self.prefetchers.fill(node)
         if self.staging.buffers[node].freed < limit:
@@ -197,8 +200,8 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """Returns when a sample that is not yet in the staging buffer arrives [s]. The sample comes
-        through the buffer or is fetched directly, whichever is faster."""
+        """Returns the time [s] at which a sample arrives that is not yet in the staging buffer. The
+        sample comes through the buffer or is fetched directly, whichever is faster."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders
         source, fetch = PFS, size / speeds.pfs[self.log.clients(now, node)]

@@ -44,7 +44,8 @@ class Buffer:
 class Staging:
     """The staging buffers of all nodes and how they are filled.
 
-    from_peers, from_pfs : whether prefetching may read from other nodes, from the PFS
+    from_peers : whether prefetching may read from other nodes
+    from_pfs : whether prefetching may read from the PFS
     """
 
     def __init__(

@@ -31,7 +31,8 @@ from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The sets whose runs are simulated once for every switch: small sets, one for each dataset.
+# The sets of recorded runs that are also simulated once for every switch of the re-creation. They
+# are small sets, one for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
 # A switch is listed for a run if it changes the total time by more than this fraction, or a share
 # of the bytes by more than this difference.
@@ -39,8 +40,8 @@ LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
 def numbers(result: Result | str) -> dict[str, Any] | None:
-    """Returns the total time [s], the shares and the initial time [s] of a run; None if the policy
-    could not run."""
+    """Returns the total time [s] of a run, the shares of the bytes from each place, and the time
+    before the first batch [s]; None if the policy could not run."""
     if isinstance(result, str):
         return None
     return {
@@ -221,7 +222,8 @@ def main() -> int:
             runs.append(measure(record))
             if record["params"] == "stressS3":
                 modelled += models(record)
-    # With --only, the tables lack the other runs. So the page is then written only if it is named.
+    # With --only, the tables have only the named runs. So the page is then written only if the
+    # command line names a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(runs, modelled))
     document = {"machine": describe_machine(), "runs": runs, "models": modelled}

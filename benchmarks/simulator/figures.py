@@ -50,7 +50,8 @@ CACHING = (
     "solar",
     "solar-reordered",
 )
-# Without SOLAR's policies, because they move samples between ranks, which Lobster does not.
+# The policies with which Lobster is compared: CACHING without SOLAR's policies, because these move
+# samples between ranks, and Lobster does not.
 FIXED = CACHING[:-2]
 # The policies in which several nodes share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
@@ -313,7 +314,8 @@ def main() -> int:
             documents[name] = grid(200, slower)
             if slower > 1:
                 draw(shown(documents[name]), arguments.images / f"simulator_{name}.png")
-    # With --only, the tables lack the other cases. So the page is then written only if it is named.
+    # With --only, the tables have only the named cases. So the page is then written only if the
+    # command line names a page.
     if page := arguments.page or (None if arguments.only else PAGE):
         put_tables(page, tables(documents))
     if arguments.json:

@@ -32,7 +32,7 @@ from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
 BATCH, EPOCHS = 8, 3
-# Reading ahead: the number of threads, and of samples.
+# For a training that reads ahead: its number of threads, and of samples that are read ahead.
 AHEAD = (4, 16)
 # Stands for no limit [bytes/s].
 FAST = 1e12

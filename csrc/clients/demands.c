@@ -32,7 +32,7 @@ static int is_settled(const struct monarch_clients *m, const struct monarch_cata
 }
 
 /* Reads all demands first, and answers them afterwards. So this function answers no demand that a
- * woken reader makes meanwhile. */
+ * reader makes after this function has woken it. */
 uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_catalog *c) {
     uint64_t standing[MONARCH_DEMANDS], waiting = 0;
     for (int i = 0; i < MONARCH_DEMANDS; i++)

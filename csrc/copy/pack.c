@@ -22,8 +22,8 @@
 /* The length [bytes] of the longest window that is read for a file in use. This limit is lower than
  * WINDOW_BYTES, because a program waits for the file until the whole window is read. */
 #define SHORT_WINDOW_BYTES (256UL * 1024)
-/* The most windows that are kept. Threads copy from some of them; the others contain members whose
- * orders no thread has begun. */
+/* Maximum number of windows in memory at a time. Threads copy from some of them; the others contain
+ * members whose orders no thread has begun. */
 #define WINDOWS 32
 /* A gap of at most this size [bytes] between two ordered members is always read along with them, so
  * that members with only a header between them are in one window. A larger gap is read along only
@@ -238,8 +238,8 @@ void monarch_pack_meet(struct monarch_engine *e, struct job *job) {
     if (p->error != ESTALE) {
         job->pack = p;
         job->member = (uint32_t)member;
-        /* An order that asks a peer first needs the member only if the peer fails. So it is not
-         * noted as waiting for the member yet. */
+        /* If the order is to ask a peer first, it needs the member only if the peer fails. So the
+         * order is not noted as waiting for the member yet. */
         if (job->peer[0] < 0)
             await_member(p, job->member);
     }
@@ -385,9 +385,9 @@ static int is_in_order(struct pack *p) {
 }
 
 /* Call this when this thread needs the window `w`, and another thread is already reading it. Reads
- * a different window meanwhile: the source's latency matters less with several reads at once. The
- * different window begins with the first ordered member after `w` that is in no window. Returns 0
- * if there is nothing to read, or if no window is free. */
+ * a different window in the meantime, because the source's latency matters less with several reads
+ * at once. The different window begins with the first ordered member after `w` that is in no
+ * window. Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

@@ -134,7 +134,7 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
 
 /* Returns whether the kernel can safely drop the pages that a read brought (RWF_DONTCACHE). Linux
  * 6.14 and 6.15 have the flag, but drop a page without checking whether another process has written
- * to it meanwhile. */
+ * to the page since the read. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -156,8 +156,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has brought them. */
 #define CACHED_NS 150000
-/* note() computes for which share of a source's recent files a condition holds. */
-#define SHARE_ALL 1024U /* value of a share if its condition holds for all files */
+/* note() computes for which share of a source's recent files a condition holds. If the condition
+ * holds for all of them, the share has this value. */
+#define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a share is a running mean over about this many files */

@@ -19,7 +19,7 @@ struct monarch_engine {
     uint64_t block_bytes;
     uint64_t counts[MONARCH_COUNTS]; /* atomic; indexed by enum monarch_count */
     int stopping;                    /* atomic */
-    /* By number: the peers that orders name; NULL: there is no peer of this number. Atomic. */
+    /* Atomic. An order names a peer by its index in this array. NULL: no peer has this index. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
     /* The copies that this node offers to its peers. A peer that waits for a file is woken after
      * each unit of the file. NULL for none. Atomic. */

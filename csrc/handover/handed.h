@@ -38,7 +38,8 @@ enum monarch_answer {
      * the grant does not cover the file; the catalog or the list of placed files is full; an older
      * copy must be removed first. */
     MONARCH_REFUSED,
-    /* policy has yet to act: there is no grant, or the order is not in its queue yet */
+    /* the descriptor must wait: there is no grant, or the file is FILLING but its order cannot be
+     * found at this moment */
     MONARCH_NOT_YET,
     MONARCH_ANOTHERS /* the descriptor and the entry belong to different files */
 };

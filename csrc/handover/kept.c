@@ -1,5 +1,5 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. There is no such order yet: policy has not granted room for the file, and has not
+ * fill its file. There is no order yet, because policy has neither granted room for the file nor
  * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
  * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
  * the program can at any time request that the daemon closes the descriptor. */
@@ -26,9 +26,10 @@
 /* The table has at most 1 / SHARE of the descriptors that the process may have open, even if that
  * is less than KEPT. */
 #define SHARE 4
-/* A descriptor that still has no order is closed when both of these limits have passed. */
-#define ORDER_NS 50000000ULL /* limit on the time since the descriptor came [ns] */
-/* limit on the number of iterations of the daemon's loop since policy learned of the file */
+/* A descriptor that still has no order is closed when two conditions are true. First, ORDER_NS have
+ * passed since the descriptor came. Second, the daemon's loop has had ITERATIONS iterations since
+ * policy learned of the file. */
+#define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval [ns] at which the table's thread goes through the table. If a program wants its
  * descriptor closed, the thread notices this at most one interval later. */
@@ -177,7 +178,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
 /* Returns whether the descriptor need not wait any longer for an order. The result is 1 if the
- * daemon's loop has had enough iterations to order the fill, and ORDER_NS have passed. */
+ * daemon's loop has had enough iterations to order the fill since policy learned of the file, and
+ * ORDER_NS have passed since the descriptor came. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;

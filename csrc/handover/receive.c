@@ -229,8 +229,8 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Changes the count of waiting threads by `by`. If no thread waits any more, starts another thread,
- * which waits for the next descriptor. */
+/* Changes the count of waiting threads by `by`. If no thread waits any more, and fewer than THREADS
+ * threads run, starts another thread, which waits for the next descriptor. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);
     h->waiting += by;
@@ -286,8 +286,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* A thread that was just joined may have started another thread. It has counted that thread
-     * before its end. So the count is read again after each join. */
+    /* A thread that was just joined may have started another thread, which it has added to the
+     * count. So the count is read again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

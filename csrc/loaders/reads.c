@@ -13,7 +13,7 @@
 #define STACK_BYTES (256 << 10)
 
 /* A read counts as slow if two conditions are true. First, it took longer than this [ns] plus 1 ns
- * per byte. Second, its thread slept meanwhile, so the read waited for a disk or a network. A read
+ * per byte. Second, its thread slept during the read, so it waited for a disk or network. A read
  * from memory takes a tenth of that time. If its thread has to wait for a processor, the read takes
  * longer, but such a wait does not count as sleep. */
 #define SLOW_NS 100000
@@ -75,8 +75,8 @@ static int read_one(int fd, char *to, int64_t length, int64_t offset) {
 
 static void fail(struct call *c, uint64_t i, int error) {
     /* From now on, no further read begins. Reads begin in the order of their indexes, so every read
-     * before this one has begun already; if such an earlier read fails too, its failure replaces
-     * this one. */
+     * before read `i` has begun already. If an earlier read fails too, its failure replaces the
+     * failure of read `i`. */
     __atomic_store_n(&c->next, c->n, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     if (i < c->failed) {

@@ -179,8 +179,9 @@ static int64_t shares_at(const struct step *s, int32_t level) {
  * s->least samples in all. A node gets fewer if it lacks room. The samples that remain then go one
  * by one to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
-    /* Find the highest level at which the nodes together take at most `waiting` samples. The search
-     * keeps shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
+    /* The level is the number of samples that a node takes if no exception applies. Find the
+     * highest level at which all nodes together take at most `waiting` samples. The search keeps
+     * shares_at(low) <= waiting < shares_at(high), unless all nodes are full. */
     int32_t low = 0, high = waiting + 1;
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;

@@ -10,10 +10,10 @@ void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64
     uint64_t old = e->word;
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
-    /* If the entry loses its copy, it must forget the copy's inode number. Otherwise, when the
-     * entries move to a larger catalog, that number would be indexed again, under the tier of the
-     * entry's next copy. In the present catalog, the slot or the stamp of the removed copy still
-     * leads to this entry. */
+    /* If the entry loses its copy, the copy's inode number is deleted from the entry. Otherwise,
+     * when the entries move to a larger catalog, the new index would have this number under the
+     * tier of the entry's next copy. A process that still holds the removed copy open finds this
+     * entry nevertheless, by the copy's slot in the present index or by the copy's stamp. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)
@@ -64,9 +64,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
-         * the removal, because descriptors of the copy may still be open. If the file system now
-         * gives this number to a new copy, no such descriptor is open any more. The entry of the
-         * dropped copy must then forget the number. */
+         * the removal, because descriptors of the dropped copy may still be open. If the file
+         * system gives this number to a new copy, all these descriptors have been closed. The
+         * number is then deleted from the entry of the dropped copy. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -97,8 +97,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 
 /* A client may mark the file as changed just after this function has read the changed filter. The
  * published copy is then stale. No program gets it, because every open checks the filter itself.
- * Python checks the filter again when it takes the result, and removes the copy. Python may have
- * processed the mark earlier, but without effect, because the file was not PRESENT yet. */
+ * Python may have processed the mark already, but without effect, because the file was not PRESENT
+ * yet. So Python checks the filter again when it takes the result, and removes the copy. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

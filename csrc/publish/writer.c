@@ -9,7 +9,7 @@
 
 #include "shared/sys.h"
 
-/* How long a copying thread waits for the writer's lock [ns]. */
+/* How long [ns] a copying thread waits for the writer's lock. */
 #define LOCK_NS 20000000L
 
 struct monarch_writer *monarch_writer_new(void) {

@@ -6,7 +6,7 @@
 #include "native.h"
 #include "shared/pace.h"
 
-#define BATCHES_AHEAD 8 /* with this many batches ready for Python, the threads wait */
+#define BATCHES_AHEAD 8 /* while this many batches are ready for Python, the threads wait */
 /* How long [ns] a thread collects entries before it hands them to Python. Unless several batches
  * are ready, this is also the shortest time between two rings of Python's doorbell. The time is
  * short, because a file can be filled only when Python has its entry. */

@@ -212,8 +212,8 @@ static void wake_for(struct monarch_scan *s, int64_t names) {
 void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_others) {
     pthread_mutex_lock(&s->lock);
     int64_t others = s->may_look[0] == ALL_NAMES ? 0 : s->may_look[0];
-    /* may_look[1] is the allowance for wanted directories. wanted = 0 leaves a limited allowance as
-     * it is, and changes an unlimited one to 0. */
+    /* may_look[1] is the allowance for wanted directories. If `wanted` is 0, an allowance that has
+     * a limit stays as it is, and an allowance without a limit becomes 0. */
     if (wanted || s->may_look[1] == ALL_NAMES)
         s->may_look[1] = wanted < 0 ? ALL_NAMES : wanted;
     s->may_look[0] = more_others < 0 ? ALL_NAMES : others + more_others;

@@ -81,9 +81,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 
 /* Once all names of a directory are read, reports the directory again, with the number of names and
  * the directory's current attributes. If these attributes differ from those that were read before
- * the names, the directory has changed meanwhile. The names that were read may then be neither the
- * old names nor the new ones, so the catalog drops their number. Only a scan of the whole source
- * reports directories again, because listings are made only once (monarch_catalog_list). */
+ * the names, the directory has changed while its names were read. The names that were read may then
+ * be neither the old names nor the new ones, so the catalog drops their number. Only a scan of the
+ * whole source reports directories again, because listings are made only once
+ * (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;

@@ -46,7 +46,7 @@
  * filter (8 KiB) stays in a core's first-level cache. So the check of an unchanged file nearly
  * always ends without a cache miss in the large filter. */
 #define MONARCH_FILTER_COARSE 256
-/* Alignment of mapped catalogs, so that huge pages can back them [bytes]. */
+/* Alignment [bytes] of mapped catalogs, so that huge pages can back them. */
 #define MONARCH_HUGE_PAGE 2097152
 #define MONARCH_SCAN_HINTS 64
 #define MONARCH_SCAN_HINT_PATH 1004
@@ -65,7 +65,7 @@
  * files share a slot, the later claim usually replaces the earlier claim. */
 #define MONARCH_CLAIMS 65536
 
-/* The unit in which a copy is filled [bytes]. A reader can read each unit as soon as it is filled.
+/* The unit [bytes] in which a copy is filled. A reader can read each unit as soon as it is filled.
  * A unit is small enough that the first one arrives soon, and large enough to amortize the source's
  * latency. */
 #define MONARCH_UNIT 262144
@@ -157,9 +157,9 @@ struct monarch_control {
     /* The part of a file that programs must have requested before the daemon fills the file, in
      * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
-    /* Size of the largest file that a program may hand over [bytes]. The program reads such a file
-     * at the source, and the daemon then makes the copy through the program's descriptor. 0:
-     * programs hand over no file. */
+    /* Size [bytes] of the largest file that a program may hand over. To hand a file over means that
+     * the program reads the file at the source, and the daemon then makes the copy through the
+     * program's descriptor. 0: programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
     /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
@@ -187,7 +187,7 @@ struct monarch_control {
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
-    /* How long the catalog may answer calls for attributes [ns]. The time counts from the beginning
+    /* How long [ns] the catalog may answer calls for attributes. The time counts from the beginning
      * of the last comparison of the directories with the source. */
     uint64_t revalidate_ns;
     /* atomic: when the daemon last began to compare the directories with the source [ns of
@@ -276,7 +276,7 @@ struct monarch_scan_hint {
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
-    uint64_t whole;  /* atomic; 1: all units are filled, and the source did not change meanwhile */
+    uint64_t whole;  /* atomic; 1: all units are filled, and the source's file has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
 
@@ -293,8 +293,8 @@ struct monarch_fills {
 
 struct monarch_stats {
     uint64_t hits, misses; /* opens of files that had a copy; opens of files that had none */
-    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: of those
-     * counted in `misses` */
+    /* bytes_from_tier: total size of the files counted in `hits`; bytes_from_source: total size of
+     * the files counted in `misses` */
     uint64_t bytes_from_tier, bytes_from_source;
     uint64_t waits, wait_ns; /* number of reads that waited for a fill; total time of these waits */
     /* number of reads that gave up waiting for a fill, and read from the source */
@@ -460,7 +460,7 @@ static inline uint64_t monarch_mix(uint64_t v) {
     return v ^ (v >> 32);
 }
 
-/* Returns the size of the units in which a file of `size` bytes is filled [bytes]. No unit is
+/* Returns the size [bytes] of the units in which a file of `size` bytes is filled. No unit is
  * larger than a block. If a file has more units than a fill's bitmap has bits, readers use its copy
  * only once the copy is complete. */
 static inline uint64_t monarch_unit_of(uint64_t size, uint64_t block) {

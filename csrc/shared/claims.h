@@ -17,8 +17,8 @@ int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
  * the slot already has a claim whose descriptor is on its way (monarch_is_in_transit): a claim of
  * this file, or of another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
-/* Ends the claim `claim` of the file. The claim ends even if another thread has added
- * MONARCH_CLAIM_RECALLED to it meanwhile. */
+/* Ends the file's claim that monarch_begin_claim has returned as `claim`. The claim ends even if
+ * another thread has added MONARCH_CLAIM_RECALLED to it since then. */
 void monarch_cancel_claim(struct monarch_clients *m, uint64_t id, uint64_t claim);
 /* Ends the file's claim, unless a descriptor of the file was handed over. In that case, the daemon
  * ends the claim. */

@@ -97,8 +97,8 @@ static int is_current(const struct walk *w, int64_t id) {
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
-/* Returns whether the last component of the path walked so far is a directory, and not a link. Only
- * then does a following `..` lead to `text` without its last component. */
+/* Returns whether the last component of w->text, the path walked so far, is a directory, and not a
+ * link. Only then does a following `..` lead to w->text without its last component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;

@@ -80,7 +80,7 @@ static void find_next(struct links *l) {
 }
 
 /* Updates the number of bytes that each transfer has left: subtracts the bytes that the transfer
- * has moved since the last call. Call this before any rate changes. */
+ * has moved since the last call. Call this before a rate is changed. */
 static void account(struct links *l, double now) {
     for (uint32_t i = 0; i < l->n; i++)
         l->transfer[i].left -= l->transfer[i].rate * (now - l->since);

@@ -7,10 +7,10 @@
 
 struct machine {
     const struct monarch_sim_job *job;
-    /* by node and class: the time at which the class will have served all requests so far [s] */
+    /* by node and class: the time [s] at which the class will have served all requests so far */
     double *class_free;
-    /* by node: the time at which the link into the node, or out of it, will have carried all bytes
-     * requested so far [s] */
+    /* by node: the time [s] at which the link into the node, or out of it, will have carried all
+     * bytes requested so far */
     double *in_free, *out_free;
     struct links links; /* used only if the job's `fair_links` is 1 */
 };

@@ -43,7 +43,7 @@ struct pfs {
     struct request *request; /* by asker */
     uint64_t numbers;
     double since, busy;
-    /* by node: time at which the node's own link will have carried all bytes sent so far [s] */
+    /* by node: time [s] at which the node's own link will have carried all bytes sent so far */
     double *link_free;
 };
 

@@ -33,7 +33,7 @@ struct monarch_sim_job {
     uint32_t epochs, steps, batch;
     const int64_t *sizes;     /* by file */
     const double *read_rate;  /* by node and class: rate of the class, which its threads share */
-    const double *write_rate; /* by node and class, like read_rate */
+    const double *write_rate; /* by node and class: rate of writes, which its threads share */
     const uint32_t *threads;  /* by class: number of its threads */
     const double *staging;    /* by node: capacity of its staging buffer */
     const double *network;    /* by node: rate of its link, in each direction */

@@ -21,8 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* If a policy decides for each access from where it reads its file, returns the epoch of the
- * thread's access. The arrays of the epoch contain the decisions. Otherwise returns NULL. */
+/* If the policy decides separately for each access from where the file is read, returns the epoch
+ * of the thread's access. The epoch's arrays contain the decisions. Otherwise returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;

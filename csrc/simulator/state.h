@@ -24,8 +24,8 @@ struct rank {
     /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
     double staged; /* [bytes] */
-    /* time at which the rank has finished its computation for the samples that it has used so far
-     * [s] */
+    /* time [s] at which the rank has finished its computation for the samples that it has used so
+     * far */
     double clock;
     uint32_t threads; /* number of staging threads that fetch for the rank now */
     int is_at_barrier;
@@ -33,7 +33,7 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: the time at which the sample is ready [s]; after the rank has used the sample, the
+    /* by access: the time [s] at which the sample is ready; after the rank has used the sample, the
      * time at which it did so. Negative: unknown. */
     double *at;
 };
@@ -81,7 +81,7 @@ struct monarch_sim {
     uint64_t step; /* the current step, counted from the beginning of the job */
     double step_end;
     uint32_t writing; /* number of nodes that are still writing the checkpoint */
-    double written;   /* latest time at which a node has finished writing the checkpoint [s] */
+    double written;   /* latest time [s] at which a node has finished writing the checkpoint */
     /* threads */
     uint32_t threads; /* the largest number of staging threads of a node */
     uint32_t class_threads, checkpoint;

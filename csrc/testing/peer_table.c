@@ -58,8 +58,8 @@ static void leave(table *t, struct shared *f) {
     free(f);
 }
 
-/* Wakes the requests that wait for this file. This function holds the table's lock, so that no
- * other thread stops the server meanwhile. */
+/* Wakes the requests that wait for this file. Holds the table's lock, so that no other thread stops
+ * the server during the call. */
 static void wake(table *t, uint32_t source, uint64_t path_hash) {
     pthread_mutex_lock(&t->lock);
     if (t->server)
@@ -88,8 +88,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* A block that has arrived is sent even if the file was removed from the table meanwhile: the
-     * descriptor is still open. */
+    /* A block that has arrived is sent even if the file was removed from the table after the peer
+     * had requested it: the descriptor is still open. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
@@ -174,8 +174,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* The lock is held during the whole replacement, so that a request that comes meanwhile gets
-     * either the old file or the new one. */
+    /* The lock is held during the whole replacement, so that each request gets either the old file
+     * or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

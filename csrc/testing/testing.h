@@ -14,8 +14,8 @@ int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Rings the engine's bells, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
 /* Serves one reader in each of `rounds` rounds. Each of the `n` readers has the rank ranks[i]
- * and its own slot places[i], where i is the reader's number. It waits from round since[i] on,
- * and goes on waiting after it was served. served[r] gets 1 + the number of the reader that
+ * and its own slot places[i], where i is the reader's number. Reader i waits from round since[i]
+ * on, and goes on waiting after it was served. served[r] gets 1 + the number of the reader that
  * round r serves, or 0 if round r serves none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
@@ -34,8 +34,8 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
-/* Adds a file, of which the table keeps a duplicate of `fd`. Replaces any file with the same source
- * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
+/* Adds a file to the table, which duplicates `fd`. Replaces any file with the same source and
+ * hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
  * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
  * blocks have arrived; 0 if none has arrived, and monarch_peer_table_block will report each.
  * Returns 0 or -errno. */

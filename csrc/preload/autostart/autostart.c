@@ -22,9 +22,9 @@
 
 /* After an attempt to start a daemon, this process makes no other attempt for this long [ns]. */
 #define PAUSE_NS 200000000ULL
-/* Length of a longer pause [ns]. If an attempt has found no interpreter, the next attempt is this
- * much later. If the claim (claim.h) allows no start yet, the next attempt is made when a start is
- * allowed, but at the latest after this time. */
+/* If an attempt has found no interpreter, this process makes no other attempt for this long [ns].
+ * If the claim (claim.h) allows no start yet, the next attempt is made when a start is allowed, but
+ * at the latest after this time. */
 #define LONG_PAUSE_NS 1000000000ULL
 /* A daemon counts as killed if its heartbeat has not changed for this long [ns]. For a daemon in
  * another pid namespace, the heartbeat is the only sign by which this process can notice that the
@@ -459,7 +459,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
     /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. Such a record does not show that autostart is requested. */
+     * the configuration. Then it does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

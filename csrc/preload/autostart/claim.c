@@ -12,8 +12,8 @@
 /* At most STARTS starts are allowed within this time [ns], for example the first start of a daemon
  * and two further starts after the daemon was killed. */
 #define WITHIN_NS 600000000000ULL
-/* Two starts are at least this far apart [ns], because a start that has failed would usually fail
- * again at once. */
+/* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
+ * usually fail too. */
 #define APART_NS 5000000000ULL
 /* A starter may find that no daemon should be started. It then marks its own start by making the
  * stored time an odd number. A start with this mark counts against the limit only for this long

@@ -21,10 +21,10 @@
 #define BESIDE
 #endif
 
-/* How long monarch_launch waits for the end of the intermediate process [ns]. */
+/* How long [ns] monarch_launch waits for the end of the intermediate process. */
 #define BETWEEN_NS 50000000ULL
-/* How long monarch_launch waits for the start of the program after the intermediate process has
- * ended [ns]. After this time, the new process may still use this process's memory. Even if this
+/* How long [ns] monarch_launch waits for the start of the program after the intermediate process
+ * has ended. After this time, the new process may still use this process's memory. Even if this
  * process ends, the kernel does not free the memory before the new process stops using it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */

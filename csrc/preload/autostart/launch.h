@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* Total size of the stacks of the two processes that run before the program [bytes]. */
+/* Total size [bytes] of the stacks of the two processes that run before the program. */
 #define MONARCH_LAUNCH_STACK 20480
 
 /* A launch. The intermediate process and the process that becomes the program use this structure,
@@ -22,7 +22,7 @@ struct monarch_launch {
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
      * of the process that becomes the program. The kernel clears each of them when its process no
      * longer uses this memory. `runs` is also 0 until the intermediate process has made the second
-     * process; meanwhile `between_runs` is not 0. */
+     * process; until then, `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

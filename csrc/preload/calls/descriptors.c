@@ -45,7 +45,7 @@ PUBLIC int close(int fd) {
 void monarch_will_close_stream(FILE *stream) {
     if (!stream || !__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE))
         return;
-    int old_errno = errno, fd = fileno(stream); /* a stream in memory has no descriptor */
+    int old_errno = errno, fd = fileno(stream); /* fileno fails for a stream in memory */
     monarch_progress_end(stream, fd);
     will_close_direct(fd);
     monarch_will_close(fd);
@@ -202,7 +202,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
     return command == F_DUPFD || command == F_DUPFD_CLOEXEC ? duplicated(fd, r) : r;
 }
 
-/* A program that sets or reads a descriptor's offset relies on the offset, so such a descriptor is
+/* A program that sets or reads a descriptor's offset relies on the offset, so the descriptor is
  * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 

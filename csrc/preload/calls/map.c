@@ -69,7 +69,7 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
                          uint64_t tracked) {
     struct monarch_wanted w;
     /* The descriptor is handed over to the daemon now, because the library does not see reads
-     * through a mapping. Such reads load pages of the file into the page cache, and the daemon
+     * through a mapping. These reads load pages of the file into the page cache, and the daemon
      * makes the copy from these pages. */
     if (tracked & TRACK_DIRECT)
         monarch_hand_over(fd, tracked, 0);

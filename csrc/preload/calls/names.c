@@ -152,7 +152,7 @@ PUBLIC int mkfifoat(int dir, const char *path, mode_t mode) {
     return REAL(mkfifoat)(dir, path, mode);
 }
 
-/* The functions that the inline mknod of glibc before 2.33 calls. */
+/* In glibc before 2.33, mknod is an inline function that calls these functions. */
 PUBLIC int __xmknod(int version, const char *path, mode_t mode, dev_t *device) {
     monarch_changed_names(AT_FDCWD, path);
     return REAL(__xmknod)(version, path, mode, device);

@@ -76,7 +76,7 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
 /* The program has opened `fd` at the source, by a path in a directory outside all sources. By this
  * open, the library has learned that the directory leads into a source. So this function looks the
  * path up again, and makes `fd` refer to the file's copy if there is one. It does not leave this to
- * the next open in the directory, because there may be no such open. */
+ * the next open in the directory, because the program may open nothing more there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;

@@ -52,8 +52,8 @@ PUBLIC int setns(int fd, int type) {
 }
 
 /* After capset, the calling thread may lack capabilities that the daemon has. Calls like setuid
- * need no hook: after such a call, the process can open no copy at all, because copies belong to
- * the daemon's user. */
+ * need no hook: they change the process's user, and then the process can open no copy at all,
+ * because copies belong to the daemon's user. */
 int capset(void *header, const void *data);
 PUBLIC int capset(void *header, const void *data) {
     int r = REAL(capset)(header, data);

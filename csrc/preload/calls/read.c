@@ -180,8 +180,9 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
-    /* It is not enough to compare the files. The number `fd` may have belonged to another file, and
-     * now belong to the caller's file again. The track words tell such opens apart. */
+    /* It is not enough to compare the files: during the read, `fd` may have been the number of
+     * another file, and may now belong to a later open of the caller's file. The track words of two
+     * opens differ. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -193,8 +194,8 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
 
 /* --- reads at an explicit offset -------------------------------------------------------------- */
 
-/* Returns whether n exceeds the address space. The kernel refuses such a read before it checks the
- * file. */
+/* Returns whether n exceeds the address space. If so, the kernel refuses to read n bytes, whatever
+ * the file is. */
 static int is_absurd(size_t n) { return n >> 46 != 0; }
 
 /* Reads at the offset `at`. Reads from the copy up to the first byte that the copy lacks, and from
@@ -271,7 +272,7 @@ PUBLIC ssize_t pread(int fd, void *buf, size_t n, off_t at) {
 /* --- reads at the descriptor's offset --------------------------------------------------------- */
 
 /* Gives back the last n claimed bytes, which were not read, by moving the offset back over them. If
- * the descriptor was closed meanwhile, its offset no longer matters. */
+ * the descriptor was closed after the claim, its offset no longer matters. */
 static void give_back_offset(int fd, uint64_t tracked, long n) {
     if (n)
         monarch_track_seek(fd, tracked, -n);
@@ -283,9 +284,8 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
  * because the offset is at the end of the file, or because the descriptor may belong to another
  * file by now. tracked: the descriptor's word in the table. */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
-    /* The seek also fails if the offset would become too large. The kernel moves the offset
-     * atomically, even for processes that share the offset but have their own table of
-     * descriptors. */
+    /* The kernel moves the offset atomically, even for processes that share the offset but have
+     * their own table of descriptors. If the offset would become too large, the seek fails. */
     long end = monarch_track_seek(fd, tracked, (long)n);
     w->n = 0;
     if (end < 0)

@@ -1,9 +1,9 @@
 /* Calls that remove or change mappings. A mapping of a source's file may be waiting to move to the
  * file's copy (mappings.h).
  *
- * Before such a call, the library makes sure that no mapping in the range is being replaced, and
- * usually forgets the mappings in the range. If the call then fails, the only effect is that these
- * mappings stay on the source. */
+ * Before each of these calls, the library makes sure that no mapping in the range is being
+ * replaced, and usually forgets the mappings in the range. If the call then fails, the only effect
+ * is that these mappings stay on the source. */
 #include <stdarg.h>
 #include <sys/mman.h>
 

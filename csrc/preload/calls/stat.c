@@ -153,7 +153,7 @@ PUBLIC int fstatat(int dir, const char *path, struct stat *st, int flags) {
     return r;
 }
 
-/* The versioned functions that programs built before glibc 2.33 call. The argument `version` names
+/* Programs that were built before glibc 2.33 call these versioned functions. `version` names
  * a layout of `struct stat`. The library answers only if this is its own layout. */
 #define CURRENT(version) ((version) == 1 || (version) == 0)
 

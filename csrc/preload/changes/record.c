@@ -197,8 +197,8 @@ void monarch_changed_fd(int fd) {
 /* Marks every file below a directory as changed, because a change of the directory affects all of
  * them: a new name changes their paths, and other permissions may make them inaccessible. The
  * function reads the whole catalog, which is acceptable because a training job does not rename
- * directories in a loop. Files that the daemon's scan finds meanwhile are not missed: the daemon
- * checks them again because the count `renames` has changed. */
+ * directories in a loop. Files that the daemon's scan finds during the call are not missed: the
+ * daemon checks them again because the count `renames` has changed. */
 static void mark_below_directory(struct session *s, const struct stat *st) {
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     const struct monarch_catalog *c = monarch_catalog_of(s);

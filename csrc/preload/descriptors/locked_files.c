@@ -47,8 +47,8 @@ void monarch_note_locks(uint64_t dev, uint64_t ino) {
  * begun. */
 static uint64_t under_way;
 static uint32_t so_far;
-/* Longest wait for calls of monarch_close_unseen [ns]. Such a call takes microseconds, unless
- * the source hangs. */
+/* Longest time [ns] that monarch_await_closings waits for closings to end. A closing takes
+ * microseconds, unless the source hangs. */
 #define CLOSING_NS 5000000000ULL
 
 struct saved_locks {
@@ -135,8 +135,9 @@ static void read_locks_of(int fd, void *data) {
  * unmapping. It must not end them by closing a descriptor, because the close would also drop the
  * locks that take_again has just taken.
  *
- * Write locks cannot be taken a second time, so another process may take them in between.
- * Returns the mapping, or a negative number if there is none. */
+ * A write lock cannot be held twice. So after the close has dropped the process's write locks,
+ * another process may take them before take_again does. Returns the mapping, or a negative number
+ * if there is none. */
 static long hold_meanwhile(const struct saved_locks *h) {
     char path[64];
     put_number(put(path, "/proc/self/fd/"), (uint64_t)h->but, 10, 1);

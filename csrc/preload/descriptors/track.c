@@ -173,7 +173,8 @@ void monarch_track_again(int fd, int fresh) {
 }
 
 /* Returns the part of the word that does not change during a seek. The seeking thread passes this
- * value to lseek as an unused fourth argument. There, other threads recognize the call in /proc. */
+ * value to lseek as an unused fourth argument. By this argument, which /proc shows, other threads
+ * recognize the call. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits
@@ -193,7 +194,7 @@ static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
 }
 
 /* Removes the descriptor's word. First waits for threads that have pinned the word or seek on the
- * descriptor. *in_all counts the rounds of waiting for threads that seek. */
+ * descriptor. Adds to *in_all the number of rounds in which it waits for threads that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -250,7 +251,7 @@ void monarch_track_share_all(void) {
 
 /* --- pinning ---------------------------------------------------------------------------------- */
 
-/* Returns whether the descriptor is never promoted. Such a descriptor need not be pinned. */
+/* Returns whether the descriptor is never promoted, and so need not be pinned. */
 static int is_kept(uint64_t w) { return (w & (TRACK_OFFSET | TRACK_SHARED)) != 0; }
 
 int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {

@@ -68,8 +68,8 @@ static inline void monarch_track_flag(int fd, uint64_t flag) {
     if (__builtin_expect(w && ((w & flag) != flag || (w & TRACK_PINNED)), 0))
         monarch_track_flag_slow(fd, flag);
 }
-/* Pins the descriptor. Until it is unpinned, no other thread changes its word. Signals are blocked
- * meanwhile, so that no signal handler waits for the thread that it has interrupted. Returns 0
+/* Pins the descriptor. Until it is unpinned, no other thread changes its word, and signals are
+ * blocked, so that no signal handler waits for the thread that it has interrupted. Returns 0
  * without pinning the descriptor in four cases: the table describes another process's descriptors;
  * the descriptor is not tracked; the descriptor is never promoted; or `expected` is not 0 and
  * differs from the descriptor's word. */

@@ -30,8 +30,8 @@
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
-/* Longest time that a call waits until the daemon has closed a descriptor that was handed over
- * [ns]. Calls that lock the open file, or change its flags, first wait for this close. */
+/* Longest time [ns] that a call waits until the daemon has closed a descriptor that was handed
+ * over. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
 /* If the kernel does not keep a source's pages in the page cache, handovers of its files are of no
  * use. One in LOOKS files is handed over nevertheless, to find out whether the kernel now keeps the
@@ -378,7 +378,7 @@ static void note_direct(int fd, uint64_t tracked, uint64_t n, int64_t end) {
     }
     const struct monarch_entry *e = monarch_entry_of(s, id);
     bytes = monarch_progress(s, id, n);
-    if (tracked & TRACK_HANDED) /* when there is a copy, later reads are served from the copy */
+    if (tracked & TRACK_HANDED) /* drops TRACK_DIRECT, so that the copy can serve later reads */
         monarch_track_change(fd, tracked, tracked & ~(TRACK_DIRECT | TRACK_HANDED));
     else if (e && bytes >= e->size)
         monarch_hand_over(fd, tracked, 1);

@@ -11,7 +11,7 @@
 /* If an open and a read at the source together take less time than this [ns], an open does not wait
  * for a copy. A wait would save no time, because it needs some system calls itself. */
 #define WORTH_WAITING_NS 200000
-/* Longest wait of an open [ns]. */
+/* Longest wait [ns] of an open. */
 #define MOST_NS 1000000000ULL
 /* Maximum number of successive opens that do not wait, after a wait has ended without a copy. */
 #define MOST_SKIPPED 64

@@ -123,7 +123,7 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 
 /* --- how long the sources take ---------------------------------------------------------------- */
 
-/* Longest time that is counted for one open or read [ns]. A call that hung does not show how long
+/* Longest time [ns] that is counted for one open or read. A call that hung does not show how long
  * the next call will take. */
 #define MOST_NS 1000000000ULL
 /* Limit for the page cache [ns]: an open, or a read of a small file, takes less time than this if

@@ -31,7 +31,7 @@ void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
  * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
- * not tracked. For such a file, callers count its size, or the size of its mapped part, once. */
+ * not tracked. In these cases, callers count the size of the file, or of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 
 /* --- how long this process's own opens and reads at the sources take --- */
@@ -48,6 +48,6 @@ int monarch_source_is_near(void);
 void monarch_note_source_open(uint64_t took_ns);
 void monarch_note_source_read(uint64_t took_ns);
 
-/* Returns the mean time of an open at the sources plus the mean time of a read [ns], or 0 if no
+/* Returns the mean time [ns] of an open at the sources plus the mean time of a read, or 0 if no
  * open was timed yet. */
 uint64_t monarch_latency_ns(void);

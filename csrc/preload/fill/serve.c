@@ -87,7 +87,8 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
  * file in a short time. The examination of an opened file (`fstat` and a message to the daemon)
  * takes about a tenth of this time. But if a scan will find all files, the daemon does not need
  * the messages. In that case, this process examines only one in LOOKED opens of files without an
- * entry. For each other open, it counts the size of the last examined file. */
+ * entry. For the statistics, it assumes that all other files have the size of the last examined
+ * file. */
 #define LOOKED 16
 
 /* Returns whether to examine this open of a file without an entry. A hash of the open's number

@@ -10,7 +10,7 @@
 #define AHEAD 8
 /* Maximum number of slots that are tried for one demand. */
 #define TRIES 32
-/* Interval at which a waiting reader checks whether the daemon has made progress [ns]. Each filled
+/* Interval [ns] at which a waiting reader checks whether the daemon has made progress. Each filled
  * unit counts as progress. If a check finds no progress, the reader rings the daemon. The daemon's
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
@@ -22,13 +22,13 @@
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
 #endif
-/* Longest wait for a daemon that makes progress [ns]. The time is long, because the source may be
+/* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
  * slow: a reader that read the source itself would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
-/* A wait that times out adds this much to the debt of its file, and to the debt of the process
- * [ns]. While a debt is too large, reads go to the source without a wait. Every debt shrinks as
+/* A wait that times out adds this much [ns] to the debt of its file, and to the debt of the
+ * process. While a debt is too large, reads go to the source without a wait. Every debt shrinks as
  * time passes, so a process that runs long enough waits again later. */
 #ifndef DEBT_NS
 #define DEBT_NS 60000000000ULL
@@ -39,7 +39,7 @@
 /* Largest debt of the process. While the process owes more than LIMIT - DEBT_NS, every file is read
  * from the source. */
 #define LIMIT (8 * DEBT_NS)
-/* Total time that the process may spend in waits that time out [ns]. Once this time is used up, the
+/* Total time [ns] that the process may spend in waits that time out. Once this time is used up, the
  * process spends at most 1 / WASTE_SHARE of its further life in such waits. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
@@ -49,15 +49,15 @@
  * waste_debt. Like the other debts, waste_debt shrinks as time passes. */
 #define WASTE_LIMIT (WASTE_NS * WASTE_SHARE)
 
-/* A caller that needs the whole file waits for at most this time, unless the caller sets another
- * limit [ns]. */
+/* If a caller needs the whole file, it waits at most this long [ns] for the copy, unless it sets
+ * another limit. */
 #define WHOLE_NS 1000000000ULL
 /* If more bytes than this are missing, a caller that needs the whole file does not wait. */
 #ifndef WHOLE_BYTES /* some tests define a smaller number, so that mappings do not wait */
 #define WHOLE_BYTES (64ULL << 20)
 #endif
 /* When all bytes of a copy are filled, a caller that needs the whole file waits at most this long
- * for the copy's publication [ns]. This wait is part of WHOLE_NS. */
+ * [ns] for the copy's publication. This wait is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
 /* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
@@ -116,7 +116,7 @@ static int may_wait(const struct monarch_wanted *w) {
 /* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only
  * to waste_debt: the caller has waited for a whole file, and parts of the file may still come in
  * time for other reads. If the wait has replaced an open of the source (is_instead), it adds to
- * no debt, because open_wait.c counts such waits itself. */
+ * no debt, because open_wait.c counts waits that replace an open itself. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -140,8 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* Another copy may have got the slot meanwhile. The bits that were just read belong to this
-     * copy only if the slot still belongs to it. */
+    /* Another copy may have got the slot while the bits were read. The bits belong to this copy
+     * only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

@@ -93,9 +93,9 @@ static size_t directory_length(const char *path, size_t n) {
 }
 
 /* Searches the directories above the path's directory for a directory that is known to lead into a
- * source. If there is one, records in the table that the path's directory leads into the source
- * too, and returns the table's entry of the directory above. Otherwise returns 0. directory: length
- * of the path's directory. */
+ * source. If there is one, returns its entry in the table, and records in the table that the path's
+ * directory leads into the source too. Otherwise returns 0. directory: length of the path's
+ * directory. */
 static uint64_t inherit(const char *path, size_t directory) {
     uint64_t key = key_of(path, directory);
     for (size_t i = 1; i < directory; i++) {
@@ -207,7 +207,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
         const struct monarch_entry *e = &monarch_entries(c)[id];
         *version = __atomic_load_n(&e->version, __ATOMIC_ACQUIRE);
         /* The daemon finds the source's files by the source's path. So the entry is used only if
-         * this path leads to the same directory in this process. */
+         * the source's path leads to the same directory in this process as in the daemon. */
         return monarch_root_is_ours(s, e->source, 0) && monarch_is_as_scanned(s, e, &st)
                    ? id
                    : MONARCH_OUTSIDE;
@@ -228,9 +228,9 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog has no such file, so the path is assumed to lead elsewhere. There are two
-         * exceptions: a file on a source's device while the scan may still find it (is_unmet), and
-         * a directory, because it may contain links into a source. */
+        /* The catalog does not have the file, so the path is assumed to lead elsewhere. There are
+         * two exceptions: a file on a source's device while the scan may still find it (is_unmet),
+         * and a directory, because it may contain links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -258,8 +258,8 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If the file is in no source, the library assumes the same of most
- * other files in its directory, and learns that the directory leads elsewhere. */
+ * may not have found it yet. If the file is in no source, the library assumes that most other files
+ * in its directory are in no source either, and records that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

@@ -30,7 +30,8 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
 int monarch_can_tell(const struct monarch_known *k);
 
 /* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
- * attributes meanwhile. The attributes that were read may then be partly old and partly new. */
+ * attributes since the look-up of *k. The attributes that were read may then be partly old and
+ * partly new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Returns whether the directories were compared with the source within the last `revalidate_ns`

@@ -10,10 +10,11 @@
 /* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
  * refers to any other file. */
 static int directory_path(struct session *s, int dir, char *out) {
-    struct stat st, there; /* for a removed directory, the kernel reports "/path (deleted)" */
+    struct stat st, there;
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
         monarch_source_on(s, st.st_dev, 0) < 0 || !monarch_name_of(dir, out))
         return 0;
+    /* For a removed directory, the kernel reports "/path (deleted)", which leads nowhere. */
     return sys_fstatat(AT_FDCWD, out, &there, 0) == 0 && there.st_ino == st.st_ino &&
            there.st_dev == st.st_dev;
 }

@@ -17,8 +17,8 @@
 #include "preload/promotion/promote.h"
 #include "preload/session/copies.h"
 
-/* Interval between two passes of the thread over the table: SOON_NS while one of the copies is
- * being filled, otherwise LATER_NS [ns]. */
+/* Interval [ns] between two passes of the thread over the table: SOON_NS while one of the copies is
+ * being filled, otherwise LATER_NS. */
 #define SOON_NS 10000000L
 #define LATER_NS 20000000L
 /* Size of the thread's stack [bytes]. The thread's own frames need 6 KiB. glibc also puts the

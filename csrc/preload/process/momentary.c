@@ -2,10 +2,10 @@
 
 #include "shared/sys.h"
 
-/* Longest time that a fork waits until momentary descriptors are closed [ns]. The wait is limited
+/* Longest time [ns] that a fork waits until momentary descriptors are closed. The wait is limited
  * because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
-/* Longest time for which a fork prevents other threads from opening a momentary descriptor [ns]. If
+/* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor. If
  * a fork seems to take longer, a signal handler has left it by a jump. In every other fork, the
  * kernel has copied the descriptors long before this time is over. */
 #define FORKING_NS 100000000ULL

@@ -16,8 +16,8 @@
 struct real_calls monarch_real;
 const char *monarch_library;
 
-/* Maximum number of tables that are stored. If there are more tables, the tables of the last
- * libraries before libc are left out. libc is always searched. */
+/* Maximum number of symbol tables that are stored, one for each library. If there are more
+ * libraries, the last ones before libc are not searched. libc is always searched. */
 #define TABLES 64
 /* The value that struct real_calls has for a function that no library defines. */
 #define ABSENT ((void *)1)

@@ -84,16 +84,16 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* Remove the mark as a backing descriptor of `fd` from the descriptor that is not used: from
-     * `before` if `high` has replaced it, or from `high` if `high` could not be recorded. */
+    /* One of the two descriptors is not the backing descriptor of `fd`: `before` if `high` has
+     * replaced it, or `high` if `high` could not be recorded. Remove its mark IS_BACKING. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
     return noted;
 }
 
-/* Makes `high` the backing descriptor of `fd`. If another thread has set a backing descriptor
- * meanwhile, closes `high` instead. Returns the backing descriptor of `fd`. */
+/* Makes `high` the backing descriptor of `fd`. If another thread has already set a backing
+ * descriptor, closes `high` instead. Returns the backing descriptor of `fd`. */
 static int set_backing(int fd, int high) {
     if (note(fd, high, -1))
         return high;
@@ -243,10 +243,10 @@ int monarch_is_backing(int fd) {
 
 /* --- functions for the interposed calls ------------------------------------------------------- */
 
-/* Reserves a high descriptor number for a backing descriptor. To do so, opens `path` with O_PATH at
- * that number. If `path` no longer leads to the entry's file, fails. O_PATH is used, because the
- * close of such a descriptor drops no locks. On failure, returns -1 or -2 like
- * monarch_backing_fd. */
+/* Reserves a high descriptor number for a backing descriptor. To do so, opens `path` with O_PATH,
+ * and duplicates the descriptor to that number. Fails if `path` no longer leads to the entry's
+ * file. O_PATH is used, because the close of an O_PATH descriptor drops no locks. On failure,
+ * returns -1 or -2 like monarch_backing_fd. */
 static int reserve(const char *path, int cloexec, const struct session *s,
                    const struct monarch_entry *e) {
     int place = sys_openat(AT_FDCWD, path, O_PATH | O_NOFOLLOW | O_CLOEXEC), high = -1;

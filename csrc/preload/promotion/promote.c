@@ -18,8 +18,8 @@
  * waits for the close.
  *
  * A slot has the process's pid in its highest 24 bits, and a hash of the file in the others. A
- * slot is free if it is 0, or if it has another process's pid: such a slot was inherited by a
- * fork. */
+ * slot is free if it is 0, or if it has another process's pid: a forked child inherits the slots
+ * of its parent. */
 #define CLOSINGS 16
 #define CLOSING_LIMIT_NS 5000000000ULL
 static uint64_t closings[CLOSINGS] SELDOM;

@@ -12,7 +12,7 @@
 #include "shared/xxh3.h"
 
 #define DIR_MAX 256
-/* Room for "catalog.", 20 digits and the NUL [bytes]. The buffer is no larger than necessary,
+/* Room [bytes] for "catalog.", 20 digits and the NUL. The buffer is no larger than necessary,
  * because a thread's first open may happen on a small stack. */
 #define NAME_BYTES 29
 /* For each kind of range: maximum number of free addresses that are kept for later sessions. A
