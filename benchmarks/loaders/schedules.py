@@ -127,7 +127,10 @@ def evenly() -> Iterator[Result]:
     free = schedule.sizes().max(axis=1) < 1.5 * BATCH
     loads = loads_of(schedule)[free]
     apart = int((loads.max(axis=1) - loads.min(axis=1)).max())
-    what = f"SolarSampler, {free.mean():.1%} of the steps: largest difference of two ranks' loads"
+    what = (
+        f"SolarSampler, steps in which no batch has the largest size ({free.mean():.1%}): largest"
+        " difference between the ranks' numbers of loads in one step"
+    )
     yield Result("solar-even", what, "", apart, 1, rounds=int(free.sum()))
     equal = loads_of(Deal(8 * BATCH, 8, 8).schedule(order, holder))[:-1]
     ratio = float(np.median(equal.max(axis=1) / equal.mean(axis=1)))

@@ -288,7 +288,7 @@ def staged(job: Job) -> Loader:
 
 
 def groups(job: Job) -> Loader:
-    """Returns a GroupLoader, which reads in a single process, whatever the number of workers."""
+    """Reads with a GroupLoader, which uses a single process, whatever the number of workers."""
     import torch  # imported here, because a training has imported torch before its first epoch
 
     from monarch_py.loaders import GroupLoader

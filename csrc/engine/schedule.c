@@ -435,8 +435,8 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
         monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
-/* looks: the origin whose threads are not woken, because the caller is a thread of this origin and
- * looks for work next; MONARCH_ORIGINS if there is no such origin. */
+/* looks: the origin of the calling thread if this thread looks for work next, so that no other
+ * thread of this origin need be woken; otherwise MONARCH_ORIGINS. */
 static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)

@@ -100,8 +100,9 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Returns, for each possible source, a mapping (state, reason) -> (files, bytes): how many
-        files have this state and this reason, and their total size."""
+        """Returns MONARCH_MAX_SOURCES mappings, one for each number of a source. The mappings of
+        unused numbers are empty. A mapping's keys are (state, reason). Its values are (files,
+        bytes): how many files of the source have that state and reason, and their total size."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [

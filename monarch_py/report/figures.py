@@ -191,7 +191,7 @@ def _files(run: Recorded) -> Figure:
     group = "file" if counts.max() == 1 else f"group of up to {counts.max():,} files"
     text = (
         f"Each cell is a {group}. The cells are sorted by name, row by row. The lighter a cell is,"
-        " the more of its bytes had a copy at the end of the run. The table says in which tier."
+        " the more of its bytes had a copy at the end of the run. The table names each copy's tier."
     )
     rows = []
     for row, start in enumerate(starts):

@@ -69,8 +69,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
-# This test needs --long, because test_ranks_read.py runs without it and tests ranks that follow a
-# plan.
+# Runs only with --long. Runs without --long test ranks that follow a plan in test_ranks_read.py.
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
 @pytest.mark.long
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
@@ -84,8 +83,8 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# This test needs --long, because other tests run without it: test_tracker.py tests plans of several
-# jobs, and the next test runs several jobs.
+# Runs only with --long. Runs without --long test plans of several jobs in test_tracker.py, and run
+# several jobs in the next test.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [

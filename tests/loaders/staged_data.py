@@ -148,7 +148,8 @@ class Swapped(Labelled):
 
 
 class Drawing(Labelled):
-    """Each sample is a number from this process's global random generator, with the process ID."""
+    """Each sample is an array of two numbers: a random number from NumPy's global generator, and
+    the ID of the process that has read the sample."""
 
     def __getitem__(self, index: int) -> Any:
         return np.array([np.random.randint(1 << 30), os.getpid()])

@@ -330,10 +330,10 @@ def test_what_is_written_by_one_name_is_read_by_all(versions: Session, tmp_path:
         for i, name in enumerate(names):
             versions.python(f"open({str(name)!r}, 'w').write('changed{i}')")
             assert [read(each) for each in names] == [f"changed{i}"] * 3
-        # A process without the library writes to the file in place. No process records this change,
-        # so the library notices it only because it reads the file's attributes at each open by this
-        # name.
         assert [read(home / "hard") for _ in range(3)] == ["b"] * 3
+        # A process without the library writes to the file through the hard link, so no process
+        # records this change. The library notices it only because it reads the file's attributes
+        # each time the file is opened through the hard link.
         raw("sh", "-c", f"echo -n again > {home}/hard")
         assert read(home / "hard") == "again"
         versions.python(f"open({str(home / 'hard')!r}, 'w').write('all')")

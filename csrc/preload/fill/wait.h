@@ -10,8 +10,8 @@ struct monarch_wanted {
     const struct monarch_entry *entry;
     uint64_t id, at, n;
     uint64_t ino; /* inode number of the caller's file */
-    /* The word by which the caller's open is tracked (track.h). 0: the caller has not opened the
-     * file yet, or does not need the word. */
+    /* The track word of the caller's descriptor (monarch_tracked in track.h). 0: the caller has no
+     * descriptor of the file yet, or does not need the word. */
     uint64_t tracked;
     /* The version that the entry had when it was found for the caller's file. If the entry later
      * describes another file, it has another version. */

@@ -50,7 +50,7 @@ struct monarch_aim {
     int source;
 };
 /* The first step of a look-up. Returns 0 if the path leads to no source, as far as its text and the
- * hints show. */
+ * hints show, or if the session cannot be used for the look-up. */
 int monarch_aim(struct session *s, int dir, const char *path, int is_open, struct monarch_aim *a);
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);

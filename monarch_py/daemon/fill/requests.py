@@ -181,9 +181,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files whose fills a command has cancelled to be filled
-        ahead again. Leaves out the files that `ahead.meet` has not returned yet, because they are
-        queued when it returns them."""
+        """Call this for files whose fills a command has cancelled. With `prefetch: eager`, these
+        files are queued again, to be filled ahead. Files that `ahead.meet` has not returned yet are
+        left out, because every file is queued anyway once `ahead.meet` returns it."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------

@@ -70,7 +70,8 @@ TEST(only_dot_and_dot_dot_are_dots) {
 }
 
 /* A walk reports each file once, with its attributes and its place in the listing. It reports each
- * directory twice: the second report has the number of its names. */
+ * directory twice: once when it finds the directory, and again after it has read the directory. The
+ * second report also says how many names the directory contains. */
 TEST(a_walk_reports_everything) {
     make();
     make_tree();

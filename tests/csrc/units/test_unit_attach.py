@@ -126,7 +126,9 @@ def test_a_change_is_told_to_the_daemon_that_serves(daemon: Daemons, lib: Any) -
     second = lib.attach_for_change()
     assert second not in (ffi.NULL, first) and lib.attach_current() == second
     assert lib.attach_before(second) == first
-    daemon.start()  # the second daemon was killed, and its segments are removed
+    # Starts a third daemon, as if the second one had been killed: the second one's segments are
+    # removed, but were not marked as closed.
+    daemon.start()
     lib.attach_anew(second)
     third = lib.attach_for_change()
     assert third not in (first, second) and lib.attach_before(third) == second
