@@ -45,10 +45,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work that no reader waits for. The number of threads that may do such work at
- * the same time is limited (`width` of struct pool). The peers share these threads by the rule of
- * can_ask too. So even if the limit is low, one slow peer leaves some of them to the other peers.
- */
+/* Like can_ask, for unasked work, which no reader waits for. At most `width` threads (struct pool)
+ * do unasked work at the same time. The peers share these threads by the rule of can_ask too. So
+ * even if `width` is small, one slow peer leaves some of these threads to the other peers. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
