@@ -218,11 +218,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
- * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages of this
- * block of the source's file from the page cache, because the fill does not read them again. Pages
- * that a program maps or reads at this moment stay. Second, starts the write-back of the block, and
- * waits for the write-back that was begun two blocks earlier, so that dirty pages never
- * accumulate. */
+ * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages that
+ * the fill's reads of this block have left in the page cache, because the fill does not read them
+ * again. Pages that a program maps or reads at this moment stay. Second, starts the write-back of
+ * the block, and waits for the write-back that was begun two blocks earlier, so that dirty pages
+ * never accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;

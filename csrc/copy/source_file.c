@@ -163,9 +163,9 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
-/* Updates *mean, the share of a source's recent files for which a condition holds, with one more
- * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the
- * share exceeds one half, else clears it. If two threads write the share at once, one of their
+/* *mean is the share of a source's recent files for which a condition holds. Adds one more file to
+ * this share; is_true: whether the condition holds for this file. Sets the source's bit in *bits if
+ * the share exceeds one half, else clears it. If two threads write the share at once, one of their
  * files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;

@@ -400,8 +400,9 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until one thread with the role READS_AHEAD and one without it have
- * no work, or until `most_threads` run. Does nothing while another thread is in this function. */
+/* Starts threads for the sources until at least one thread with the role READS_AHEAD and one
+ * without it are idle, or until `most_threads` run. Does nothing while another thread is in this
+ * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);
     if (!p->is_starting && (!p->start_after_ns || monarch_now_ns() > p->start_after_ns)) {

@@ -416,7 +416,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* after a part of a request, the peer can parse no other */
+            monarch_peer_link_cut(l); /* the peer cannot parse what follows part of a request */
         return -1;
     }
     *tag = l->tag++;

@@ -39,8 +39,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: 1 if bytes of the file follow at once; the kernel then sends
- * frames and bytes in one TCP segment. */
+/* Sends the queued frames. more: 1 if bytes of the file follow at once, so that the kernel can
+ * put frames and bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {

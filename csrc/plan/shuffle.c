@@ -203,8 +203,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the positions with which the items from `at` on are exchanged. One draw gives the positions
- * of two items, so the generator's range must be at least the product of both bounds. */
+/* Draws the positions with which the items from `at` on are exchanged. Each item's position is
+ * below a bound. One draw gives the positions of two items: the drawn number is below the
+ * product of their bounds, and is split into quotient and remainder. So the generator's range must
+ * be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

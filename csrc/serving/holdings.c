@@ -71,8 +71,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    /* the copy was still being filled when it was opened, so its bytes are too new to have rotted
-     */
+    /* The copy was still being filled when it was opened, so its bytes cannot have rotted yet. */
     if (held->slot >= 0)
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);
