@@ -67,7 +67,7 @@ struct monarch_peer_frame {
 
 enum monarch_peer_status {
     MONARCH_PEER_OK,
-    /* the requested range exceeds the file; or the node that asked is no member of the session */
+    /* the requested range exceeds the file; or the other end is no node of the session */
     MONARCH_PEER_REFUSED,
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or has given up making one */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */

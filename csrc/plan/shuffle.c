@@ -170,10 +170,10 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: divides
- * the generator's range, as minstd_below does; GCC before version 11 did so for every generator.
- * Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the generator's numbers
- * use all bits of a word, as here. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division:
+ * whether to divide the generator's range, as minstd_below does and GCC before version 11 did for
+ * every generator. Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the
+ * generator's numbers use all bits of a word, as here. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
