@@ -150,7 +150,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* Returns the peer that the fill asks at this index; -1 after the last one. */
+/* Returns the peer with this index among the peers that the fill asks; -1 after the last one. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)

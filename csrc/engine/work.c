@@ -25,8 +25,8 @@
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
-/* After a reader has waited for a unit of a file, the file is moved unit by unit for this long
- * [ns], instead of in longer runs. */
+/* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
+ * unit instead of in longer runs. */
 #define ASKED_NS 500000000ULL
 /* Size of a thread's stack [bytes]. It is small, because file content goes into a separate
  * buffer. */
@@ -194,7 +194,7 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
+/* Claims the next run of unclaimed units of a block: sets *unit to the run's first unit, and
  * returns the run's length. Sets *whole to 0 if units of the block were skipped because other
  * threads have claimed them. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,

@@ -22,7 +22,8 @@
 #define MONARCH_VERSION 26
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
-#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
+/* Maximum number of groups of a process: NGROUPS_MAX supplementary groups and the effective one. */
+#define MONARCH_MAX_GROUPS 65537
 /* Maximum size [bytes] of a source's path, with the NUL. */
 #define MONARCH_SOURCE_PATH 1024
 /* Maximum size [bytes] of the path of a tier's directory of copies, with a '/' and the NUL. */

@@ -32,8 +32,8 @@ struct monarch_sim_job {
     /* steps: number of steps of an epoch; batch: number of samples that a rank uses in a step */
     uint32_t epochs, steps, batch;
     const int64_t *sizes;     /* by file */
-    const double *read_rate;  /* by node and class: rate of the class, which its threads share */
-    const double *write_rate; /* by node and class: rate of writes, which its threads share */
+    const double *read_rate;  /* by node and class: rate of reads; the class's threads share it */
+    const double *write_rate; /* by node and class: rate of writes; the class's threads share it */
     const uint32_t *threads;  /* by class: number of its threads */
     const double *staging;    /* by node: capacity of its staging buffer */
     const double *network;    /* by node: rate of its link, in each direction */
