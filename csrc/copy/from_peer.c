@@ -97,7 +97,8 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer again and again while it answers TIMEOUT or COMING, or is still starting. Stops
- * when one of this file's limits is reached, when the engine stops, or when the fill has failed.
+ * when one of the limits at the top of from_peer.c is reached, when the engine stops, or when the
+ * fill has failed.
  * Stores the outcome in get->status. With two of the outcomes, the caller reads these bytes from
  * the source although the peer has not failed. MONARCH_PEER_LATER: a reader waits, but it is too
  * early to ask the peer (is_too_early). MONARCH_PEER_COMING: the longest wait has passed, and the

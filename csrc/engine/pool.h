@@ -111,7 +111,7 @@ struct pool {
     struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
-    struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
+    struct fill *begun[MONARCH_BUCKETS]; /* the list `fills` in hash buckets, by entry */
     struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
      * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */

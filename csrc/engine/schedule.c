@@ -202,14 +202,14 @@ static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w
     return 0;
 }
 
-/* Returns whether a thread can begin a block of this fill. Fills for which a reader has waited are
- * moved unit by unit instead (find_ahead). */
+/* Returns whether a thread can begin a block of this fill. Files for which a reader has waited are
+ * copied unit by unit instead (find_ahead). */
 static int has_block(const struct pool *p, enum monarch_origin origin, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block to move, among the fills for which no reader has waited. These fills are finished
+/* Finds a block to copy, among the fills for which no reader has waited. These fills are finished
  * one after the other. */
 static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;

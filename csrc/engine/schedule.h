@@ -6,10 +6,10 @@
 
 struct work {
     struct job *job; /* the order to begin, or NULL */
-    /* if job is NULL: the caller must move one unit or one block of this fill */
+    /* if job is NULL: the caller must copy one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
-    int is_unit; /* 1: `unit` must be moved; 0: `block` */
+    int is_unit; /* 1: the caller must copy `unit`; 0: `block` */
     /* 1: now that the caller takes this work, no thread with the caller's roles is idle, so the
      * caller must start more threads; always 0 for threads that copy from peers */
     int leaves_nobody;

@@ -204,7 +204,7 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
      * block. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    /* A program that has just opened the file will ask for the first unit next, so move that unit
+    /* A program that has just opened the file will ask for the first unit next, so copy that unit
      * alone. */
     int is_expected = f->job->result.in_use && *unit == 0;
     if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
@@ -254,9 +254,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* A file of one unit is moved at once, and so is a file that comes with a reader's
+        /* A file of one unit is copied at once, and so is a file that comes with a reader's
          * descriptor. The blocks of any other file are left to threads that have no more urgent
-         * work. This thread does not move them now, because it may have begun the file in the
+         * work. This thread does not copy them now, because it may have begun the file in the
          * middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;

@@ -121,8 +121,8 @@ int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uin
 
 /* --- the digest of a dataset: digest.c -------------------------------------------------------- */
 
-/* Adds, for each file, two hashes of the file's name and size to sum[0] and sum[1]. The name of
- * file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not depend on the order of
- * the files. */
+/* For each file, adds a hash of the file's name and size to sum[0], and another hash of them to
+ * sum[1]. The name of file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not
+ * depend on the order of the files. */
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum);
