@@ -283,7 +283,7 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
 
 /* Reads the whole file from its pack into `buffer` and returns 1. Returns 0 if the file is in no
  * pack, if the pack cannot be read, or if the fill has already opened the file itself. Only files
- * of one unit are read from packs, so no other thread moves a part of the file. */
+ * of one unit are read from packs, so no other thread copies a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;

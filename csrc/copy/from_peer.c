@@ -20,7 +20,7 @@
  * well, the bytes would come no sooner, and other readers would be delayed. */
 #define COMING_ASKED_NS 4000000000ULL
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
- * this wait, the thread does no other work except for waiting readers. */
+ * this wait, the thread only serves readers that wait. */
 #define COMING_NS 30000000000ULL
 /* A peer sends the last block only when its own copy of the file is complete. If a reader waits for
  * the last block while this node's copy lacks more blocks than this, the peer's copy is probably

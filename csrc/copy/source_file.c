@@ -156,8 +156,8 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has brought them. */
 #define CACHED_NS 150000
-/* note() computes the share of a source's recent files for which a condition holds. This value
- * stands for all of these files. */
+/* note() computes which share of a source's recent files meets a condition. The share has this
+ * value if all of them meet it. */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U

@@ -130,7 +130,7 @@ struct pool {
     int slot[MONARCH_FILL_SLOTS];
     /* Work is called unasked if no reader waits for it. Both fields are indexed by enum
      * monarch_origin. width: how many threads at a time may do unasked work. unasked: how many
-     * threads do such work now. */
+     * threads do unasked work now. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
     /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];

@@ -68,9 +68,9 @@ static int describe(const struct pool *p, struct handed *h, unsigned source, uin
            h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
 }
 
-/* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
- * file at the received path; or memory is exhausted. */
+/* Makes a `struct handed` for a descriptor that was received. Returns NULL, and leaves the
+ * descriptor open, in three cases: the descriptor does not refer to a regular file; it does not
+ * refer to the file at the received path; or memory is exhausted. */
 static struct handed *new_handed(const struct pool *p, int fd,
                                  const struct monarch_handover *what) {
     int is_known = !monarch_is_unmet(what->id);

@@ -312,7 +312,8 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* Does what monarch_peer_fetch does on the link of `me`. monarch_peer_hang_up can end the call. */
+/* Fetches the ranges over the link of `me`, as monarch_peer_fetch does. monarch_peer_hang_up can
+ * end the call. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;

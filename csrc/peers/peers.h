@@ -51,7 +51,7 @@ int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
 /* --- the client: client.c --------------------------------------------------------------------- */
 
-/* Maximum amount of data that is read from a socket or a file at a time [bytes]. */
+/* Maximum amount of data [bytes] that is read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
 /* An answer of at most this size [bytes] is sent together with its frames in one call, and is also
  * received in one call: copying the bytes costs less than further calls. */

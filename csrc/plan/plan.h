@@ -102,7 +102,7 @@ struct monarch_deal {
     /* the most samples of a rank in a step, as a multiple of an equal share; 0: every rank gets an
      * equal share */
     double cap;
-    /* maximum number of samples that a rank gets in any step: as many as `cap` allows it in a full
+    /* maximum number of samples that a rank gets in any step: as many as `cap` allows in a full
      * step */
     int32_t most;
     /* minimum number of samples that a rank gets in a step; applies only if the step has enough

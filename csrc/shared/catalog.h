@@ -35,8 +35,8 @@
 /* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
  * is numbered 16 Mi or higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Maximum number of entries of all kinds. A slot of the index has 25 bits for an entry's number +
- * 1. */
+/* Maximum number of entries of all kinds. A slot of the index by path has 25 bits for an entry's
+ * number + 1. */
 #define MONARCH_MAX_ENTRIES 33554431
 /* Maximum size of the pool of paths [bytes]. A slot has 31 bits for a position in the pool, in
  * units of 16 bytes. */

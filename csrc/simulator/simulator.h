@@ -76,7 +76,7 @@ struct monarch_sim_result {
     double *epoch_end; /* by epoch: when the epoch ended [s] */
     /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
     double *bytes;
-    double *node_bytes; /* by node and origin: number of bytes of samples, as in `bytes` */
+    double *node_bytes; /* by node and origin: number of bytes of samples from this origin */
     /* by epoch: number of bytes read from copies that were made before the epoch. Only the first
      * read of each file in the epoch is counted. */
     double *reused;
