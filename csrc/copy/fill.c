@@ -218,11 +218,11 @@ static void wait_for_write_back(struct fill *f, uint64_t block) {
 }
 
 /* Records a complete block. sum: its checksums; NULL if they must be computed from the copy. For a
- * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages of this
- * block of the source's file from the page cache, because the fill does not read them again. Pages
- * that a program maps or reads at this moment stay. Second, starts the write-back of the block, and
- * waits for the write-back that was begun two blocks earlier, so that dirty pages never
- * accumulate. */
+ * file of more than MONARCH_CHUNK bytes, does two more things. First, removes the pages that
+ * the fill's reads of this block have left in the page cache, because the fill does not read them
+ * again. Pages that a program maps or reads at this moment stay. Second, starts the write-back of
+ * the block, and waits for the write-back that was begun two blocks earlier, so that dirty pages
+ * never accumulate. */
 static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t block, char *buffer,
                       const struct block_sum *sum) {
     struct block_sum own;
@@ -283,7 +283,7 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
 
 /* Reads the whole file from its pack into `buffer` and returns 1. Returns 0 if the file is in no
  * pack, if the pack cannot be read, or if the fill has already opened the file itself. Only files
- * of one unit are read from packs, so no other thread moves a part of the file. */
+ * of one unit are read from packs, so no other thread copies a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&
            monarch_pack_read(e, f->job, buffer) == 0;

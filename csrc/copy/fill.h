@@ -13,7 +13,7 @@ void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *co
  * monarch_block_sum_begin. out: NULL if the sums are not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
 /* Gets `count` units of one block and writes them to the copy. The caller has claimed these units.
- * stream: the checksums of the block's bytes so far, if the caller moves all bytes of the block in
+ * stream: the checksums of the block's bytes so far, if the caller copies all bytes of the block in
  * sequence; else NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);

@@ -14,14 +14,13 @@
  * gets nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
 #define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
-/* A peer answers COMING while it is receiving the bytes from the source. This node then waits for
- * the peer. If it asked the source as well, the bytes would come no sooner, and other readers would
- * be delayed. */
 /* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. It is less
- * than 5 s, the time for which a reader waits for a live daemon. */
+ * than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING while it is
+ * receiving the bytes from the source. This node then waits for the peer: if it asked the source as
+ * well, the bytes would come no sooner, and other readers would be delayed. */
 #define COMING_ASKED_NS 4000000000ULL
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
- * this wait, the thread does no other work except for waiting readers. */
+ * this wait, the thread only serves readers that wait. */
 #define COMING_NS 30000000000ULL
 /* A peer sends the last block only when its own copy of the file is complete. If a reader waits for
  * the last block while this node's copy lacks more blocks than this, the peer's copy is probably
@@ -65,10 +64,10 @@ static int is_too_early(const struct fill *f, int is_last) {
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);
 }
 
-/* Asks the peer once. The duration counts in the peer's flow under two conditions. First, the peer
- * has the whole file, so it need not wait for the source. Second, the status is OK or TIMEOUT. With
- * any other status, perhaps no request was sent: requests to a peer are suppressed for a while
- * after a failure. */
+/* Asks the peer once. The duration counts in the peer's measured flow (flow.h) under two
+ * conditions. First, the peer has the whole file, so it need not wait for the source. Second, the
+ * status is OK or TIMEOUT. With any other status, perhaps no request was sent: requests to a peer
+ * are suppressed for a while after a failure. */
 static int ask_once(struct monarch_engine *e, const struct fill *f, int which,
                     struct monarch_peer *peer, struct monarch_peer_get *get, char *buffer,
                     struct block_sum *sum) {
@@ -98,7 +97,8 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
 }
 
 /* Asks the peer again and again while it answers TIMEOUT or COMING, or is still starting. Stops
- * when one of this file's limits is reached, when the engine stops, or when the fill has failed.
+ * when one of the limits at the top of from_peer.c is reached, when the engine stops, or when the
+ * fill has failed.
  * Stores the outcome in get->status. With two of the outcomes, the caller reads these bytes from
  * the source although the peer has not failed. MONARCH_PEER_LATER: a reader waits, but it is too
  * early to ask the peer (is_too_early). MONARCH_PEER_COMING: the longest wait has passed, and the
@@ -151,7 +151,7 @@ static void follow(struct fill *f, int which, unsigned node) {
     }
 }
 
-/* Returns the peer that the fill asks at this index; -1 after the last one. */
+/* Returns the peer with this index among the peers that the fill asks; -1 after the last one. */
 static int asked_peer(const struct fill *f, int which) {
     return which < MONARCH_ASKED + MONARCH_MOVES
                ? __atomic_load_n(&f->job->peer[which], __ATOMIC_ACQUIRE)

@@ -156,16 +156,16 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has brought them. */
 #define CACHED_NS 150000
-/* note() computes for which share of a source's recent files a condition holds. If the condition
- * holds for all of them, the share has this value. */
+/* note() computes which share of a source's recent files meets a condition. The share has this
+ * value if all of them meet it. */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
-/* Updates *mean, the share of a source's recent files for which a condition holds, with one more
- * file. is_true: whether the condition holds for this file. Sets the source's bit in *bits if the
- * share exceeds one half, else clears it. If two threads write the share at once, one of their
+/* *mean is the share of a source's recent files for which a condition holds. Adds one more file to
+ * this share; is_true: whether the condition holds for this file. Sets the source's bit in *bits if
+ * the share exceeds one half, else clears it. If two threads write the share at once, one of their
  * files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;

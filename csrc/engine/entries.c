@@ -41,7 +41,6 @@ enum monarch_origin monarch_origin_of(const struct job *job) {
     return job->peer[0] < 0 ? MONARCH_FROM_SOURCE : MONARCH_FROM_PEER;
 }
 
-/* Only orders of these two kinds are in the hash buckets. Each order is there until it begins. */
 int monarch_is_awaited(const struct job *job) {
     return job->result.kind == MONARCH_FILL || job->result.kind == MONARCH_CHECK;
 }

@@ -17,8 +17,9 @@ void monarch_take_out(struct job *job);
 /* --- orders by entry -------------------------------------------------------------------------- */
 
 enum monarch_origin monarch_origin_of(const struct job *job);
-/* Returns whether readers may wait for an order of this kind. Only such an order can be found by
- * its entry, from the call of monarch_remember until the order begins. */
+/* Returns whether readers may wait for an order of this kind (a FILL or a CHECK). Only orders of
+ * these two kinds can be found by their entries. An order can be found from the call of
+ * monarch_remember until the order begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */

@@ -1,13 +1,14 @@
 /* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares.
- * No rank is starved. While any reader waits, some reader is served. A reader that belongs to no
- * rank is served when the search reaches its slot. */
+ * No rank is starved. While any reader waits, some reader is served. The search for the next reader
+ * goes through the demand slots, and a reader that belongs to no rank is served when the search
+ * reaches its slot. */
 #pragma once
 
 #include "shared/catalog.h"
 
 struct fair_queue {
-    /* (MONARCH_RANKS,): share of each rank; 0: the rank's readers are treated like readers of no
-     * rank */
+    /* by rank (MONARCH_RANKS elements): the rank's share; 0: the rank's readers are treated like
+     * readers of no rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
@@ -41,8 +42,8 @@ struct waiting {
  * another rank. */
 struct line {
     const struct fair_queue *queue;
-    /* Both by slot. demand: the demand that waits. taken: the demand that a thread already serves,
-     * whose reader is skipped. */
+    /* Both arrays are indexed by demand slot. demand: the demand in the slot. taken: the demand
+     * that a thread already serves. If both are the same, the demand's reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
     /* number of readers in `of_ranks`. This array is filled when the iterator reaches the first

@@ -46,7 +46,8 @@ static int is_left(struct pool *p, const struct waiting *reader, struct monarch_
     uint64_t id = monarch_demand_entry(reader->demand);
     if (!is_still_there(p, reader))
         return 0;
-    /* A file that is FILLING and has no order is either about to be filled, or was just filled. */
+    /* A file that is FILLING and has no order is either about to be filled, or was just filled. So
+     * do not order a fill now; the demand is looked at again after the next grant. */
     int is_filling = c && state_of(c, id) == MONARCH_FILLING;
     g->refused[reader->place] = reader->demand;
     g->is_early[reader->place] = !g->holds || is_filling;

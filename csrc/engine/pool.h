@@ -24,7 +24,7 @@ struct queue {
 struct grant {
     int holds;           /* whether there is a grant now */
     uint32_t iterations; /* iterations of the daemon's loop so far; atomic */
-    /* a bit per source: whether the engine may add its files to the catalog */
+    /* a bit per source: whether the engine may add the source's files to the catalog */
     uint32_t meets;
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
@@ -80,8 +80,8 @@ struct late {
     unsigned peers;
 };
 
-/* Callbacks of csrc/handover. It keeps the descriptors that readers have handed over until orders
- * need them. */
+/* Callbacks of csrc/handover, which keeps the descriptors that readers have handed over until
+ * orders need them. */
 struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */
@@ -111,7 +111,7 @@ struct pool {
     struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
-    struct fill *begun[MONARCH_BUCKETS]; /* hash buckets of the same fills, by entry */
+    struct fill *begun[MONARCH_BUCKETS]; /* the list `fills` in hash buckets, by entry */
     struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
      * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */
@@ -130,7 +130,7 @@ struct pool {
     int slot[MONARCH_FILL_SLOTS];
     /* Work is called unasked if no reader waits for it. Both fields are indexed by enum
      * monarch_origin. width: how many threads at a time may do unasked work. unasked: how many
-     * threads do such work now. */
+     * threads do unasked work now. */
     uint32_t width[MONARCH_ORIGINS], unasked[MONARCH_ORIGINS];
     /* by peer: how many of the threads counted in `unasked` get their bytes from this peer */
     uint32_t unasked_at[MONARCH_MAX_PEERS];
@@ -150,8 +150,8 @@ struct pool {
      * without it */
     int resting[2];
     int is_starting; /* a thread for the sources is starting others right now */
-    /* the last attempt to start a thread failed, so none is started before this time; 0: no
-     * limit */
+    /* if the last attempt to start a thread failed: the earliest time of the next attempt; else
+     * 0 */
     uint64_t start_after_ns;
     /* number of threads for peers; these are worker[most_threads] and the following elements */
     int peer_threads;
@@ -163,7 +163,7 @@ struct pool {
         enum monarch_origin origin;
         int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
-        /* the thread has left an order queued, because a program is still reading the file */
+        /* the thread has left an order queued, because a program is still reading its file */
         int awaits_reader;
         /* readers that this thread's last search for work has found, and whose files have no
          * order */

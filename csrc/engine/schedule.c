@@ -45,10 +45,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for work that no reader waits for. The number of threads that may do such work at
- * the same time is limited (`width` of struct pool). The peers share these threads by the rule of
- * can_ask too. So even if the limit is low, one slow peer leaves some of them to the other peers.
- */
+/* Like can_ask, for unasked work, which no reader waits for. At most `width` threads (struct pool)
+ * do unasked work at the same time. The peers share these threads by the rule of can_ask too. So
+ * even if `width` is small, one slow peer leaves some of these threads to the other peers. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -203,14 +202,14 @@ static int find_ahead(struct pool *p, enum monarch_origin origin, struct work *w
     return 0;
 }
 
-/* Returns whether a thread can begin a block of this fill. Fills for which a reader has waited are
- * moved unit by unit instead (find_ahead). */
+/* Returns whether a thread can begin a block of this fill. Files for which a reader has waited are
+ * copied unit by unit instead (find_ahead). */
 static int has_block(const struct pool *p, enum monarch_origin origin, const struct fill *f) {
     return f->next_block < f->blocks && !f->asked_ns && !monarch_fill_is_over(f) &&
            monarch_origin_of(f->job) == origin && can_ask_unasked(p, f->job);
 }
 
-/* Finds a block to move, among the fills for which no reader has waited. These fills are finished
+/* Finds a block to copy, among the fills for which no reader has waited. These fills are finished
  * one after the other. */
 static int find_block(struct pool *p, enum monarch_origin origin, int in_use, struct work *w) {
     struct fill *f = p->fills;

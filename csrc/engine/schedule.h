@@ -6,10 +6,10 @@
 
 struct work {
     struct job *job; /* the order to begin, or NULL */
-    /* if job is NULL: the caller must move one unit or one block of this fill */
+    /* if job is NULL: the caller must copy one unit or one block of this fill */
     struct fill *fill;
     uint64_t unit, block;
-    int is_unit; /* 1: `unit` must be moved; 0: `block` */
+    int is_unit; /* 1: the caller must copy `unit`; 0: `block` */
     /* 1: now that the caller takes this work, no thread with the caller's roles is idle, so the
      * caller must start more threads; always 0 for threads that copy from peers */
     int leaves_nobody;
@@ -31,6 +31,6 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who);
 /* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* The same, for the thread `me`, which looks for work next. It takes work of its origin itself, so
- * no other thread of its origin is woken. */
+/* Like monarch_unlock_and_ring, but called by the thread `me`, which looks for work next. This
+ * thread takes work of its origin itself, so no other thread of its origin is woken. */
 void monarch_unlock_and_look(struct pool *p, const struct worker *me);

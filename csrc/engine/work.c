@@ -25,8 +25,8 @@
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
-/* After a reader has waited for a unit of a file, the file is moved unit by unit for this long
- * [ns], instead of in longer runs. */
+/* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
+ * unit instead of in longer runs. */
 #define ASKED_NS 500000000ULL
 /* Size of a thread's stack [bytes]. It is small, because file content goes into a separate
  * buffer. */
@@ -139,8 +139,8 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
-    /* A thread with the role DOES_ALL found no work. If some work for this role still counts as
-     * waiting, it is an order that cannot begin yet, because a program is still reading its file.
+    /* This thread has the role DOES_ALL and found no work. So any work that still counts as waiting
+     * for this role is an order that cannot begin yet, because a program is still reading its file.
      * No other thread could begin this order either, so none is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
@@ -194,7 +194,7 @@ void monarch_serve_readers(struct monarch_engine *e, char *buffer) {
     is_inside = 0;
 }
 
-/* Claims the next run of unclaimed units of a block: moves *unit to the run's first unit, and
+/* Claims the next run of unclaimed units of a block: sets *unit to the run's first unit, and
  * returns the run's length. Sets *whole to 0 if units of the block were skipped because other
  * threads have claimed them. */
 static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64_t end,
@@ -204,7 +204,7 @@ static uint64_t claim_run(struct pool *p, struct fill *f, uint64_t *unit, uint64
      * block. */
     uint64_t run = f->job->peer[0] < 0 ? MONARCH_CHUNK : f->block_bytes;
     pthread_mutex_lock(&p->lock);
-    /* A program that has just opened the file will ask for the first unit next, so move that unit
+    /* A program that has just opened the file will ask for the first unit next, so copy that unit
      * alone. */
     int is_expected = f->job->result.in_use && *unit == 0;
     if (!is_expected && (!f->asked_ns || monarch_now_ns() - f->asked_ns > ASKED_NS))
@@ -254,9 +254,9 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* A file of one unit is moved at once, and so is a file that comes with a reader's
+        /* A file of one unit is copied at once, and so is a file that comes with a reader's
          * descriptor. The blocks of any other file are left to threads that have no more urgent
-         * work. This thread does not move them now, because it may have begun the file in the
+         * work. This thread does not copy them now, because it may have begun the file in the
          * middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
@@ -295,7 +295,8 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
 
 static void start_more(struct pool *p);
 
-/* Sleeps after work that began at `since_ns`. Demands of readers wake other threads meanwhile. */
+/* Lets this thread sleep after work that began at `since_ns`. A reader's demand does not end the
+ * sleep: it wakes another thread. */
 static void rest(uint64_t since_ns) {
     uint64_t ns = REST * (monarch_now_ns() - since_ns);
     struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};
@@ -303,8 +304,8 @@ static void rest(uint64_t since_ns) {
 }
 
 /* Returns the time at which a sleeping thread must wake without a ring; 0 for never. A thread wakes
- * without a ring for one of two reasons: a reader's claim may have ended meanwhile, or the thread
- * should return the memory of its buffer. */
+ * without a ring to look again at an order whose file a program is still reading, or to return the
+ * memory of its buffer. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;
@@ -324,8 +325,8 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
     return was_rung;
 }
 
-/* The loop of a copying thread. Clients can write to the bell too, so the bell may be rung although
- * there is no work. Such a ring costs only a wake-up. */
+/* The loop of a copying thread. Clients can ring the bell too, even if there is no work. A ring
+ * without work costs only a wake-up. */
 static void *work(void *arg) {
     me = arg;
     struct pool *p = me->pool;
@@ -385,9 +386,9 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
 }
 
 /* Starts the next thread for the sources, and counts it in p->threads once it can be joined. The
- * caller holds the pool's lock, which is released meanwhile. If monarch_engine_stop is called at
- * this time, it joins the new thread too: it joins the calling thread first, and then reads
- * p->threads again. */
+ * caller holds the pool's lock, which is released while the thread is started. If
+ * monarch_engine_stop is called during this time, it joins the new thread too: it joins the calling
+ * thread first, and then reads p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;
@@ -399,8 +400,8 @@ static int start_next(struct pool *p) {
     return is_started;
 }
 
-/* Starts threads for the sources until two threads have no work, one with the role READS_AHEAD and
- * one without it; or until `most_threads` run. Does nothing while another thread is in this
+/* Starts threads for the sources until at least one thread with the role READS_AHEAD and one
+ * without it are idle, or until `most_threads` run. Does nothing while another thread is in this
  * function. */
 static void start_more(struct pool *p) {
     pthread_mutex_lock(&p->lock);

@@ -8,13 +8,12 @@
  * that role have work. Returns 0 if no thread for the sources could be started. A thread ends when
  * the engine is stopping and the bell of its origin is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
-/* Implements monarch_engine.serve_readers. Does nothing if this thread is already inside a call of
- * this function. So waits for peers nest at most two levels deep. While a thread waits for a peer,
- * it may begin a second fill, which may wait for a peer too. During this second wait, the thread
- * begins no third fill. */
+/* Serves waiting readers while this thread's fill waits for a peer (monarch_engine.serve_readers).
+ * For a reader, the thread may begin a second fill, which may wait for a peer too. A call during
+ * this second wait does nothing, so the thread begins no third fill. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
-/* Does a FILL that is in no queue and has a slot. The calling thread serves no other reader
- * meanwhile. */
+/* Does the fill `job`, which comes with a reader's descriptor, is in no queue and already has a
+ * slot. Until the fill ends, the calling thread serves no other reader. */
 void monarch_do_handed(struct worker *w, struct job *job);
 /* Maps a thread's buffer of MONARCH_CHUNK bytes. Only pages that are touched take memory. Returns
  * NULL if memory is exhausted. */

@@ -19,8 +19,8 @@ struct handed {
      * thread has begun the order. */
     int is_told, is_ordered;
     uint32_t told_at; /* iteration of the daemon's loop in which policy learned of the file */
-    /* number of directory renames before the path was looked up; after a rename, the path may be
-     * wrong */
+    /* number of directory renames that had happened before the path was looked up. If more have
+     * happened since then, the path may be wrong. */
     uint64_t renames;
     struct handed *next; /* the next element of the list of descriptors that must be closed */
     char path[];

@@ -68,9 +68,9 @@ static int describe(const struct pool *p, struct handed *h, unsigned source, uin
            h->entry.kind == MONARCH_FILE && h->entry.ino == ino;
 }
 
-/* Makes a struct handed for a descriptor that was received. Returns NULL, and leaves the descriptor
- * open, in three cases: the descriptor does not refer to a regular file; it does not refer to the
- * file at the received path; or memory is exhausted. */
+/* Makes a `struct handed` for a descriptor that was received. Returns NULL, and leaves the
+ * descriptor open, in three cases: the descriptor does not refer to a regular file; it does not
+ * refer to the file at the received path; or memory is exhausted. */
 static struct handed *new_handed(const struct pool *p, int fd,
                                  const struct monarch_handover *what) {
     int is_known = !monarch_is_unmet(what->id);
@@ -188,8 +188,8 @@ static int receive(const struct handovers *h, struct monarch_handover *what, int
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = &control,
-                             /* CMSG_LEN and not CMSG_SPACE, which includes padding: a sender could
-                              * put a second descriptor there, which nobody would close */
+                             /* CMSG_SPACE would include padding, in which a sender could put a
+                              * second descriptor that nobody would close */
                              .msg_controllen = CMSG_LEN(sizeof(int))};
     struct epoll_event from;
     if (epoll_wait(h->epoll, &from, 1, -1) != 1 || from.data.fd == h->end)
@@ -286,8 +286,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* A thread that was just joined may have started another thread, which it has added to the
-     * count. So the count is read again after each join. */
+    /* Each of these threads may start others, and counts them in h->threads before it ends. So this
+     * count is read again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

@@ -19,14 +19,15 @@
  * frames of their answers, always fit into the buffers of the sockets. So two ends that both send
  * never block each other. */
 #define AHEAD 64
-/* A peer that sends less than this counts as gone [bytes/s]. */
+/* A peer must send an answer at least at this rate [bytes/s]. A slower answer misses its deadline
+ * (take_answer). */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
 /* A waiting thread is woken once this many bytes have arrived, because few large receptions cost
  * less than many small ones. This delays no reader: a reader needs the whole answer, and the thread
  * is always woken when the last bytes of an answer have arrived. */
 #define AT_A_WAKE (2 * 1024 * 1024)
-/* A waiting thread wakes after this time even if fewer bytes than AT_A_WAKE have arrived [ns]. */
+/* A waiting thread wakes after this time [ns] even if fewer bytes than AT_A_WAKE have arrived. */
 #define WAKE_NS 200000000ULL
 
 #ifndef SO_BUF_LOCK
@@ -44,8 +45,9 @@ struct monarch_peer_link {
     /* frames: number of frames received so far; tag: number of requests sent so far. Each is also
      * the number of the next seal in its direction */
     uint64_t frames, tag;
-    /* `says` is used by the thread that sends requests, `hears` and `content` by the thread that
-     * receives answers */
+    /* says: makes the seals of requests; used by the thread that sends requests. hears: checks the
+     * seals of frames; content: computes digests; both are used by the thread that receives
+     * answers. */
     struct monarch_mac *hears, *says, *content;
     size_t least; /* the socket's low-water mark, as last set */
     char *buffer; /* of the running fetch */
@@ -66,8 +68,8 @@ struct answer {
 /* --- the socket ------------------------------------------------------------------------------- */
 
 /* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
- * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call. A
- * single wake-up for many packets makes receiving cheap. */
+ * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if
+ * it passes during the wait. A single wake-up for many packets makes receiving cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -169,8 +171,8 @@ static int store(get *g, const char *from, uint64_t n, uint64_t at) {
     return 0;
 }
 
-/* Receives one part of the bytes. A part is small enough to stay in the processor's cache while it
- * is hashed and written. */
+/* Receives one part of the bytes of a DATA frame. A part is small enough to stay in the processor's
+ * cache while it is hashed and written. */
 static enum monarch_peer_status take_part(link_t *l, struct answer *a, size_t n,
                                           uint64_t deadline) {
     get *g = a->g;
@@ -414,7 +416,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* the bytes that follow could not be parsed */
+            monarch_peer_link_cut(l); /* the peer cannot parse what follows part of a request */
         return -1;
     }
     *tag = l->tag++;

@@ -1,7 +1,7 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
  * One call of monarch_peer_step works on the connection until it would have to wait. It then
- * returns what the connection waits for. The call itself may block, until the socket accepts bytes,
- * only if `may_block` is set. */
+ * returns what the connection waits for. If `may_block` is set, the call itself may block until the
+ * socket accepts bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
@@ -39,8 +39,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: bytes of the file follow at once, and should be sent in one TCP
- * segment with the frames. */
+/* Sends the queued frames. more: 1 if bytes of the file follow at once, so that the kernel can
+ * put frames and bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -355,8 +355,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. Another call would send nothing, and would look up 16 pages in
-         * vain. */
+        /* The socket is full. Another call of sendfile would send nothing, and would look up 16
+         * pages of the file in vain. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }

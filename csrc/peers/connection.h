@@ -21,10 +21,10 @@ enum monarch_peer_state {
 /* The state of a connection: what it must do, or wait for, before it can continue. */
 enum monarch_peer_io_state {
     MONARCH_PEER_GO,       /* the connection need not wait, and can continue at once */
-    MONARCH_PEER_TO_YIELD, /* it need not wait, but other connections should be served first */
+    MONARCH_PEER_TO_YIELD, /* it could continue, but other connections should be served first */
     MONARCH_PEER_TO_READ,
     MONARCH_PEER_TO_SEND,
-    MONARCH_PEER_TO_WAIT, /* it waits for bytes of the file that are not there yet */
+    MONARCH_PEER_TO_WAIT, /* the connection waits for bytes of the file */
     MONARCH_PEER_TO_CLOSE,
 };
 
@@ -72,12 +72,12 @@ struct monarch_peer_stage {
     int may_block; /* the step may wait up to MONARCH_PEER_STAY_MS until the socket accepts more */
 };
 
-/* How long a thread may block on one connection whose peer does not receive [ms]. */
+/* Maximum time [ms] for which a thread blocks on one connection whose peer receives no bytes. */
 #define MONARCH_PEER_STAY_MS 50
 
-/* Works on a connection until it must wait, or until others should be served. Returns what the
- * connection needs to continue. If `may_block` is set, the result TO_SEND means that the socket
- * accepted no more within MONARCH_PEER_STAY_MS. */
+/* Works on a connection until it must wait, or until other connections should be served. Returns
+ * what the connection needs to continue. If `may_block` is set, the result TO_SEND means that the
+ * socket accepted no more within MONARCH_PEER_STAY_MS. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */
@@ -88,8 +88,8 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 /* Call this when the callbacks (struct monarch_peer_files) may give other answers about this file
  * than before. The connections that wait for the file then call the callbacks again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
-/* Makes a connection call `open` again if `open` has returned LATER to it, and if `is_settled`
- * returns true for its request. */
+/* Wakes each connection for which `open` has returned LATER, if `is_settled` returns true for its
+ * request. The connection then calls `open` again. */
 void monarch_peer_wake_if(struct monarch_peer_server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg);

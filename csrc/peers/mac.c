@@ -10,8 +10,8 @@
 
 /* EVP_CTRL_AEAD_GET_TAG of <openssl/evp.h>. */
 #define GET_TAG 0x10
-/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes an int; a multiple of the
- * cipher's block size [bytes]. */
+/* Maximum number of bytes for one call of EVP_EncryptUpdate, which takes their number as an int. It
+ * is a multiple of the cipher's block size. */
 #define MOST_AT_ONCE (1UL << 30)
 
 /* The function types are those of <openssl/evp.h>, with `void` in place of its structs. */
@@ -54,8 +54,8 @@ static int find(void *library) {
     return 1;
 }
 
-/* Prefers a version that is already loaded, so that the process does not load a second one.
- * Python's hashlib has usually loaded one. */
+/* Loads libcrypto. Prefers a version that is already loaded, so that the process does not load a
+ * second one. Python's hashlib has usually loaded one. */
 static void load(void) {
     const char *names[] = {"libcrypto.so.3", "libcrypto.so.4", "libcrypto.so.1.1"};
     const int modes[] = {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW};

@@ -12,7 +12,7 @@
 /* Maximum number of idle links that are kept. One link for each thread that fetches at the same
  * time is enough. */
 #define IDLE_LINKS 16
-/* Answers of at least this size are large [bytes]. */
+/* An answer of at least this size [bytes] counts as large. */
 #define LARGE_BYTES (1024 * 1024)
 /* Number of slots. A thread that requests a large answer takes a slot, so that at most this many
  * large answers are requested at a time. With more, no answer would arrive sooner, and each wake-up
@@ -173,8 +173,8 @@ static void begin_connect_locked(peer *p) {
     p->waited_ns = 0;
 }
 
-/* Returns an idle link. Returns NULL if the caller must connect one. Its call of release_link must
- * follow in both cases. waits: whether to wait for the links of other threads first. */
+/* Returns an idle link, or NULL if the caller must connect one. In both cases, the caller must call
+ * release_link later. waits: whether to wait for the links of other threads first. */
 static struct monarch_peer_link *acquire_link(peer *p, int waits) {
     pthread_mutex_lock(&p->lock);
     if (waits)
@@ -296,8 +296,8 @@ static struct use *find_line(const peer *p, struct use **first) {
 
 /* Sends a request on a link while the answer to an earlier request is still arriving there, and
  * waits for the end of that answer. The wait has a time limit. Returns whether the caller then has
- * the link. The result is 0 if there was no such link, or if the earlier answer has broken the
- * link. */
+ * the link. The result is 0 if no link could take one more request, or if the earlier answer has
+ * broken the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);
@@ -312,7 +312,8 @@ static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     return me->link != NULL;
 }
 
-/* Does what monarch_peer_fetch does on the link of `me`. monarch_peer_hang_up can end the call. */
+/* Fetches the ranges over the link of `me`, as monarch_peer_fetch does. monarch_peer_hang_up can
+ * end the call. */
 static int fetch(peer *p, struct use *me, struct monarch_peer_get *gets, uint64_t n, char *buffer,
                  monarch_peer_arrived arrived, void *arg) {
     int r;

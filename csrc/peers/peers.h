@@ -34,7 +34,7 @@ struct monarch_peer_bounds {
 struct monarch_peer_counts {
     uint64_t connections;     /* connections that are open now */
     uint64_t accepted;        /* connections that were accepted so far */
-    uint64_t dropped;         /* connections closed because of a bad request or a time limit */
+    uint64_t dropped;         /* connections that ended in the middle of a request or an answer */
     uint64_t requests, bytes; /* number of requests begun, number of bytes sent */
     uint64_t waiting;         /* requests that wait for bytes now */
 };
@@ -51,7 +51,7 @@ int monarch_peer_server_has_room(struct monarch_peer_server *s);
 void monarch_peer_server_counts(struct monarch_peer_server *s, struct monarch_peer_counts *out);
 /* --- the client: client.c --------------------------------------------------------------------- */
 
-/* Maximum amount of data that is read from a socket or a file at a time [bytes]. */
+/* Maximum amount of data [bytes] that is read from a socket or a file at a time. */
 #define MONARCH_PEER_CHUNK 262144
 /* An answer of at most this size [bytes] is sent together with its frames in one call, and is also
  * received in one call: copying the bytes costs less than further calls. */
@@ -84,8 +84,8 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
                                      uint64_t sum, const unsigned char *digest);
 
 /* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
- * the socket then stays the caller's. content_key: the session's key for digests, as for the
- * server. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
+ * the socket then stays the caller's. content_key: the session's key for digests; the server has
+ * the same. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
  * wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
@@ -108,7 +108,7 @@ int monarch_peer_take(struct monarch_peer_link *l, struct monarch_peer_get *g, u
                       char *buffer, monarch_peer_arrived arrived, void *arg);
 /* Returns the number of frames that have arrived over the link; 0: the link has never worked. */
 uint64_t monarch_peer_link_frames(const struct monarch_peer_link *l);
-/* Ends the running fetch, from another thread. */
+/* Cuts the connection. A fetch that another thread runs on the link then ends. */
 void monarch_peer_link_cut(const struct monarch_peer_link *l);
 void monarch_peer_link_close(struct monarch_peer_link *l);
 

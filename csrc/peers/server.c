@@ -79,9 +79,9 @@ static void close_locked(server *s, connection *c) {
 }
 
 /* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
- * `is_busy` before it releases the lock. Another thread may get the event at once, but it can claim
- * the connection only with the lock, and then finds it free. Nor can another thread close the
- * descriptor during this call. */
+ * `is_busy` before it releases the lock. Another thread may get the event at once, but needs the
+ * lock to claim the connection, which is free by then. It also needs the lock to close the
+ * connection, so the descriptor stays open during this call. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -159,8 +159,9 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
-/* Claims the next connection, from *from on, whose deadline has passed. Returns NULL if there is
- * none. *waited gets whether the connection was waiting for bytes rather than for its peer. */
+/* Searches the connections from index *from on, and claims the first whose deadline has passed.
+ * Returns NULL if there is none. *from gets the index at which the next search begins. *waited gets
+ * whether the connection was waiting for bytes rather than for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -372,7 +373,7 @@ void monarch_peer_end(server *s) {
     pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < s->bounds.connections; i++)
         if (s->at[i].fd >= 0)
-            shutdown(s->at[i].fd, SHUT_RDWR); /* ends a wait of any thread for this socket */
+            shutdown(s->at[i].fd, SHUT_RDWR); /* wakes any thread that waits for this socket */
     pthread_mutex_unlock(&s->lock);
     for (uint32_t i = 0; i < s->threads; i++)
         pthread_join(s->thread[i], NULL);

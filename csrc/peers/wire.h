@@ -67,7 +67,7 @@ struct monarch_peer_frame {
 
 enum monarch_peer_status {
     MONARCH_PEER_OK,
-    /* the file has no such range; or the sender is no member of this session */
+    /* the requested range exceeds the file; or the other end is no node of the session */
     MONARCH_PEER_REFUSED,
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or has given up making one */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */
@@ -76,12 +76,12 @@ enum monarch_peer_status {
     MONARCH_PEER_TIMEOUT,     /* the bytes did not come in time */
     MONARCH_PEER_CUT,         /* the connection ended, or the answer could not be understood */
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
-    MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but could not be written here */
+    MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but the receiver could not write them */
     MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
-    MONARCH_PEER_OTHER_NODE, /* the other end is a node of the session, but not the one asked for */
+    MONARCH_PEER_OTHER_NODE,  /* the other end is another node of the session than was expected */
     /* never sent: the file cannot be opened yet, so the server tries to open it again later */
     MONARCH_PEER_LATER,
-    /* MOVED + n: node n keeps the file, because this node has no room for it. */
+    /* MOVED + n: node n keeps the file, because the node that answers has no room for it */
     MONARCH_PEER_MOVED = 65536,
 };
 

@@ -28,7 +28,7 @@ struct step {
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;
-    int32_t *cursor; /* by node: position in `by_node` where its next sample goes */
+    int32_t *cursor; /* by node: where in `by_node` its next held sample goes */
     /* the step's samples, grouped by node; a node's group begins with the samples that it must
      * load */
     int32_t *by_node;

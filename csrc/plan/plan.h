@@ -76,13 +76,14 @@ int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access. For each access, stores the node that makes it in the next slot of the accessed
- * unit: slots[cursors[u]] for unit low + u. Returns 0, or -1 if the slots would overflow. */
+ * each access. For each access, the next slot of the accessed unit gets the number of the node that
+ * makes the access. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1 if the
+ * slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
-/* Finds, for each unit, the `top` nodes that use it most, from the slots that monarch_plan_collect
- * has filled. The slots of unit u end at ends[u]. Among nodes that use the unit equally often, the
+/* Finds the `top` nodes that use each unit most. Reads the slots that monarch_plan_collect has
+ * filled. The slots of unit u end at ends[u]. Among nodes that use the unit equally often, the
  * node that uses it first comes first. If fewer than `top` nodes use it, the remaining nodes are -1
  * and their counts 0. nodes, counts: (units, top). scratch: one counter per node, all 0 before and
  * after the call. */
@@ -101,8 +102,8 @@ struct monarch_deal {
     /* the most samples of a rank in a step, as a multiple of an equal share; 0: every rank gets an
      * equal share */
     double cap;
-    /* maximum number of samples that a rank gets in a full step, computed from `cap`; also the
-     * maximum in smaller steps */
+    /* maximum number of samples that a rank gets in any step: as many as `cap` allows in a full
+     * step */
     int32_t most;
     /* minimum number of samples that a rank gets in a step; applies only if the step has enough
      * samples for all ranks */
@@ -120,8 +121,8 @@ int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uin
 
 /* --- the digest of a dataset: digest.c -------------------------------------------------------- */
 
-/* Adds, for each file, two hashes of the file's name and size to sum[0] and sum[1]. The name of
- * file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not depend on the order of
- * the files. */
+/* For each file, adds a hash of the file's name and size to sum[0], and another hash of them to
+ * sum[1]. The name of file i is the bytes starts[i] to starts[i + 1] of `pool`. The sums do not
+ * depend on the order of the files. */
 void monarch_plan_digest(const char *pool, const uint64_t *starts, const uint64_t *sizes,
                          uint64_t n, uint64_t *sum);

@@ -170,10 +170,10 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: divides
- * the generator's range, as minstd_below does; GCC before version 11 did so for every generator.
- * Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the generator's numbers
- * use all bits of a word, as here. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division:
+ * whether to divide the generator's range, as minstd_below does and GCC before version 11 did for
+ * every generator. Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the
+ * generator's numbers use all bits of a word, as here. */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -203,8 +203,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the positions with which the items from `at` on are exchanged. One draw gives the positions
- * of two items, so the generator's range must be at least the product of both bounds. */
+/* Draws the positions with which the items from `at` on are exchanged. Each item's position is
+ * below a bound. One draw gives the positions of two items: the drawn number is below the
+ * product of their bounds, and is split into quotient and remainder. So the generator's range must
+ * be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -11,9 +11,9 @@ void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64
     int was_guessed = MONARCH_WORD_STATE(old) == MONARCH_PRESENT;
     __atomic_store_n(&e->word, word, __ATOMIC_SEQ_CST);
     /* If the entry loses its copy, the copy's inode number is deleted from the entry. Otherwise,
-     * when the entries move to a larger catalog, the new index would have this number under the
-     * tier of the entry's next copy. A process that still holds the removed copy open finds this
-     * entry nevertheless, by the copy's slot in the present index or by the copy's stamp. */
+     * a move of the entries to a larger catalog would put this number into the new index, under the
+     * tier of the entry's next copy. A process that still holds the removed copy open finds the
+     * entry nevertheless: by the copy's slot in the present index, or by the copy's stamp. */
     if (MONARCH_WORD_COPY(old) && !MONARCH_WORD_COPY(word))
         __atomic_store_n(&e->copy_ino, 0, __ATOMIC_SEQ_CST);
     if (!was_guessed && MONARCH_WORD_STATE(word) != MONARCH_PRESENT)

@@ -17,9 +17,9 @@
  * arrived damaged. */
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that says that the block arrived
- * damaged. The time is short, because the block may have rotted since the check. It is not 0: a
- * lying peer could then cause a check with each request. With this time, a peer causes at most one
- * check of the block per second. */
+ * damaged. The time is short, because the block may have rotted since the check. With a time of 0,
+ * a lying peer could cause a check with each request. With this time, it causes at most one check
+ * of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -71,7 +71,7 @@ static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     const struct open_copy *held = file;
     uint64_t now = monarch_now_ns();
     int is_good;
-    /* a fill is getting the bytes from the source at this moment, so they cannot have rotted */
+    /* The copy was still being filled when it was opened, so its bytes cannot have rotted yet. */
     if (held->slot >= 0)
         return 1;
     int agreed = sum && agrees(h, held, block, *sum);

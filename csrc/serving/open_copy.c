@@ -19,8 +19,8 @@
  * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
  * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
-/* Maximum number of times that is_meant reads an entry's attributes. It repeats the read if the
- * daemon changed the attributes meanwhile. */
+/* Maximum number of times that is_meant reads an entry's attributes. It reads them again if the
+ * daemon has changed them during the last read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;

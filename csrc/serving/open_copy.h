@@ -39,8 +39,8 @@ struct monarch_holdings {
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* A thread that wakes the server holds this lock, so that no other thread frees the server
-     * meanwhile. */
+    /* guards `server`: as long as a thread holds this lock to wake the server, no other thread
+     * frees the server */
     pthread_mutex_t waking;
     struct monarch_peer_server *server;
 };
@@ -53,8 +53,8 @@ struct open_copy {
     /* 1: if requested bytes are missing, a demand is made for them (is_hasty in open_copy.c) */
     int is_hasty;
     int is_doubted; /* 1: the peer has received the bytes before, and they were damaged */
-    /* 1: the copy was found complete. From then on all its bytes can be sent, even if the copy is
-     * dropped meanwhile. */
+    /* 1: the copy was found complete. From then on, all its bytes can be sent, even if the copy is
+     * dropped before the answer ends. */
     int is_whole;
     struct monarch_sums_held *sums; /* sums of the blocks of a complete copy; NULL: unknown */
 };

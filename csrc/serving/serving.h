@@ -59,14 +59,14 @@ uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
  * request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* only the requests for whose bytes no reader waits */
+    MONARCH_WHO_HAS_TIME_WAITS, /* only requests whose bytes no reader waits for */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the requests that wait for this file, because some of its bytes have come or no more will
- * come. h: NULL if this node has no server. */
+/* Wakes the requests that wait for this file. Call this when some of the file's bytes have come, or
+ * when no more will come. h: NULL if this node has no server. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
 /* Returns the key with which a fill makes the digests of blocks; NULL if `h` is NULL, because this
  * node has no server. */
@@ -76,7 +76,7 @@ const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
  * node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the waiting requests whose files will get no copy, so that these requests are answered. */
+/* Wakes the waiting requests that can be answered now, mostly because their files get no copy. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Finds the copies that were found rotten since the last call: their bytes are no longer those that
  * their fills wrote. `ids` gets the numbers of the copies' entries. `words` gets the words that the

@@ -22,9 +22,12 @@
 #define MONARCH_VERSION 26
 #define MONARCH_MAX_SOURCES 16
 #define MONARCH_MAX_TIERS 16
-#define MONARCH_MAX_GROUPS 65537 /* NGROUPS_MAX supplementary groups and the effective group */
-#define MONARCH_SOURCE_PATH 1024 /* longest path of a source, with the NUL [bytes] */
-#define MONARCH_TIER_PATH 240    /* longest path of a tier's copies, with '/' and NUL [bytes] */
+/* Maximum number of groups of a process: NGROUPS_MAX supplementary groups and the effective one. */
+#define MONARCH_MAX_GROUPS 65537
+/* Maximum size [bytes] of a source's path, with the NUL. */
+#define MONARCH_SOURCE_PATH 1024
+/* Maximum size [bytes] of the path of a tier's directory of copies, with a '/' and the NUL. */
+#define MONARCH_TIER_PATH 240
 /* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
  * zeros */
 #define MONARCH_COPY_NAME 13
@@ -32,8 +35,8 @@
 /* Number of bits in `wanted` of struct monarch_clients (16 Mi), one per entry. A file whose entry
  * is numbered 16 Mi or higher is always read from the source. */
 #define MONARCH_MAX_FILES 16777216
-/* Maximum number of entries of all kinds. A slot of the index has 25 bits for an entry's number +
- * 1. */
+/* Maximum number of entries of all kinds. A slot of the index by path has 25 bits for an entry's
+ * number + 1. */
 #define MONARCH_MAX_ENTRIES 33554431
 /* Maximum size of the pool of paths [bytes]. A slot has 31 bits for a position in the pool, in
  * units of 16 bytes. */
@@ -69,8 +72,8 @@
  * A unit is small enough that the first one arrives soon, and large enough to amortize the source's
  * latency. */
 #define MONARCH_UNIT 262144
-#define MONARCH_FILL_SLOTS 256   /* copies that can be filled at the same time */
-#define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; a larger file has larger units */
+#define MONARCH_FILL_SLOTS 256   /* maximum number of copies that are filled at a time */
+#define MONARCH_FILL_UNITS 65536 /* units in a fill's bitmap; large files have larger units */
 /* Number of slots for demands. A reader that finds no free slot for its demand reads from the
  * source. */
 #define MONARCH_DEMANDS 256
@@ -315,7 +318,7 @@ struct monarch_stats {
  * files from each other could deadlock. */
 enum monarch_origin { MONARCH_FROM_SOURCE, MONARCH_FROM_PEER, MONARCH_ORIGINS };
 
-/* The doorbell on which the copying threads of one origin sleep. A thread that adds work increments
+/* The bell on which the copying threads of one origin sleep. A thread that adds work increments
  * the futex and then wakes one sleeping thread, if there is any. The woken thread takes work, and
  * wakes another thread if there is more work. */
 struct monarch_bell {
@@ -372,8 +375,8 @@ struct monarch_clients {
      * the file comes from the source or from a peer. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
-     * has given up. While the counters still have this sum, the daemon has made no progress since,
-     * and no process waits for the daemon. */
+     * has given up. As long as the counters have this sum, the daemon has made no progress since
+     * that time, and no process waits for the daemon. */
     uint64_t silent_at;
     /* 1: a client needed attributes, but the last comparison with the source was too long ago. The
      * daemon then begins a comparison, and sets this field to 0. */
@@ -388,16 +391,17 @@ struct monarch_clients {
      * `fills` which units can be read. The daemon never waits for a client, because the client may
      * have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
-    /* Claims, in the slots of monarch_claim_at. While a claim is valid, a program is reading the
-     * file at the source, and the daemon does not prefetch the file. */
+    /* Claims; monarch_claim_at returns the slot for a file's claim. While the claim is valid, a
+     * program is reading the file at the source, and the daemon does not prefetch the file. */
     uint64_t claim[MONARCH_CLAIMS];
     struct monarch_stats stats[MONARCH_STAT_SLOTS];
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* files opened since the daemon last took the bits; used while `follow_opens` is 1 */
+    /* a bit for each file that was opened; the daemon clears the bits that it takes. Used while
+     * `follow_opens` is 1. */
     struct monarch_bits opened;
-    /* files without a copy that were read to their end; used if `follow_reads` is 1 */
+    /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */
     struct monarch_bits read;
     /* Atomic. Nonzero: the session's file `changes` has records that the daemon has not read yet;
      * until the daemon has read them, every file counts as changed. Each writer of a record stores

@@ -127,7 +127,7 @@ static int append(struct walk *w, const char *name, size_t n) {
     if (w->len + 1 + n >= MONARCH_PATH_MAX)
         return 0;
     w->text[w->len++] = '/';
-    memmove(w->text + w->len, name, n); /* memmove, because `name` may be part of the same buffer */
+    memmove(w->text + w->len, name, n); /* `name` may lie in the same buffer as w->text */
     w->len += n;
     w->text[w->len] = 0;
     return 1;

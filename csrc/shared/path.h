@@ -8,7 +8,7 @@
 
 enum {
     MONARCH_OUTSIDE = -1, /* the path leads to no source, or only the kernel can resolve it */
-    MONARCH_UNKNOWN = -2, /* the path leads to a source, but the catalog does not know it (yet) */
+    MONARCH_UNKNOWN = -2, /* the path leads to a source, but has no entry in the catalog (yet) */
 };
 
 struct monarch_place {
@@ -45,8 +45,8 @@ int monarch_may_go_up(const char *path);
 /* Resolves `path` into *out. If `path` is relative, it starts from the directory `base`, which must
  * be an absolute path without links. `base` may be out->path itself, so that a caller on a small
  * stack needs no further buffer. follow = 0: if the last component is a link, it is not followed.
- * Makes a system call only for a component before a `..`: an lstat, if the catalog does not know
- * whether the component is a directory. */
+ * The only system call is an lstat of a component before a `..`, if the catalog does not know
+ * whether that component is a directory. */
 void monarch_resolve(const struct monarch_control *k, const struct monarch_catalog *c,
                      const struct monarch_clients *m, const char *base, const char *path,
                      int follow, struct monarch_place *out);

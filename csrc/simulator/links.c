@@ -39,8 +39,9 @@ static void give(struct links *l, uint32_t link, double each) {
 }
 
 /* Computes the rates of all transfers. In each step, divides the free rate of each link by the
- * number of its transfers that have no rate yet. The smallest quotient becomes the rate of those
- * transfers on that link, and is subtracted from the free rates of all links that they use. */
+ * number of its transfers that have no rate yet. On the link with the smallest quotient,
+ * those transfers get the quotient as their rate. The rate is subtracted from the free rates of all
+ * links that they use. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

@@ -32,8 +32,8 @@ struct monarch_sim_job {
     /* steps: number of steps of an epoch; batch: number of samples that a rank uses in a step */
     uint32_t epochs, steps, batch;
     const int64_t *sizes;     /* by file */
-    const double *read_rate;  /* by node and class: rate of the class, which its threads share */
-    const double *write_rate; /* by node and class: rate of writes, which its threads share */
+    const double *read_rate;  /* by node and class: rate of reads; the class's threads share it */
+    const double *write_rate; /* by node and class: rate of writes; the class's threads share it */
     const uint32_t *threads;  /* by class: number of its threads */
     const double *staging;    /* by node: capacity of its staging buffer */
     const double *network;    /* by node: rate of its link, in each direction */
@@ -76,7 +76,7 @@ struct monarch_sim_result {
     double *epoch_end; /* by epoch: when the epoch ended [s] */
     /* by epoch and origin (enum monarch_sim_from): number of bytes of samples from this origin */
     double *bytes;
-    double *node_bytes; /* by node and origin: number of bytes of samples, as in `bytes` */
+    double *node_bytes; /* by node and origin: number of bytes of samples from this origin */
     /* by epoch: number of bytes read from copies that were made before the epoch. Only the first
      * read of each file in the epoch is counted. */
     double *reused;

@@ -39,7 +39,7 @@ static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
 }
 
 /* The node `reader` reads a file for the asker `first`, and for the askers that have joined the
- * read. Returns whether one of these askers is a staging thread of `reader`. If so, this node needs
+ * read. Returns whether one of these askers is a staging thread of `reader`. If so, `reader` needs
  * the sample itself. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
