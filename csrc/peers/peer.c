@@ -33,6 +33,9 @@
 /* A thread that needs a link and finds none idle waits for the link of another thread, for at most
  * this long [ns]. */
 #define LINK_NS 100000000ULL
+/* Before another link is connected, the waits of all threads for links must together have lasted
+ * this many times as long as the last connect took. */
+#define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
 
@@ -146,15 +149,15 @@ static struct timespec time_of(uint64_t ns) {
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
-/* Waits until a link is idle, or until the caller should connect one more. A connect costs both
- * nodes more processor time than many small answers. So before each connect, the waits of all
- * threads together must have lasted as long as the last connect took. While another thread connects
- * a link, the caller waits for the outcome; this time does not count as a wait. The caller holds
- * the peer's lock. */
+/* Waits until a link is idle, or until the caller should connect one more: a connect costs both
+ * nodes more processor time than many small answers (WAITS_PER_CONNECT). While another thread
+ * connects a link, the caller waits for the outcome; this time does not count as a wait. The caller
+ * holds the peer's lock. */
 static void await_link_locked(peer *p) {
     uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
     while (!p->idle && p->in_use && now < limit) {
-        uint64_t end = since + p->connect_ns - least(p->waited_ns, p->connect_ns);
+        uint64_t most = WAITS_PER_CONNECT * p->connect_ns;
+        uint64_t end = since + most - least(p->waited_ns, most);
         if (p->connecting) {
             since = now;
             end = limit;

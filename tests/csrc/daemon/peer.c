@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include "peers/connection.h"
 
 /* The tests replace the links of client.c by these, whose answers come from `script`. */
@@ -12,7 +14,9 @@ static uint64_t frames_of(const struct monarch_peer_link *l) { return l->frames;
 static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g, uint64_t *tag) {
     return *tag = l->tag++, 0;
 }
-static int signals;
+/* How often one thread, and all threads, were woken from their waits for links. */
+static int signals, broadcasts;
+#define pthread_cond_broadcast(condition) (broadcasts++, pthread_cond_broadcast(condition))
 #define pthread_cond_signal(condition) (signals++, pthread_cond_signal(condition))
 #define monarch_peer_link_close(l) close_it(l)
 #define monarch_peer_link_cut(l) cut(l)
@@ -263,11 +267,13 @@ static pthread_t start_to_wait(struct monarch_peer_link **to) {
  * once. */
 TEST(a_thread_waits_only_for_links_in_use) {
     make();
-    p->connect_ns = UINT64_MAX / 4;
+    p->connect_ns = UINT64_MAX / 64;
     CHECK(!acquire_link(p, 1) && p->connecting == 1 && p->in_use == 1);
     uint32_t status;
+    broadcasts = 0;
     CHECK(connect_link(p, &status) == &links[0] && !p->connecting);
-    CHECK(p->connect_ns < UINT64_MAX / 4);
+    SAME(broadcasts, 1); /* threads that wait for the outcome learn of it */
+    CHECK(p->connect_ns < UINT64_MAX / 64);
     note_success(p, &links[0]);
     release_link(p);
     CHECK(acquire_link(p, 1) == &links[0] && p->in_use == 1 && !p->connecting && !p->idle);
@@ -297,12 +303,12 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* The waits of all threads together last as long as the last connect took. Then a thread connects
- * one more link, and the count of the waits starts again. */
+/* The waits of all threads together last WAITS_PER_CONNECT times as long as the last connect took.
+ * Then a thread connects one more link, and the count of the waits starts again. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000;
     const struct {
-        uint64_t connect_ns, waited_ns, waits_ns;
+        uint64_t most_ns, waited_ns, waits_ns;
     } cases[] = {{3 * ms, 0, 3 * ms},
                  {30 * ms, 20 * ms, 10 * ms},
                  {30 * ms, 30 * ms, 0},
@@ -312,7 +318,7 @@ TEST(a_thread_connects_after_enough_waits) {
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();
         p->in_use = 1;
-        p->connect_ns = cases[i].connect_ns;
+        p->connect_ns = cases[i].most_ns / WAITS_PER_CONNECT;
         p->waited_ns = cases[i].waited_ns;
         uint64_t began = monarch_now_ns();
         CHECK(!acquire_link(p, 1));
