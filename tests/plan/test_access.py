@@ -311,5 +311,5 @@ def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
         bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
         assert least <= bound
-        # If there are only two nodes, `least` equals the bound.
+        # With only two nodes, the lemma gives the exact value, not only an upper bound.
         assert nodes > 2 or least == bound
