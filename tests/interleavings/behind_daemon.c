@@ -226,7 +226,7 @@ CALL(int, pthread_create,
     step();
     return r;
 }
-/* Does nothing, to save time. libc names another thread by opening a file of it in /proc, and a
+/* Does nothing, to save time. In libc, this function opens a file of the thread in /proc, and a
  * process whose files in /proc were opened takes longer to end. */
 CALL(int, pthread_setname_np, (pthread_t id, const char *name)) {
     (void)id, (void)name;

@@ -267,9 +267,9 @@ def often_on_a_node(samples: int) -> int:
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """NoPFS expects that a node accesses 31,635 of all samples often. With a hundredth of the
-    samples, a hundredth of this number is expected. The counted number differs from this hundredth
-    by at most 5 standard deviations."""
+    """The NoPFS paper expects that a node accesses 31,635 of all samples often (as defined in
+    `often_on_a_node`). This test uses a hundredth of the samples, and so expects a hundredth of
+    this number. The counted number may differ from it by 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5
