@@ -171,8 +171,9 @@ def test_it_stays_within_its_bounds_and_near_the_best(
     source = Source(latency_s, bytes_per_s)
     clock.run(source, 12 * HOLD)
     assert set(clock.widths) <= set(range(least, most + 1))
-    # The width (the number of fills in flight) stays raised only if the rate grows by more than the
-    # factor GAIN. The width stays lowered only if the rate stays above LOSS times its earlier value.
+    # The width is the number of fills in flight. It stays raised only if the rate grows by more
+    # than the factor GAIN. It stays lowered only if the rate stays above LOSS times its earlier
+    # value.
     assert source.rate(clock.usual()) >= source.rate(most) * LOSS / GAIN
 
 

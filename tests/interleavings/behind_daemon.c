@@ -24,8 +24,8 @@
     type daemon_##name arguments;   \
     type daemon_##name arguments
 
-/* The daemon's descriptor at each number: nothing, a descriptor that it opened itself, or a
- * descriptor that a program has handed over. */
+/* What the daemon has open at each descriptor number: nothing, a file that it opened itself, or a
+ * file that a program has handed over. */
 enum { NOTHING, OWN, HANDED };
 static unsigned char has[MOST_DESCRIPTORS];
 
