@@ -119,7 +119,7 @@ def test_who_misses_more_has_more_turns() -> None:
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
     # The engine is told the ranks' shares only when a share has changed, so here only once. A rank
-    # that has read nothing gets the mean of the other ranks' shares.
+    # that has read nothing gets the mean of the shares of the ranks that have read something.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))
     assert shares[5] == round(np.mean([shares[rank] for rank in range(1, 5)]))
