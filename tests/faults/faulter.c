@@ -95,11 +95,11 @@ static struct thread {
                         * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    int range_count;   /* the number of elements of `ranges` that are in use */
-    /* where Monarch's modules are mapped in the thread's process */
-    struct range ranges[MOST_RANGES];
     /* the value that `mapped` (see below) had when `ranges` was read; 0: not read yet */
     unsigned long ranges_at;
+    int range_count; /* the number of elements of `ranges` that are in use */
+    /* where Monarch's modules are mapped in the thread's process */
+    struct range ranges[MOST_RANGES];
 } threads[MOST_THREADS];
 
 /* How many elements of `threads` have ever been used. */
