@@ -37,7 +37,7 @@ open(sys.argv[1], "rb").read()
 while step() != "end":
     open(sys.argv[1], "rb").read()
 """
-# Reads the file only after each step, not when the program begins.
+# As READER, but does not read the file when the program begins.
 IDLE_READER = """
 while step() != "end":
     open(sys.argv[1], "rb").read()
@@ -52,9 +52,9 @@ class Started:
         self._seen: set[psutil.Process] = set()
 
     def _processes(self, *words: str) -> list[psutil.Process]:
-        """Returns the processes whose command line has one of these words and the session's
-        configuration. Reads /proc itself, because tests call this function often, and psutil would
-        take several times as long."""
+        """Returns the processes whose command line contains one of `words` and the path of the
+        session's configuration. Reads /proc itself, because tests call this function often, and
+        psutil would take several times as long."""
         config, found = os.fsencode(self.session.config), []
         for number in filter(str.isdecimal, os.listdir("/proc")):
             with suppress(OSError, psutil.Error):  # the process has ended

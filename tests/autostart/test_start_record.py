@@ -1,5 +1,5 @@
-"""Starters make records of a configuration. Tests of these records, and of the jobs that use
-them."""
+"""The records of a configuration that starters (processes that start the daemon) make for later
+jobs."""
 
 from __future__ import annotations
 

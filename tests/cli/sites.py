@@ -1,4 +1,4 @@
-"""A session of a site's configuration, in which several jobs share one daemon."""
+"""A session with the configuration of a cluster's administrator. Several jobs share its daemon."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_datasets(root: Path) -> list[Path]:
 
 
 class SiteSession(Session):
-    """A session of a site's configuration. The configuration names no dataset.
+    """A session with the configuration of a cluster's administrator, which names no dataset.
 
     datasets : directories that make_datasets has made; by default new ones
     """

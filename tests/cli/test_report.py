@@ -174,7 +174,7 @@ def look_at(output: Path) -> None:
         # The lines of the figures and the bars of the hit ratio are there.
         for colour in ((59, 130, 246), (232, 89, 12)):
             assert (abs(picture.astype(int) - colour).sum(axis=2) < 30).sum() > 100, colour
-        # The margin is empty, so nothing is wider than the page.
+        # The right margin in the picture is empty, so nothing is wider than the page.
         assert (picture[:, -12:] == paper).all()
     # In the dark scheme all letters are light. This also holds for the letters in the figures below
     # the heading "What happened".

@@ -149,7 +149,7 @@ def test_two_at_once_and_one_of_them_interrupted(
         assert present(session) < count - 100
         slow.latency(open=0)
         _, err = other.communicate(timeout=30)
-    # If the command takes long, it prints only its progress.
+    # The command `other` has printed nothing but its progress.
     assert other.process.returncode == 0
     assert [line for line in err.splitlines() if " left" not in line] == []
     assert present(session) == session.totals()["fills"] == count

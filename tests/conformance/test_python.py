@@ -74,8 +74,8 @@ def plant(root: Path, others: bool) -> None:
     others : whether to copy the tests that are not in FAST too
     """
     spec = find_spec("test.regrtest")
-    # Every installation has a part of the package `test`. A distribution may have the tests
-    # themselves in a separate package.
+    # Every Python has the package `test`, but a Linux distribution may have moved most of its
+    # modules to a separate package.
     if spec is None or spec.origin is None or not find_spec("test.test_posix"):
         debian = f"libpython{sys.version_info.major}.{sys.version_info.minor}-testsuite"
         pytest.skip(f"this interpreter has no regression tests: install {debian}")

@@ -16,7 +16,7 @@ from conformance.tools import GIT, MAKE_FILES
 from support import draws
 from support.session import wait_until
 
-# A shell script that makes the tree. Files of programs that are not installed are left out.
+# A shell script that makes the tree. It makes no files for programs that are not installed.
 MAKE = f"""
 cd "$ROOT/work"
 {MAKE_FILES}

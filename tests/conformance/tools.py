@@ -57,7 +57,8 @@ q() { sqlite3 -batch "$ROOT/work/base.db" "$@"; }
 """
 COUNTING = "with recursive n(i) as (values(1) union all select i+1 from n where i<{})"
 
-# The first lines of each step that runs a Python script. END ends the script.
+# A step that runs a Python script begins with one of these texts. The rest of the script and a line
+# `END` follow.
 H5PY = """$PYTHON - <<'END'
 import h5py, numpy as np
 def show(name, *more):

@@ -72,7 +72,7 @@ class Engine:
     def order(self, entry: int, set_to: int | None = None, asked: int = -1) -> int:
         """Orders a fill of the file. Returns the number of the copy that the fill makes.
 
-        set_to : the word that the entry gets; by default, FILLING with this copy's number
+        set_to : the state word that the entry gets; by default, FILLING with this copy's number
         asked : the number of the peer that the fill asks; -1 for none
         """
         self._copy += 1

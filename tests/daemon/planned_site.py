@@ -17,7 +17,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
 MANY, SIZE, SEED = 600, 50_000, 11
-# The quota of the staging area [bytes]: a good quarter of the dataset's size.
+# The quota of the staging area [bytes]: a little more than a quarter of the dataset's size.
 AREA = MANY * SIZE * 7 // 25
 
 

@@ -171,14 +171,15 @@ def test_it_stays_within_its_bounds_and_near_the_best(
     source = Source(latency_s, bytes_per_s)
     clock.run(source, 12 * HOLD)
     assert set(clock.widths) <= set(range(least, most + 1))
-    # The width stays raised only if the rate grows by more than the factor GAIN. It stays lowered
-    # only if the rate stays above LOSS times its earlier value.
+    # The width is the number of fills in flight. It stays raised only if the rate grows by more
+    # than the factor GAIN. It stays lowered only if the rate stays above LOSS times its earlier
+    # value.
     assert source.rate(clock.usual()) >= source.rate(most) * LOSS / GAIN
 
 
 def test_a_rate_counts_only_while_more_is_wanted() -> None:
-    """A window of time counts only if more fills were wanted than were in flight throughout the
-    window. Otherwise a larger number of fills would have gained nothing."""
+    """A window of time counts only if, throughout the window, more fills were wanted than were in
+    flight. Otherwise a larger number of fills in flight would have gained nothing."""
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)

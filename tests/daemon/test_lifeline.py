@@ -82,7 +82,7 @@ def test_signals_that_come_while_one_is_handled(
         while session.daemon.poll() is None and time.monotonic() < limit:
             session.daemon.send_signal(signal.SIGTERM)
             session.daemon.send_signal(signal.SIGINT)
-            time.sleep(0.0005)  # leaves the daemon CPU time, which it needs to stop
+            time.sleep(0.0005)  # without a pause, the daemon would get too little CPU time to stop
         assert session.daemon.poll() == 0
 
 

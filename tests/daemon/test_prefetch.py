@@ -255,7 +255,8 @@ def test_a_file_that_is_named_twice_is_filled_once(
             lambda: [daemon._turn()] and (word.state(catalog.words[ids]) == State.PRESENT).all(),
             what="the copies",
         )
-        # A copy serves readers before the loop has counted it, so wait for the last result.
+        # A copy serves readers before the daemon's loop has taken the result of the fill and has
+        # counted the copy. So wait until the loop has taken all results.
         wait_until(lambda: [daemon._turn()] and not daemon.filler.pending, what="the last result")
         assert daemon.filler.copies.tier(0).files == 2
     finally:

@@ -1,5 +1,5 @@
-"""How many turns each rank of a node gets. This depends on the number of bytes for which the rank
-has found no copies, or on what the plan predicts."""
+"""How the engine's thread time is divided among the ranks of a node. A rank's share depends on the
+number of bytes for which the rank has found no copies, or on what the plan predicts."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # As long as the shares do not change, the engine gets them only once. Ranks that have read
-    # nothing get the mean share.
+    # The engine is told the ranks' shares only when a share has changed, so here only once. A rank
+    # that has read nothing gets the mean of the shares of the ranks that have read something.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))
     assert shares[5] == round(np.mean([shares[rank] for rank in range(1, 5)]))

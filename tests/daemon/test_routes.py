@@ -1,5 +1,5 @@
-"""The daemon measures the rate of each place from which files can be fetched, and chooses the place
-of a file by these rates."""
+"""The daemon measures the rate of each place from which files can be fetched. By these rates, it
+chooses the place from which it fetches a file."""
 
 from __future__ import annotations
 

@@ -148,8 +148,9 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """Eight workers hold four batches each, which can be a third of an epoch. If several nodes read
-    parts of their own, the workers hold up to two thirds of an epoch."""
+    """The job uses another seed than the plan. The eight workers of a rank hold four batches each:
+    up to a third of the rank's epoch, or up to two thirds with several nodes, because an epoch then
+    has half as many steps."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (

@@ -1,4 +1,5 @@
-/* Closes or replaces a descriptor while another thread maps it and waits for a copy in mmap.
+/* Closes or replaces a descriptor while another thread calls mmap for it and waits in this call for
+ * the copy.
  *
  *   map_under_way WHAT FILE OTHER
  *

@@ -323,9 +323,10 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
         return bool(session.status()["sources"][0]["bypass"] == found)
 
     def is_found_between_the_looks() -> bool:
-        """Lets the daemon make a copy, and then changes a byte of the file through the mapping.
-        Returns whether the daemon's second comparison has found the change. On a busy machine, this
-        comparison may come before the change."""
+        """Lets the daemon make a copy, and then changes a byte of the source file through the
+        mapping. Returns whether the daemon has found the change when it compared the source file
+        with the copy for the second time. On a busy machine, the daemon may compare them before the
+        change."""
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()

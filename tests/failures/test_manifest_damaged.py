@@ -112,9 +112,9 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Inverts a page of an index of the manifest, which a start does not read. The daemon finds the
-    damage when it writes the page. It also finds the damage after an unclean end, when it checks
-    all pages."""
+    """Inverts the bytes of a page that belongs to an index of the manifest. A daemon that starts
+    does not read this page, except after an unclean end, when it checks all pages. Otherwise the
+    daemon finds the damage only when it writes the page. Records an unclean end."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:

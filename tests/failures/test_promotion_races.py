@@ -171,7 +171,8 @@ PUT_THERE = {
 }
 
 
-# EACH_SWAP has each call once, and each case of PUT_THERE at least once.
+# Without --long, only the pairs in EACH_SWAP are tried. They have each call of READS once, and each
+# case of PUT_THERE at least once.
 SWAPS = [(call, other) for call in READS for other in PUT_THERE]
 EACH_SWAP = [
     ("pread", "at_its_start"),

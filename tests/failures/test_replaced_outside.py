@@ -17,9 +17,9 @@ OUTSIDE = {
     "removes": "rm f",
     "renames": "mv f g",
 }
-# Each command is run by a program under the library, after the replacement. Some of the commands
-# fail, as they do without the library. No command reads `f` first, because it would read the old
-# copy (see consistency.md).
+# Each command is run by a program under the library, after a command of OUTSIDE. Some of the
+# commands fail, as they do without the library. No command reads `f` first, because it would read
+# the old copy (see consistency.md).
 INSIDE = {
     "writes": "echo mine > f",
     "appends": "echo mine >> f",

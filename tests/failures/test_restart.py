@@ -224,7 +224,7 @@ def damage_end(copy: Path) -> None:
 
 
 def damage_hole(copy: Path) -> None:
-    """Replaces the content by a hole. A power cut may do so if the file was never synced."""
+    """Replaces the copy's content by a hole, as a power cut may do if the copy was never synced."""
     copy.chmod(0o600)
     os.truncate(copy, 0)
     os.truncate(copy, 30_000)

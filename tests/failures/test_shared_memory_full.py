@@ -123,7 +123,7 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
     session.wait_scanned()
     status = session.status()
     assert (status["catalog_full"], status["catalog_entries"] > 30_000) == (False, True)
-    # After the scan, copies may use the room that was kept free.
+    # After the scan, copies may use the room that was kept free for the catalog.
     wait_until(lambda: session.status()["tiers"][0]["free_bytes"] < MIB, what="a full tier")
 
 

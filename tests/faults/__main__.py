@@ -48,9 +48,9 @@ MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 def plan(
     role: str, classes: list[CallClass], elsewhere: Collection[CallClass] = ()
 ) -> Iterator[tuple[str, CallClass, Fault]]:
-    """Yields the runs, each with its name in the results. The names contain no offsets in modules,
-    because the offsets differ between builds. If several classes would have the same name, the
-    second and later ones get a number.
+    """Yields each run: its name in the results, the class of calls, and the fault that a call of
+    the class gets. The names contain no offsets in modules, because the offsets differ between
+    builds. If several runs would have the same name, the second and later ones get a number.
 
     elsewhere : classes of calls that are left out, because they get their faults in another role
     """

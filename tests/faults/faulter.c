@@ -95,10 +95,10 @@ static struct thread {
                         * 0: the fault does not halve it */
     void *remote;      /* libunwind's state for the thread */
     int is_mapping;    /* the call maps code */
-    /* Where Monarch's modules are mapped in the thread's process. This was read when `mapped` had
-     * the value `ranges_at`. If `ranges_at` is 0, it has not been read yet. */
+    /* the value that `mapped` (see below) had when `ranges` was read; 0: not read yet */
     unsigned long ranges_at;
-    int range_count;
+    int range_count; /* the number of elements of `ranges` that are in use */
+    /* where Monarch's modules are mapped in the thread's process */
     struct range ranges[MOST_RANGES];
 } threads[MOST_THREADS];
 
@@ -293,11 +293,11 @@ static void put_stack(struct thread *t, char *to, size_t n) {
     }
 }
 
-/* Returns whether only the interpreter uses the file at `target`, which put_plain() has written.
- * put_plain() has cut off the beginnings of the paths of the scenario's files, so nothing exists at
- * what is left of them. Of any other path, it has kept only the top directory, such as /usr, which
- * exists. Only the interpreter uses files there, except in /dev, /proc and /sys, which Monarch
- * reads too. */
+/* Returns whether `target`, which put_plain() has written, stands for a file that only the
+ * interpreter uses. If the file belongs to the scenario, put_plain() has cut off the beginning of
+ * its path, and the rest is no existing path. Otherwise put_plain() has kept only the top directory
+ * of the path, such as /usr, which exists. Only the interpreter uses files there, except in /dev,
+ * /proc and /sys, which Monarch reads too. */
 static int is_the_interpreters(const char *target) {
     return *target == '/' && access(target, F_OK) == 0 && strcmp(target, "/dev") != 0 &&
            strcmp(target, "/proc") != 0 && strcmp(target, "/sys") != 0;

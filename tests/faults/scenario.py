@@ -48,7 +48,7 @@ SIZES = {
 RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
 LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
 OLD_S = 2.5
-# The trace of a process that worked has at least this many classes of calls (CallClass).
+# If a trace has fewer classes of calls (CallClass), the traced process did not work.
 LEAST_CLASSES = 50
 # The exit status of faulter.c if it cannot trace.
 TRACER = 125

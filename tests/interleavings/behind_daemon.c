@@ -24,8 +24,8 @@
     type daemon_##name arguments;   \
     type daemon_##name arguments
 
-/* The daemon's descriptor at each number: nothing, a descriptor that it opened itself, or a
- * descriptor that a program has handed over. */
+/* What the daemon has open at each descriptor number: nothing, a file that it opened itself, or a
+ * file that a program has handed over. */
 enum { NOTHING, OWN, HANDED };
 static unsigned char has[MOST_DESCRIPTORS];
 
@@ -226,7 +226,7 @@ CALL(int, pthread_create,
     step();
     return r;
 }
-/* Does nothing, to save time. libc names another thread by opening a file of it in /proc, and a
+/* Does nothing, to save time. In libc, this function opens a file of the thread in /proc, and a
  * process whose files in /proc were opened takes longer to end. */
 CALL(int, pthread_setname_np, (pthread_t id, const char *name)) {
     (void)id, (void)name;

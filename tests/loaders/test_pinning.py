@@ -95,7 +95,8 @@ def test_a_slot_waits_for_its_copy(tmp_path: Path, cuda: FakeCuda) -> None:
     loader = loader_of(dataset, [[i] for i in range(12)], workers=1)
     places = [batch.ctypes.data for batch in loader]
     assert len(places) == 12 and len(set(places)) == 3
-    # 12 batches used 3 slots, so the loader waited for at least 9 copies.
+    # The 12 batches used 3 slots. So for at least 9 batches, the loader had to wait until the copy
+    # of an earlier batch to the GPU had ended.
     assert sum(left < 0 for (left,) in cuda.events) >= 9
     loader.close()
     del loader

@@ -1,5 +1,5 @@
-"""Ranks and daemons follow the same plan. The plan deals samples to the ranks of the nodes that
-hold them, or in groups."""
+"""Ranks and daemons follow the same plan. With the splits `local_first` and `solar`, the plan deals
+samples to the ranks of the nodes that hold them. With `groups`, it deals groups of samples."""
 
 from __future__ import annotations
 

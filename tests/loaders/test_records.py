@@ -403,7 +403,7 @@ def test_a_run_of_samples_is_one_read_into_its_place() -> None:
         (4e-3 + 20_000e-9, 4e-3 + 120_000e-9, MOST_GAP),  # 4 ms a request, 1 GB/s
         (0.5e-3 + 100e-6, 0.5e-3 + 600e-6, 6250),  # 0.5 ms a request, 200 MB/s
         (10e-6, 60e-6, LEAST_GAP),  # memory
-        (4e-3, 3e-3, MOST_GAP),  # the longer read takes less time, so no rate can be computed
+        (4e-3, 3e-3, MOST_GAP),  # the read of more bytes takes less time: no rate can be computed
     ],
 )
 def test_the_gap_costs_as_much_as_a_request(seconds: float, longer: float, expected: int) -> None:

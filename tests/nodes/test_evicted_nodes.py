@@ -1,5 +1,5 @@
-"""A plan evicts copies on several nodes. A node evicts a copy only if another node has a copy of
-the same file. So the file is not read from the source again."""
+"""Several nodes follow a plan and evict copies. A node evicts a copy only if another node has a
+copy of the same file. So the file is not read from the source again."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
-    # The reader does not wait for every file, because the owner tells the other node that it cannot
-    # make copies.
+    # The owner tells the asker that the owner cannot make copies. Otherwise the reader, which runs
+    # on the asker's node, would wait for every file.
     assert end["longest_s"] < 1.5
     assert asker.seen_by(owner)["usable"]
     assert owner.seen_by(asker)["last_failure"] == "ok"

@@ -12,7 +12,7 @@ from csrc.sanitizing import SANITIZERS, Built, Program, build_sanitized
 from support.draws import sized
 
 SECONDS, SEED, MOST_ROUNDS = sized(0.5, 2.0), 20220829, 32
-# The numbers that the program prints, in this order, and the least that each must reach.
+# The numbers that stress_nodes.c prints, in its order, each with its least allowed value.
 LEAST = {
     "copies": sized(50, 200),
     "bytes from the other nodes": sized(1 << 18, 1 << 20),

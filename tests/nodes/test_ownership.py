@@ -246,8 +246,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
         assert [holdings.moved[int(e)] for e in ids[others]] == each.policy.owners(
             ids[others]
         ).tolist()
-    # The last node cannot pass a file on. It owns the file, but has no room for it, so it stages
-    # the file for all nodes.
+    # The last of a file's nodes has no further node to which it could pass the file. So it remains
+    # the file's owner, although it has no room for the file. All nodes know this owner.
     holders = [each.policy.owners(ids).tolist() for each in made]
     assert holders[0] == holders[1] == holders[2]
     assert all(each.policy.owns(ids).sum() == holders[0].count(each.cluster.rank) for each in made)

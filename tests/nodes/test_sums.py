@@ -175,7 +175,7 @@ def test_who_says_that_a_block_came_wrong_has_it_looked_at_again(
         copy.chmod(0o600)
         with copy.open("r+b") as content:
             os.pwrite(content.fileno(), b"rotten", 5 * MIB)
-        # The node still gives this part, because no peer has reported the damage.
+        # The node still sends a byte of the damaged block, because no peer has reported the damage.
         assert fetch(4 * MIB + 5, 1) == PeerStatus.OK
         wait_until(lambda: time.monotonic() - looked_at > 1, what="a second")
         assert fetch(4 * MIB, 4 * MIB) == PeerStatus.WRONG_BYTES

@@ -23,7 +23,8 @@ def test_its_name_is_one_for_all_nodes_and_another_for_every_other_secret() -> N
 
 
 def test_its_name_tells_nothing_of_the_secret() -> None:
-    """The name, which everybody may see, must not contain any three bytes of the secret."""
+    """A cluster's name, which everybody may see, must not contain any three successive bytes of the
+    cluster's secret."""
     name, told = CLUSTER.name, SECRET.hex()
     assert not any(told[at : at + 6] in name for at in range(len(told) - 5))
     assert not any(SECRET[at : at + 3] in bytes.fromhex(name) for at in range(len(SECRET) - 2))

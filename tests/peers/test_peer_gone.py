@@ -27,7 +27,7 @@ from monarch_py.peers.tcp import BETWEEN_LIMIT_S, CONNECT_LIMIT_S, FIRST_BYTE_LI
 SIZE, SEED = sized(16, 48) << 20, 3
 FILE = FileId(source=1, path_hash=1 << 40 | 7, size=SIZE, mtime_ns=5)
 SMALL = replace(FILE, size=64 << 10)
-# The longest that a reader may wait for a peer [s]. The limits of a link must add up to less.
+# A reader may wait at most this long for a peer [s]. The sum of a link's time limits must be less.
 WAIT_LIMIT_S = 2.0
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -119,8 +119,8 @@ def test_an_answer_that_takes_long_keeps_nobody_waiting(
         for _ in waiting:
             assert begun.acquire(timeout=10)
         assert_serves(server, file)
-        # The server answers at most MOST_AT_A_TIME clients at a time, so it disconnects one more
-        # client. The other clients get their answers when these are ready.
+        # MOST_AT_A_TIME clients wait for their answers. The server disconnects any further client,
+        # and sends the waiting clients their answers when the answers are ready.
         assert refusal(server) == PeerStatus.TIMEOUT
         go.set()
         for connection in waiting:

@@ -267,9 +267,9 @@ def often_on_a_node(samples: int) -> int:
 
 
 def test_a_part_of_nopfs_figure_3() -> None:
-    """NoPFS expects that a node accesses 31,635 of all samples often. With a hundredth of the
-    samples, a hundredth of this number is expected. The counted number differs from this hundredth
-    by at most 5 standard deviations."""
+    """The NoPFS paper expects that a node accesses 31,635 of all samples often (as defined in
+    `often_on_a_node`). This test uses a hundredth of the samples, and so expects a hundredth of
+    this number. The counted number may differ from it by 5 standard deviations."""
     samples = SAMPLES // 100
     expected = 31_635 / SAMPLES * samples
     assert abs(often_on_a_node(samples) - expected) <= 5 * expected**0.5
@@ -311,5 +311,5 @@ def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):
         bound = lemma_1(epochs, nodes, Fraction(int(most) * nodes, epochs) - 1)
         assert least <= bound
-        # If there are only two nodes, `least` equals the bound.
+        # With only two nodes, the lemma gives the exact value, not only an upper bound.
         assert nodes > 2 or least == bound

@@ -105,10 +105,10 @@ def test_a_right_plan_is_never_lost(
 
 
 def look_for(follower: PositionEstimator, runs: list[Run]) -> int | None:
-    """Searches all runs for the place where the last accesses lie close together. Moves the
-    estimator to this place, as the daemon does.
+    """Searches `runs` for a place where the estimator's last accesses lie close together, and moves
+    the estimator there, as the daemon does.
 
-    Returns the number of the run that contains the place; None if there is no such place."""
+    Returns the index of the run that contains the place; None if there is no such place."""
     found = [locate(run, follower.recent) for run in runs]
     best = max(range(len(runs)), key=lambda number: found[number][0])
     if not found[best][0]:

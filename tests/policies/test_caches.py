@@ -144,7 +144,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int, seed: int) -> None:
     """The dataset has D files of equal size, and the only node's cache has room for C of them.
 
-    Each epoch from the second on loads exactly D - C files. LRU does not load less."""
+    With Belady's rule, each epoch after the first loads exactly D - C files. With LRU, all epochs
+    together do not load fewer files."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))

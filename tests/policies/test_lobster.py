@@ -140,8 +140,9 @@ def test_reuse_distance_by_hand() -> None:
     only in the third epoch, node 0 reads file 1 and node 1 reads file 0. Node 0 uses file 0 in the
     first iteration of the second epoch (h = 1, I = 6). Its next use of the file is 12 iterations
     away, and the limit is 11 iterations, so it evicts the file. In the same way node 1 evicts file
-    1. In the third epoch, each node loads the file that the other node evicted. It keeps this copy,
-    because it is the only one. The fourth epoch reads both files from these copies."""
+    1. In the third epoch, each node loads the file that the other node evicted. The node keeps the
+    copy, because there is no other copy of the file. The fourth epoch reads both files from these
+    copies."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)

@@ -41,7 +41,8 @@ def test_edges_by_hand() -> None:
     assert costs.tolist() == [[0, 0, 2], [0, 0, 4], [2, 4, 0]]
     path = order_epochs(costs)
     assert path_cost(costs, path) == 2
-    # For the lower bound, B may follow A and A may follow B, although no order of epochs has both.
+    # The lower bound uses the costs of B after A and of A after B, although an order of the epochs
+    # cannot have both.
     assert lower_bound(costs) == 0
 
 

@@ -20,7 +20,8 @@ def import_tensorflow() -> Any:
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     # No reader needs Keras, which takes a second to import.
     sys.modules["keras"] = None  # type: ignore[assignment]
-    # The garbage collector would find nothing: the objects that the import makes stay in use.
+    # During the import, the garbage collector is off. It would only take time: the objects that the
+    # import makes stay in use, so it would find no garbage.
     gc.disable()
     import tensorflow
 

@@ -262,9 +262,10 @@ def test_known_files_are_not_looked_at(
 def test_of_a_file_that_is_being_read_the_server_is_not_asked(
     slow_factory: Callable[..., SlowSource],
 ) -> None:
-    """The scan does not ask the server for the attributes of a file that a program reads, because
-    the kernel has cached them since the open. Here, cached names and attributes expire at once. So
-    for a file that no program reads, the scan asks for both the name and the attributes."""
+    """Here, names and attributes in the kernel's cache expire at once. So the scan makes two
+    requests for a file that no program reads: for the name, and for the attributes. For a file that
+    a program reads, it makes only the first. It takes the attributes from the cache, although they
+    have expired, because the program's open has requested them."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")

@@ -65,8 +65,8 @@ def fetch_seconds(
     away = np.where(absent, 0.0, np.minimum(there, link))
     among = max(1.0, clients)
     source = np.full(len(sizes), cluster.pfs_rate(among) / among)
-    # The lines below set the times for missing copies to infinity. This includes empty files, for
-    # which 0 / 0 is NaN.
+    # The lines below set the time of each missing copy to infinity. If the file is empty, the
+    # division has given 0 / 0, which is NaN.
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.stack([sizes / rate for rate in (own, away, source)], axis=1)
     seconds[own == 0, Source.LOCAL] = np.inf

@@ -615,8 +615,8 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """most : the largest number of nodes. The largest number of ranks per node is 2, or `most` if
-    that is less"""
+    """Draws a scenario and a job with at most `most` nodes. A node has at most 2 ranks, or at most
+    `most` if that is less."""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps

@@ -132,8 +132,9 @@ def test_reads_are_found_in_the_order_of_time() -> None:
         log = ClientLog(2, without(*off))
         log.prefetch_many(1, [2.0, 0.1, 0.2, 0.3])
         log.prefetch(1, 0.95)
-        # The published program does a binary search in this list, which is not sorted: 2.0 0.1 0.2
-        # 0.3 0.95. The search visits 0.2 and 0.95, so it misses the read at 2.0.
+        # Node 1's list of read times is not sorted: 2.0 0.1 0.2 0.3 0.95. The published program
+        # searches it for a read after the time 1.0 with a binary search. The search visits 0.2 and
+        # 0.95, so it misses the read at 2.0.
         assert log.clients(1.0, 0) == clients
 
 

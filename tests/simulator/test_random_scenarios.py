@@ -27,8 +27,8 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Each key is a policy that evicts by Belady's rule. It must have at least as many hits as each
-# policy in its value.
+# Policy that evicts by Belady's rule -> other policies. It must have at least as many hits as each
+# of them.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 

@@ -22,7 +22,7 @@ GROUP = 64000  # a group without members
 
 @pytest.fixture
 def place(outside: Path) -> Iterator[Path]:
-    """The directory that the tests examine: a/b/c below a directory of root."""
+    """The directory that the tests examine: a/b/c below a directory that belongs to root."""
     made = outside / "a" / "b" / "c"
     made.mkdir(parents=True)
     yield made

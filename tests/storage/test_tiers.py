@@ -263,7 +263,7 @@ def test_the_file_system_is_not_filled_to_the_brim(mount: Path, open_tier: Opene
     system = os.statvfs(mount)
     tier = open_tier(quota_bytes=system.f_blocks * system.f_frsize)
     free = system.f_bavail * system.f_frsize
-    # The bounds have a margin of 64 MiB, because other processes use the disk meanwhile.
+    # Other processes may use the disk during this test, so the bounds have a margin of 64 MiB.
     assert tier.room().free_bytes <= free - MARGIN_BYTES + 64 * MIB
     tier.reserve(sizes(free))
     assert tier.room().free_bytes <= 64 * MIB

@@ -33,7 +33,8 @@ def of_python(path: Path) -> str:
 
 
 def of_c(paths: list[Path]) -> str:
-    """Returns the comment at the beginning of the header or, without a header, of the C file."""
+    """Returns the first sentence of the comment with which the header begins. If there is no such
+    comment, takes the comment with which the C file begins."""
     for path in sorted(paths, reverse=True):
         if found := re.match(r"/\*(.*?)\*/", path.read_text(), re.DOTALL):
             return first_sentence(re.sub(r"\n \*", "\n", found[1]))

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 # The caller of a probe expects the ID of the probe's process, to wait for the process or to kill
-# it. As there is no such process, it gets this number, which is the ID of no process.
+# it. Here, a thread makes the probe, so the caller gets this number, which is the ID of no process.
 NO_PROCESS = (1 << 31) - 1
 
 

@@ -105,8 +105,8 @@ def test_every_spelling_through_a_link(
     session.wait_idle()
 
     def hits(rounds: int) -> tuple[int, int]:
-        """Returns the number of opens in a round, and the number of opens of copies in all
-        rounds."""
+        """Runs this number of rounds. Returns how many opens each round makes, and how many opens
+        of all rounds together got copies."""
         before = session.totals()["hits"]
         opened = int(session.python(THROUGH, str(rounds), source, *NAMES))
         return opened, session.totals()["hits"] - before

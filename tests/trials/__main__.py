@@ -32,7 +32,7 @@ from trials.sites import SITES
 from trials.turns import COMPARISONS, PLACES, grounds, take_turns
 
 over = threading.Event()  # set when a signal ends the run
-# The run ends after this many consecutive trials that break.
+# The run ends when this many consecutive trials have ended with an exception.
 BROKEN_AT_MOST = 5
 
 # The numbers of interventions and of changes in one trial.

@@ -25,7 +25,8 @@
 #define HELD 4
 #define PART (300 << 10)
 
-/* the call that a thread makes now; reading.py has the layout of this and the next struct */
+/* The call that a thread makes now. reading.py relies on the layouts of struct call and struct
+ * state. */
 struct call {
     uint64_t began_ns; /* 0: the thread is in no call */
     char name[16];
