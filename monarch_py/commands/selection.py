@@ -307,7 +307,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of the files, and removes them from `unknown`.
+        """Adds a problem for each of `places`, and removes these files from `unknown`.
 
         places : files that the daemon could not add to its catalog
         """

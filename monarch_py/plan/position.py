@@ -63,9 +63,9 @@ class _Progress:
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Returns (n,) which of these units are in the run and were not seen yet.
+        """Returns (n,) which of these units have a place in the run that was not seen yet.
 
-        lags : True to consider only units whose places lie more than two windows before the front
+        lags : True to consider only places more than two windows before the front
         """
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))

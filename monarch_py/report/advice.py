@@ -28,7 +28,7 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 
 # The most files and accesses that are simulated, so that simulating a change takes less than a
 # second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
-# so that the share of each tier stays the same (docs/simulator.md).
+# so that each tier holds the same share of the files (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.

@@ -449,8 +449,9 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
-        # So if a tier shares it, no file without room is retried until the scan has ended.
+        # During a scan, `rooms` keeps room for the catalog on the tiers that lie on the catalog's
+        # file system. So if there is such a tier, files that found no room are retried only after
+        # the scan.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found

@@ -1,4 +1,4 @@
-"""The queues of files to be filled: first files that programs use, then those filled ahead."""
+"""The queues of files to be filled. Files that programs use come before files filled ahead."""
 
 from collections import deque
 from collections.abc import Callable
@@ -43,7 +43,8 @@ class FillRequests:
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         # Files that readers wait for.
         self._awaited: deque[Ids] = deque()
-        # Files that wait until copies are removed, as (files, whether programs use them).
+        # Files that no tier has room for until copies have been removed, as (files, whether
+        # programs use these files).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)

@@ -150,7 +150,8 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that the nodes use in a run. Runs in the executor's thread."""
+        """Returns the (n,) entries that all nodes together use in run `number`. Runs in the
+        executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])

@@ -24,9 +24,10 @@ Rows = Sequence[Array]
 # The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
 # pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
-# Values are small integers, so thousands of files would tie, and a change of a price would move all
-# of them at once. Random noise breaks the ties. NOISE is the width of this noise, relative to the
-# mean value of a file on its best node. The noise makes the result worse by at most this fraction.
+# The values of files are small integers, so thousands of files have the same value, and a change of
+# a price would move all of them at once. Random noise makes the values differ. NOISE is the width
+# of this noise, relative to the mean value of a file on its best node. The noise makes the result
+# worse by at most this fraction.
 NOISE = 0.01
 
 
