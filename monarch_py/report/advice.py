@@ -113,9 +113,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read while copies gave it nearly all bytes.
-    Only the intervals of the run in which they did so count. Returns 0 if only a small part of the
-    run's bytes came in these intervals."""
+    """Returns the rate [bytes/s] at which the training read in those intervals of the run in which
+    copies gave it nearly all bytes. Returns 0 if only a small part of the run's bytes came in these
+    intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (

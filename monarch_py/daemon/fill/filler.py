@@ -149,9 +149,9 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size [bytes] of a file that the engine may stage by itself. A larger
-        file is left to the filler, which may choose the source for it. Returns 0 while files wait
-        for room, because free room goes to these files first."""
+        """Returns the largest size [bytes] of a file that the engine may stage by itself. For a
+        larger file the filler decides, because a read from the source may be faster than one from a
+        node. Returns 0 while files wait for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()

@@ -154,8 +154,9 @@ def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess is
-        # small for all nodes, it is scaled up, because prices would hardly move otherwise.
+        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess of
+        # every node is small, the excesses are scaled up, because prices would hardly move
+        # otherwise.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)
