@@ -289,8 +289,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). These are as many observations as are needed
-        for SEARCHED units. If all observations have fewer units, these are all observations."""
+        """The units of the last observations, (n,). As many observations are taken as are needed
+        for SEARCHED units; if all of them have fewer units, all are taken."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -267,8 +267,8 @@ class _Rate:
         rates, in bytes and in files per second. If few files arrived in a window, the growth of the
         bytes per second is returned. Otherwise, if the files of both windows are of the same kind,
         the larger growth is returned. If their sizes differ, the smaller growth is returned,
-        because larger files alone raise the bytes per second, and smaller files the files per
-        second."""
+        because larger files alone raise the bytes per second, and smaller files alone raise the
+        files per second."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -21,7 +21,7 @@ PASSING_S = 1.0
 
 
 class Checks:
-    """Has the engine check copies before they are published. Runs in the daemon's loop and never
+    """Makes the engine check copies before they are published. Runs in the daemon's loop and never
     blocks."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:

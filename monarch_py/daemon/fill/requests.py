@@ -32,8 +32,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # A function that returns files to be filled ahead in the order in which they are read
-        # fastest. The filler replaces it.
+        # Sorts files that are to be filled ahead, so that they are read as fast as possible. The
+        # filler replaces this function, which leaves the order as it is.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the

@@ -190,7 +190,7 @@ class Scanner:
         return source
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
-        """Has a directory of a source listed, unless it was requested before.
+        """Requests the listing of a directory of a source, unless it was requested before.
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory. If so, it is listed before others. Once
