@@ -126,8 +126,9 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns how long [s] to wait until every further change of the file alters its modification
-    time. A change during the wait may not alter it. Returns 0 if no wait is needed."""
+    """Returns how long [s] to wait. After the wait, every further change of the file alters its
+    modification time; a change during the wait may leave this time as it is. Returns 0 if no wait
+    is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server whose clock is ahead. A
     # time far in the future was set by a program, so every change of the file will alter it.

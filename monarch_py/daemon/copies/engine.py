@@ -302,7 +302,7 @@ class Engine:
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Orders that ask peers are left out, because only reads of the sources show whether the
+        # Orders that ask peers are not counted, because only reads of the sources show whether the
         # width suits the sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()

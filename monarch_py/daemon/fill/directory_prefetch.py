@@ -178,9 +178,9 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Perhaps programs have not handed over the descriptors of small files yet. These files are
-        # queued now, without the descriptors, so that they get room before the other files of their
-        # directory.
+        # Programs hand over the descriptors of small files, but may not have done so yet. So the
+        # small files that were read are queued now, without the descriptors. They then get room
+        # before the other files of their directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False

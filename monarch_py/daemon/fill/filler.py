@@ -339,9 +339,9 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of the tiers, from which the policy chooses. Until the scan has
-        ended, a tier on the catalog's file system keeps room for the catalog to grow. The catalog
-        comes first, because a file without an entry can never get a copy."""
+        """Returns the free room of each tier, so that the policy can choose a tier. Until the scan
+        has ended, a tier on the catalog's file system keeps room for the catalog to grow. The
+        catalog comes first, because a file without an entry can never get a copy."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
