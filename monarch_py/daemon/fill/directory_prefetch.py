@@ -22,9 +22,10 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# At least this many files of a directory must be read to their end before its other files are
-# filled. A directory and all directories below it are filled if at least this many of its direct
-# subdirectories each contain, directly or farther down, a file that was read to its end.
+# At least this many files of a directory must be read to their end before the directory's other
+# files are filled. The same number applies to subdirectories: if this many direct subdirectories of
+# a directory each contain, directly or farther down, a file that was read to its end, the directory
+# and all directories below it are filled.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.

@@ -128,9 +128,10 @@ class _Sample:
         of the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file is demanded by its best node, even if its gain there is
-        # negative, and by all other nodes where its gain is positive. If a file is held at most
-        # once, only its best node demands it, and only if its gain there is positive.
+        # If every file must be held, two kinds of nodes demand a file: its best node, even if the
+        # file's gain there is negative, and each other node where the file's gain is positive. If a
+        # file is held at most once, only its best node demands it, and only if the gain is
+        # positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS
