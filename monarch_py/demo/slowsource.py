@@ -33,7 +33,7 @@ CONTROL_VERSION = 1
 # limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
-# Pause [s] between two checks whether the mount is up.
+# Pause [s] between two looks at the mount point while it is not mounted yet.
 POLL_S = 0.002
 
 

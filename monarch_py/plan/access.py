@@ -62,9 +62,9 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Returns how often a node (all its ranks together) accesses each unit, and when it first
-    does. Accesses before batch `batch` of epoch `epoch` do not count. Raises ConfigError for a node
-    or batch that does not exist."""
+    """Returns how often a node (all its ranks together) accesses each unit, and the position of its
+    first access to each unit. Accesses before batch `batch` of epoch `epoch` do not count. Raises
+    ConfigError for a node or batch that does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)

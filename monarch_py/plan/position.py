@@ -290,7 +290,7 @@ class PositionEstimator:
     @property
     def recent(self) -> Units:
         """The units of the last observations, (n,). As many observations are taken as are needed
-        for SEARCHED units; if all of them have fewer units, all are taken."""
+        for SEARCHED units, or all observations if all together have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -150,8 +150,8 @@ class Filler:
 
     def _staged_bytes(self) -> int:
         """Returns the largest size [bytes] of a file that the engine may stage by itself. For a
-        larger file the filler decides, because a read from the source may be faster than one from a
-        node. Returns 0 while files wait for room, because free room goes to these files first."""
+        larger file, the filler chooses between the source and a node, because the source may be
+        faster. Returns 0 while files wait for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()

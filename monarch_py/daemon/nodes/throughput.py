@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : measured rates lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Each place has a rate for each level (of the number of readers). A level's rate is out of date
-# once another level's rate was measured more than this time [s] later.
+# Each place has one rate for each of these levels. A level's rate is out of date once another
+# level's rate was measured more than this time [s] later.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3

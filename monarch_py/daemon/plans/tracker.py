@@ -141,9 +141,9 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Makes the executor's thread list the files that the nodes use in
-        the run that was the present one until now, for `take_used`. Once all nodes have ended that
-        run, each of these files has copies on the nodes that keep the file."""
+        """Goes on to the next run. Makes the executor's thread list the files of the run that has
+        just ended on this node, for `take_used`. Once the run has ended on all nodes, each of these
+        files has copies on the nodes that keep the file."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
         self.number += 1

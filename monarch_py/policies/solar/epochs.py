@@ -32,7 +32,7 @@ from monarch_py.policies.view import Floats, Ints
 # All pairs of epochs are compared block by block; a block has this many files. With 100 epochs, a
 # block takes 50 MB.
 BLOCK_FILES = 1 << 16
-# `_move_segments` moves at most this many neighbouring epochs at a time.
+# `_move_segments` moves at most this many consecutive epochs of the path at a time.
 LONGEST_SEGMENT = 3
 ROUNDING = 1e-9
 
