@@ -1,4 +1,4 @@
-"""The queues of files to be filled. Files that programs use come before files filled ahead."""
+"""The queues of files to be filled: files in use come before files that are filled ahead."""
 
 from collections import deque
 from collections.abc import Callable
