@@ -117,8 +117,8 @@ def verify(config_file: Path, against_source: bool, as_json: bool) -> None:
 
 
 def _tell_out_of_use(sentences: list[str]) -> None:
-    """Prints sentences about tiers that are out of use. If there are any, ends the command with
-    TierError's exit status."""
+    """Prints the sentences, which name tiers that are out of use. If there is at least one
+    sentence, ends the command with TierError's exit status."""
     for sentence in sentences:
         tell(sentence)
     if sentences:

@@ -15,7 +15,7 @@ from monarch_py.ipc.session import SessionDir
 
 # How many lines of the previous daemon's log to print. They show how that daemon ended.
 LINES_BEFORE = 20
-# Pause [s] between two checks of `--follow` for new lines.
+# With `--follow`, the pause [s] after which the command looks for new lines again.
 LOOK_S = 0.2
 PIECE_BYTES = 1 << 20
 # At each check, `--follow` reads this many bytes at the beginning of the log. If they have changed,

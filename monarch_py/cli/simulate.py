@@ -202,7 +202,8 @@ def calibrate(config_file: Path, output: Path | None, *, force: bool) -> None:
             f"{output} exists already, and may hold lines that you have filled in; name another"
             " file, or give --force to overwrite it"
         )
-    # SIGTERM raises SystemExit, so that a cancelled job leaves nothing in the tiers.
+    # SIGTERM raises SystemExit, so that the test files in the tiers are removed even if the job is
+    # cancelled.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     measured = measuring.calibrate(config, lambda what: click.echo(f"measuring {what}", err=True))
     text = measuring.scenario_text(config, measured)

@@ -52,9 +52,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command starts or ends a daemon on this node, and keeps other
-        commands from doing so until `leave_turn`. Raises SessionError if the wait takes too
-        long."""
+        """Waits until no other command starts or ends a daemon on this node. From then on, until
+        `leave_turn`, no other command can start or end one. Raises SessionError if the wait takes
+        too long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:

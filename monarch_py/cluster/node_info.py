@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# The first part of a setting's key -> a hint for the user. Settings with these keys may differ
-# between nodes even if the configuration files are equal.
+# The part of a setting's key before "[" -> a hint for the user. These settings may differ between
+# nodes even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 

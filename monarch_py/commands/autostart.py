@@ -98,8 +98,8 @@ def _close_inherited() -> None:
 def _take_back() -> None:
     """Marks this start as not needed, so that it delays later starts less. The claim's file stores
     the times of the last starts as integers (csrc/preload/autostart/claim.c). An odd integer marks
-    a start that was not needed. The latest time is that of this start, so this function makes it
-    odd."""
+    a start that was not needed. The latest of these times belongs to this start, so this function
+    makes the latest time odd."""
     times = os.pread(CLAIM, 1 << 10, 0)
     starts = [
         int.from_bytes(times[at : at + TIME_BYTES], BYTE_ORDER)

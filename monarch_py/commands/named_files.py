@@ -1,4 +1,4 @@
-"""Examines the packs and plans that a configuration names, which a daemon reads when it starts."""
+"""Examines the packs and plans that a configuration names. A daemon reads them when it starts."""
 
 from collections.abc import Iterator
 from pathlib import Path

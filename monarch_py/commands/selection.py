@@ -184,7 +184,8 @@ class PathSelection:
         sources, lengths = rows["source"][files], rows["path_len"][files]
         excluded = _is_excluded(rows["word"][files])
         meant = np.zeros(len(files), dtype=bool)
-        # Directories of one source whose paths have the same length are searched together.
+        # Directories are searched together if they are in one source and their paths have the same
+        # length.
         groups: dict[tuple[int, int], list[bytes]] = {}
         for source, path in self._directories:
             text = os.fsencode(path + "/") if path else b""
@@ -307,7 +308,7 @@ class PathSelection:
         return False
 
     def give_up(self, places: Sequence[Place]) -> None:
-        """Adds a problem for each of the files, and removes them from `unknown`.
+        """Adds a problem for each of `places`, and removes these files from `unknown`.
 
         places : files that the daemon could not add to its catalog
         """

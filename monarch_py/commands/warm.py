@@ -198,7 +198,7 @@ class Warm:
             self._connection.ask("warm", ticket=self._ticket, entries=entries)
 
     def _compare(self) -> None:
-        """Has the daemon compare the next entries of `_to_compare` with the source. A copy may be
+        """Makes the daemon compare the next entries of `_to_compare` with the source. A copy may be
         of an earlier version of its file, and a changed directory may hold files that the scan has
         not seen."""
         if self._is_dry:
@@ -212,7 +212,7 @@ class Warm:
         self.chosen.walk_anew(told["directories"], self._view.catalog)
 
     def _look_at_unknown(self) -> None:
-        """Has the daemon examine a few of the files that the catalog does not know. The scan may
+        """Makes the daemon examine a few of the files that the catalog does not know. The scan may
         find the other files before the next request."""
         places = list(self.chosen.unknown)[:LOOKS]
         if not places:

@@ -148,9 +148,9 @@ def let_go(session: SessionDir, stop: Callable[[], None]) -> None:
 
 
 class IdleWatch(_Watch):
-    """The watch of a daemon that no command ends. If a program begins and ends between two checks,
-    the count of opened files shows that the daemon was used. A daemon that makes copies (for
-    `monarch warm`, or a plan) counts as used as well.
+    """Ends an unused daemon that no command would end. If a program begins and ends between two
+    checks, the count of opened files shows that the daemon was used. A daemon that makes copies
+    (for `monarch warm`, or a plan) counts as used as well.
 
     idle_s : the daemon ends after it has been unused for this long [s]
     """

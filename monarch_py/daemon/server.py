@@ -187,13 +187,13 @@ class Daemon:
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self.at_end.callback(self._switches.close)
-        # The files of the session without which the daemon ends. One of them is the lock: if it
-        # were removed, a second daemon could start.
+        # The files of the session whose removal ends the daemon. One of them is the lock: without
+        # the lock's file, a second daemon could start.
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
-        # The first call of np.unique imports modules, for which the loop may later have no free
-        # descriptor and no time. So it is made here.
+        # The first call of np.unique imports modules. The loop may later have no free descriptor
+        # and no time for these imports. So the first call is made here.
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:

@@ -12,8 +12,8 @@ from monarch_py.util.hanging import LIMIT_S
 
 log = logging.getLogger("monarch.switches")
 
-# Interval between two checks of the files [s]. It is a bit shorter than the loop's usual sleep
-# (TURN_MS in server.py), so that a check is due after each such sleep.
+# Interval between two checks of the switch files [s]. It is a bit shorter than the usual sleep of
+# the daemon's loop (TURN_MS in server.py), so that a check is due after each such sleep.
 LOOK_S = 0.2
 # How long the daemon's loop waits for the result of a check [s]. The wait must be short, because
 # readers take the daemon for dead after a silence of 250 ms.

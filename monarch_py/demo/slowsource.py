@@ -33,7 +33,7 @@ CONTROL_VERSION = 1
 # limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
-# Pause [s] between two checks whether the mount is up.
+# The pause [s] after which it is checked again whether the mount is up.
 POLL_S = 0.002
 
 

@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel. The number is large, because a
-# remote source has a high latency. AHEAD: the largest number of files that are queued to be read,
-# are being read, or wait to be written.
+# remote source has a high latency. AHEAD: the largest number of files that are in progress, which
+# means that they are queued to be read, are being read, or wait to be written.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -126,8 +126,9 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns how long [s] to wait until every further change of the file alters its modification
-    time. A change during the wait may not alter it. Returns 0 if no wait is needed."""
+    """Returns how long [s] to wait. After the wait, every further change of the file alters its
+    modification time; a change during the wait may leave this time as it is. Returns 0 if no wait
+    is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server whose clock is ahead. A
     # time far in the future was set by a program, so every change of the file will alter it.

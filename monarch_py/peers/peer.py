@@ -54,8 +54,8 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The failure after which the present pause began. The pause does not end early if another
-        # thread's exchange succeeds.
+        # The last failure. `_connect` reports it during a pause. Unlike `last_failure`, it does not
+        # become OK when another thread's exchange succeeds, because the pause then goes on.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.

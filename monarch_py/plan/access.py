@@ -62,9 +62,9 @@ def add_first_uses(accesses: Order, start: int, first: Positions) -> None:
 
 
 def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> NodeAccess:
-    """Returns the frequencies and first uses of a node (all its ranks together). Accesses
-    before batch `batch` of epoch `epoch` do not count. Raises ConfigError for a node or batch that
-    does not exist."""
+    """Returns how often a node (all its ranks together) accesses each unit, and the position of its
+    first access to each unit. Accesses before batch `batch` of epoch `epoch` do not count. Raises
+    ConfigError for a node or batch that does not exist."""
     _check_node(timeline, node)
     frequency = counters(timeline.units)
     first = np.full(timeline.units, NEVER, dtype=np.int64)
@@ -76,9 +76,9 @@ def analyse(timeline: Timeline, node: int, epoch: int = 0, batch: int = 0) -> No
 
 
 def all_frequencies(timeline: Timeline) -> npt.NDArray[np.uint16]:
-    """Returns the frequencies of all nodes, (nodes, units) uint16. The array fits into memory only
-    for few nodes or few units. Raises ConfigError if a node accesses a unit more than 65,535 times.
-    """
+    """Returns how often each node accesses each unit, (nodes, units) uint16. The array fits into
+    memory only for few nodes or few units. Raises ConfigError if a node accesses a unit more than
+    65,535 times."""
     counts = np.full((timeline.nodes, timeline.units), 0, dtype=np.uint16)
     out = pointer(counts.reshape(-1))
     for section in timeline.sections():

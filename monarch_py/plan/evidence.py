@@ -108,7 +108,7 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     evidence : (n,) the units that the node opened last
 
     Returns the share of the evidence that is in the chosen part, and the place at which this part
-    begins. If the share is below FOUND, or if chance can explain it, 0 is returned instead of it.
+    begins. If the share is below FOUND, or if chance can explain it, the returned share is 0.
     """
     places = np.sort(run.place[evidence])
     places = places[places != NONE]

@@ -171,8 +171,9 @@ class Index:
         return self._ranges(file, offset, length, range_bytes)
 
     def _ranges(self, file: Int32s, offset: Numbers, length: Numbers, range_bytes: int) -> Units:
-        """Returns the units of 'ranges', numbered by file and block. A block in which no sample
-        begins has no unit."""
+        """Returns the units of the grain 'ranges'. Each file is divided into blocks of
+        `range_bytes`. The samples that begin in one block form a unit. A block in which no sample
+        begins has no unit. The units are in the order of the files and blocks."""
         blocks = (-(-self.sizes.astype(np.int64) // range_bytes)).clip(min=1)
         first = np.cumsum(blocks) - blocks
         numbers = first[file] + offset // range_bytes

@@ -63,9 +63,9 @@ class _Progress:
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Returns (n,) which of these units are in the run and were not seen yet.
+        """Returns (n,) which of these units have a place in the run that was not seen yet.
 
-        lags : True to consider only units whose places lie more than two windows before the front
+        lags : True to consider only places more than two windows before the front
         """
         places = self.run.place[units]
         late = places < (self.front - 2 * self.run.window if lags else len(self.run))
@@ -289,8 +289,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). These are as many observations as are needed
-        for SEARCHED units. If all observations have fewer units, these are all observations."""
+        """The units of the last observations, (n,). As many observations are taken as are needed
+        for SEARCHED units, or all observations if all together have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -62,10 +62,10 @@ def lbann_dynamic(job: Job) -> Decision:
     """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that
     reads a sample first keeps it in memory for all nodes.
 
-    Assumption: a node whose memory is full keeps no further samples, and these are read again in
-    every epoch. The memory of one node may be full while that of another node has room, because the
-    nodes' shares differ in size. Raises PolicyError if the dataset is larger than all memories
-    together.
+    Assumption: a node whose memory is full keeps no further samples. The samples that no node keeps
+    are read from the file system in every epoch. One node's memory may be full while another node's
+    has room, because the nodes' shares differ in size. Raises PolicyError if the dataset is larger
+    than all memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
     # If several nodes use a sample first at the same time, the node with the lowest number keeps

@@ -88,7 +88,7 @@ def _kept_along(index: Index, nodes: int, quota: int, *, extra: bool) -> Int32s:
     that follow the plan keep the files on these nodes, even where the hashes of the files' paths
     would choose other nodes.
 
-    quota : how much each node holds [bytes]
+    quota : how much each node may hold [bytes]
     extra : whether a node also holds files of other owners, in the room that the node's own files
         leave
     """

@@ -56,7 +56,7 @@ _POLICIES: tuple[tuple[str, Policy, str], ...] = (
     ("nopfs-literal", nopfs_literal, "NoPFS to the letter of its paper."),
     ("planned", planned, "NoPFS's placement, but only a file's owner reads the source."),
     ("lobster", lobster, "Evicts by reuse, and divides a node's threads among its GPUs."),
-    ("solar", Solar(), "Gives samples to the nodes that hold them, and balances loads."),
+    ("solar", Solar(), "Nodes take the samples that they hold, and load equally many others."),
     (
         "solar-reordered",
         Solar(reorder=True),

@@ -68,8 +68,8 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Returns (files,) int32, the node that follows `node` for each file if the nodes are sorted by
-    score; PFS if `node` is the last.
+    """Sorts the nodes by their score for each file. Returns (files,) int32, the node that follows
+    `node` in this order; PFS if `node` is the last.
 
     keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
     """

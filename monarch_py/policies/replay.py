@@ -25,7 +25,8 @@ class Replay(Generic[T]):
     """Gives random access to what a generator yields epoch by epoch. If the result of an epoch is
     no longer kept, the generator runs again from the first epoch.
 
-    begin : returns a new generator of all epochs, in the state at the job's start
+    begin : returns a new generator, which starts with the first epoch and with the state that the
+        job has at its start
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:

@@ -1,6 +1,6 @@
 """Chooses whether a file is read from the source, or from a node that is known to have it.
 
-The choice compares how long both would take, as section 4 of the NoPFS paper proposes.
+The choice compares how long the two reads would take, as section 4 of the NoPFS paper proposes.
 """
 
 from collections.abc import Callable

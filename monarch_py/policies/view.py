@@ -138,7 +138,8 @@ class When(Enum):
 
     # Before training: no node trains until all copies are made.
     BEFORE = "before"
-    # During training. The threads of each class make its copies in the order of the rows of Copies.
+    # During training: the threads of each class make the copies in this class, in the order of the
+    # rows of Copies.
     BESIDE = "beside"
     # When the node first reads the file. This read makes the copy.
     ON_USE = "on_use"

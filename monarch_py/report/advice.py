@@ -28,7 +28,7 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 
 # The most files and accesses that are simulated, so that simulating a change takes less than a
 # second. A larger run is simulated with fewer files. The tiers are made smaller by the same factor,
-# so that the share of each tier stays the same (docs/simulator.md).
+# so that each tier holds the same share of the files (docs/simulator.md).
 MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.
@@ -113,9 +113,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read while copies gave it nearly all bytes.
-    Only the intervals of the run in which they did so count. Returns 0 if only a small part of the
-    run's bytes came in these intervals."""
+    """Returns the rate [bytes/s] at which the training read in those intervals of the run in which
+    copies gave it nearly all bytes. Returns 0 if only a small part of the run's bytes came in these
+    intervals."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (

@@ -45,7 +45,7 @@ def pack(entries: Array, text: bytes) -> bytes:
 
 
 def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
-    """Returns the entries (n,) that `pack` has packed, and their texts. Raises ValueError for data
+    """Returns the entries (n,) and the texts that `pack` has packed. Raises ValueError for data
     that `pack` did not write.
 
     source : number of the source, set in all entries

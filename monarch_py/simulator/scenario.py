@@ -63,7 +63,7 @@ class Curve:
         """Raises ValueError for points that do not form a curve."""
         if not self.points or min(self.points) < 1:
             raise ValueError(
-                f"a curve needs one or more numbers of sharers, each 1 or more: {list(self.points)}"
+                f"a curve needs rates for 1 or more threads or clients: {list(self.points)}"
             )
         if not all(0 < rate < float("inf") for rate in self.points.values()):
             raise ValueError("the rates of a curve must be above 0 and finite")

@@ -11,7 +11,7 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
-# Copies leave this share of each limit on memory free, so that the memory of the job can grow.
+# Copies leave this share of each memory limit unused, so that the memory of the job can grow.
 HEADROOM = 1 / 16
 # cgroup v1 expresses "no limit" by a number near 2**63.
 NO_LIMIT = 1 << 60
@@ -49,8 +49,8 @@ def _number(path: str) -> int | None:
 
 
 def _stat(text: bytes, key: str) -> int:
-    """Returns the number in the line of `text` that begins with `key`; 0 if there is no such
-    line."""
+    """Searches `text` for the line that begins with `key`. Returns the number in this line; 0 if
+    there is no such line."""
     found = re.search(rb"^%s\s+(\d+)" % key.encode(), text, re.MULTILINE)
     return int(found[1]) if found else 0
 

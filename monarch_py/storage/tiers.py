@@ -165,8 +165,8 @@ class Tier:
         # The copies that occupy more than their rounded size: the copy's number -> how many bytes
         # more it occupies.
         self._excess: dict[int, int] = {}
-        # If the disk became full before the quota was used up: the limit on the room that copies
-        # may use [bytes].
+        # The limit on the room that copies may use [bytes]. It is set only if the disk became full
+        # before the quota was used up.
         self.cap_bytes: int | None = None
         # Copies in an SSD tier take no memory. So an SSD tier has a MemoryRoom of its own, and does
         # not reduce the memory that the RAM tiers share.

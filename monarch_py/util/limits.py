@@ -5,8 +5,8 @@ import resource
 
 from monarch_py.util.units import format_size
 
-# A daemon needs two descriptors for each block that it is copying, and the locks of a job may take
-# one descriptor per file.
+# A daemon needs two descriptors for each block that it is copying. A program under the library
+# needs one more descriptor for each open copy through which it takes a lock.
 MIN_DESCRIPTORS = 256
 
 

@@ -1,4 +1,4 @@
-"""Determines whether other users could replace a directory of this user with one of their own.
+"""Determines whether other users could replace a directory of this user with another directory.
 
 Other users can replace a directory if they may change its parent directory, or any directory above
 the parent, up to the root. Links on the way are checked like directories.

@@ -157,8 +157,9 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Returns the values of the keys that the mapping at `node` has, by the names of the keys'
-    fields. Required keys may be missing. Raises ConfigError if a key or a value does not fit."""
+    """Reads the keys that the mapping at `node` has. Returns a dict from the name of each key's
+    field in `keys` to the key's value. Required keys may be missing. Raises ConfigError if a key or
+    a value does not fit."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given

@@ -66,10 +66,11 @@ class Delay:
     time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # The complete means of the last MEMORY_S: (time at which the mean expires, mean time of an
-        # open) [s].
+        # The measurements of the mean time of an open that ended in the last MEMORY_S. Each is a
+        # pair: (time at which the measurement expires, mean time) [s].
         self._least: deque[tuple[float, float]] = deque()
-        self._spell = (-math.inf, 0, 0.0)  # the mean in progress: (start, opens, total time)
+        # The mean time that is being measured now: (start, opens, total time).
+        self._spell = (-math.inf, 0, 0.0)
         self._before = (0, 0.0)
         # The result of the last judgement: the mean time of the judged opens [s], and whether these
         # opens were in time (not late).
@@ -140,7 +141,8 @@ class ReadsInFlight:
         self.least, self.most = least, most
         self.width = min(max(least, FIRST), most)
         self._delay = Delay()
-        # The trial in progress, if any: the width before it, and the rates to compare with.
+        # The trial in progress, if any: the width before the trial, and the rates with which the
+        # trial's rates will be compared.
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
@@ -265,10 +267,10 @@ class _Rate:
     def growth_over(self, before: "_Rate") -> float:
         """Returns the factor by which the rate has grown since the window `before`. There are two
         rates, in bytes and in files per second. If few files arrived in a window, the growth of the
-        bytes per second is returned. Otherwise, if the files of both windows are of the same kind,
+        bytes per second is returned. Otherwise, if the files of both windows have similar sizes,
         the larger growth is returned. If their sizes differ, the smaller growth is returned,
-        because larger files alone raise the bytes per second, and smaller files the files per
-        second."""
+        because larger files alone raise the bytes per second, and smaller files alone raise the
+        files per second."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

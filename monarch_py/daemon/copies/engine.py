@@ -302,7 +302,7 @@ class Engine:
         rested, fetched = self.stands_back, self._fetch_width
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
         so_far = Counted(self.bytes_from_source, files, *opened)
-        # Orders that ask peers are left out, because only reads of the sources show whether the
+        # Orders that ask peers are not counted, because only reads of the sources show whether the
         # width suits the sources.
         pending = self.pending(from_peers=False)
         now_s = time.monotonic()
@@ -346,7 +346,8 @@ class Engine:
         All threads may, unless two conditions are met: the sources are fast, and no processor is
         idle. Then programs need the processors more than fills do, and only one thread fills, to
         notice when a source is no longer fast. Even this thread works only part of the time if
-        programs' opens show that the sources are fast, and no other node can wait for fills.
+        programs' opens show that the sources are fast, and if no other node can be waiting for this
+        node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None

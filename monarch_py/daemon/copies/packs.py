@@ -19,7 +19,7 @@ log = logging.getLogger("monarch.packs")
 
 
 def _open(pack: Path) -> int:
-    """Opens a pack without updating its access time (O_NOATIME), if this user may."""
+    """Opens a pack. Leaves its access time as it is (O_NOATIME), unless the kernel refuses this."""
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(pack, flags | os.O_NOATIME)

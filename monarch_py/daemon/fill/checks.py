@@ -21,7 +21,7 @@ PASSING_S = 1.0
 
 
 class Checks:
-    """Has the engine check copies before they are published. Runs in the daemon's loop and never
+    """Makes the engine check copies before they are published. Runs in the daemon's loop and never
     blocks."""
 
     def __init__(self, copies: Copies, requests: FillRequests) -> None:
@@ -81,7 +81,8 @@ class Checks:
             self.make_anew(entry)
 
     def make_anew(self, entry: int) -> None:
-        """Drops a damaged copy. The file is filled again, ahead or when a program reads it."""
+        """Drops a damaged copy. The file is filled again, either ahead of the programs or when a
+        program reads it."""
         path = self._shared.catalog.path(entry)
         log.warning("the copy of %s is damaged; it is dropped and made again", path)
         self._copies.forget(one(entry), State.ABSENT)

@@ -22,9 +22,10 @@ from monarch_py.daemon.fill.unused import UnusedPrefetch
 from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
-# At least this many files of a directory must be read to their end before its other files are
-# filled. A directory and all directories below it are filled if at least this many of its direct
-# subdirectories each contain, directly or farther down, a file that was read to its end.
+# At least this many files of a directory must be read to their end before the directory's other
+# files are filled. The same number applies to subdirectories: if this many direct subdirectories of
+# a directory each contain, directly or farther down, a file that was read to its end, the directory
+# and all directories below it are filled.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -178,9 +179,9 @@ class DirectoryPrefetch:
         if not len(read):
             return
         self.unused.note_read(read)
-        # Perhaps programs have not handed over the descriptors of small files yet. These files are
-        # queued now, without the descriptors, so that they get room before the other files of their
-        # directory.
+        # Programs hand over the descriptors of small files, but may not have done so yet. So the
+        # small files that were read are queued now, without the descriptors. They then get room
+        # before the other files of their directory.
         small = self.shared.catalog.entries["size"][read] <= self.shared.control.handed_bytes
         self.filler.requests.want(read[small])
         begun = False

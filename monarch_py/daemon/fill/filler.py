@@ -149,9 +149,9 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size [bytes] of a file that the engine may stage by itself. A larger
-        file is left to the filler, which may choose the source for it. Returns 0 while files wait
-        for room, because free room goes to these files first."""
+        """Returns the largest size [bytes] of a file that the engine may stage by itself. For a
+        larger file, the filler chooses between the source and a node, because the source may be
+        faster. Returns 0 while files wait for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
             return 0
         return self.routes.sure_bytes()
@@ -339,9 +339,9 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of the tiers, from which the policy chooses. Until the scan has
-        ended, a tier on the catalog's file system keeps room for the catalog to grow. The catalog
-        comes first, because a file without an entry can never get a copy."""
+        """Returns the free room of each tier, so that the policy can choose a tier. Until the scan
+        has ended, a tier on the catalog's file system keeps room for the catalog to grow. The
+        catalog comes first, because a file without an entry can never get a copy."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -449,8 +449,9 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # During a scan, `rooms` keeps room for the catalog on the tiers that share its file system.
-        # So if a tier shares it, no file without room is retried until the scan has ended.
+        # During a scan, `rooms` keeps room for the catalog on the tiers that lie on the catalog's
+        # file system. So if there is such a tier, files that found no room are retried only after
+        # the scan.
         if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
             self._try_refused()
         return found

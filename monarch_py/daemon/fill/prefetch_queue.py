@@ -53,7 +53,7 @@ class PrefetchQueue:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts back files that were handed out, at the head of their queue (see `add`)."""
+        """Puts files that `next` has handed out back at the head of their queue (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():
@@ -101,7 +101,7 @@ class PrefetchQueue:
 
     def take_back(self, ticket: str) -> Ids:
         """Removes the files of a ticket. Returns these files, (n,): those that were queued, and
-        those that were handed out and whose fill has not ended."""
+        those that `next` has handed out and whose fill has not ended."""
         back = [ids for owner, ids in (*self._asked, *self._given) if owner == ticket]
         self._asked = deque((owner, ids) for owner, ids in self._asked if owner != ticket)
         self._given = [(owner, ids) for owner, ids in self._given if owner != ticket]
@@ -111,5 +111,6 @@ class PrefetchQueue:
         return [ids for _, ids in (*self._asked, *self._met)]
 
     def meant(self) -> list[Ids]:
-        """Returns the queued files, and those that were handed out and whose fill has not ended."""
+        """Returns the queued files, and those that `next` has handed out and whose fill has not
+        ended."""
         return [*self.waiting(), *(ids for _, ids in self._given)]

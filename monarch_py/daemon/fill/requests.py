@@ -1,4 +1,4 @@
-"""The queues of files to be filled: first files that programs use, then those filled ahead."""
+"""The queues of files to be filled: files in use come before files that are filled ahead."""
 
 from collections import deque
 from collections.abc import Callable
@@ -32,8 +32,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # A function that returns files to be filled ahead in the order in which they are read
-        # fastest. The filler replaces it.
+        # Sorts files that are to be filled ahead, so that they are read as fast as possible. The
+        # filler replaces this function, which leaves the order as it is.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -43,7 +43,8 @@ class FillRequests:
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         # Files that readers wait for.
         self._awaited: deque[Ids] = deque()
-        # Files that wait until copies are removed, as (files, whether programs use them).
+        # Files that no tier has room for until copies have been removed, as (files, whether
+        # programs use these files).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)

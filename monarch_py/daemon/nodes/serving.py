@@ -80,9 +80,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call. It owns them
-        because a peer has asked for them and regards this node as their owner. For example, the
-        earlier owner has passed the file on, for lack of room."""
+        """Returns (n,) entries that this node has come to own since the last call. This node comes
+        to own an entry when a peer asks for it and regards this node as the entry's owner. For
+        example, the earlier owner has passed the file on, for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

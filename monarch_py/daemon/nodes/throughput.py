@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : measured rates lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# A place has a rate for each level of readers. A level's rate is out of date once the rate of
-# another level was measured more than this time [s] later.
+# Each place has one rate for each of these levels. A level's rate is out of date once another
+# level's rate was measured more than this time [s] later.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
@@ -62,8 +62,8 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # A place may have taken time but sent no bytes: an open has ended, but no read yet, or a
-        # read has failed. This time is used only once it exceeds SILENT_NS.
+        # Readers may have spent time at a place without getting bytes: an open has ended, but no
+        # read yet, or a read has failed. Such time changes the rate only once it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]

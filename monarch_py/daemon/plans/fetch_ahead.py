@@ -114,7 +114,7 @@ class FetchAhead:
 
     def step(self) -> None:
         """Runs one iteration: orders as many fetches as may run at a time. The files that are used
-        next come first, then the kept files that are used later."""
+        next come first. Then come those later files that this node is to keep."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog

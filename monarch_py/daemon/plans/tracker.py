@@ -141,8 +141,8 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Has the executor's thread list the files that the nodes have
-        used in the present run, for `take_used`. Once all nodes have ended this run, each of these
+        """Goes on to the next run. Makes the executor's thread list the files of the run that has
+        just ended on this node, for `take_used`. Once the run has ended on all nodes, each of these
         files has copies on the nodes that keep the file."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
@@ -150,7 +150,8 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that the nodes use in a run. Runs in the executor's thread."""
+        """Returns the (n,) entries that all nodes together use in run `number`. Runs in the
+        executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])

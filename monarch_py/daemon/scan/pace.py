@@ -35,9 +35,9 @@ IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long [s]. The time is long, because
 # many programs import large packages before they open their first file.
 AWAIT_S = 10.0
-# After this time [s], the scan runs without a limit, even while programs read. The scan must come
-# to an end, because directories are compared with the source (`revalidate`) only once the scan is
-# complete.
+# This long [s] after its start, the scan begins to run without a limit, even while programs read.
+# The scan must come to an end, because directories are compared with the source (`revalidate`) only
+# once the scan is complete.
 MOST_S = 120.0
 
 

@@ -190,7 +190,7 @@ class Scanner:
         return source
 
     def ask_for(self, number: int, directory: str, *, is_deep: bool, is_read: bool = True) -> None:
-        """Has a directory of a source listed, unless it was requested before.
+        """Requests the listing of a directory of a source, unless it was requested before.
 
         is_deep : whether all its subdirectories are listed too
         is_read : whether programs read the directory. If so, it is listed before others. Once
@@ -407,9 +407,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Takes the files that clients have opened before the catalog knew them. Has those that are
-        worth a copy looked up at the source. Returns the entries of the files that the catalog
-        knows by now; these files are to be filled."""
+        """Takes the files that clients have opened before the catalog knew them. Requests a lookup
+        at the source for each of these files that is worth a copy. Returns the entries of the files
+        that the catalog knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:

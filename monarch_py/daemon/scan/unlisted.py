@@ -93,8 +93,8 @@ class UnlistedFiles(Generic[Seen]):
         while self._threads < min(THREADS, len(self._asked)):
             try:
                 threading.Thread(target=self._work, name="unmet", daemon=True).start()
-            # No thread can be started. The threads that run already do the work; if there is none,
-            # the next call tries again.
+            # No thread can be started. The threads that were started before do the work; if there
+            # are none, the next call tries again.
             except RuntimeError:
                 return
             self._threads += 1

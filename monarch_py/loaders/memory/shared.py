@@ -24,7 +24,8 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
-# How long [s] a process waits for the lock of the list. A process keeps the lock for under 1 ms.
+# How long [s] a process waits for the lock of the file that lists the processes with a memory. A
+# process keeps the lock for under 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20
@@ -38,7 +39,8 @@ class SharedMemory:
     arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
     opens the memory by the key when it is unpickled.
 
-    key : the name of the list's file;  n_bytes : the size of the memory [bytes]
+    key : the name of the file that lists the processes with this memory
+    n_bytes : the size of the memory [bytes]
     begin : called by the first process, with the memory, to initialize it
     """
 

@@ -33,8 +33,11 @@ class Part(Protocol):
 
 
 def _extents(file: int, offset: Ints, length: Ints) -> tuple[Extents, int]:
-    """Returns the reads of ranges of a file, and the size of the scratch buffer, in which the
-    ranges are stored one after the other."""
+    """Returns the reads of n ranges of a file, and the size of the scratch buffer, in which the
+    ranges are stored one after the other.
+
+    offset, length : (n,) where each range begins in the file, and its length [bytes]
+    """
     start = np.cumsum(length) - length
     of = np.full(len(offset), file, dtype=np.int32)
     return Extents(of, offset, length, start), int(length.sum())

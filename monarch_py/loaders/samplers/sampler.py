@@ -164,8 +164,8 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns which epoch's order of samples the epoch `epoch` uses. By default, each epoch
-        uses its own order. SolarSampler exchanges the orders of epochs."""
+        """Returns the number of the epoch whose order of samples is used in the epoch `epoch`. By
+        default, each epoch uses its own order. SolarSampler exchanges the orders of epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# The smallest number of workers is chosen with which an epoch takes at most this share longer than
-# with the best number.
+# With the chosen number of workers, an epoch may take at most this share longer than with the best
+# number. Of the numbers that meet this limit, the smallest is chosen.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.

@@ -18,7 +18,8 @@ _MODULUS = (1 << 31) - 1
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
     """Shuffles one array with std::shuffle in each epoch, starting from the order of the previous
-    epoch. The engine is std::default_random_engine, which is std::minstd_rand0 in libstdc++.
+    epoch. The random numbers come from std::default_random_engine, which is std::minstd_rand0 in
+    libstdc++.
 
     Each rank takes a slice of each global batch (a Loader with `split: slices`).
     """
@@ -28,8 +29,8 @@ class NoPFSSampler(Sampler):
     is_chained: ClassVar[bool] = True
 
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        # The engine's seed is unsigned. The engine replaces a state of 0 by 1, because a state of 0
-        # would stay 0 forever.
+        # The C++ generator takes an unsigned seed. It replaces a state of 0 by 1, because a state
+        # of 0 would stay 0 forever.
         state = ffi.new("uint32_t *", (self.seed & 0xFFFFFFFFFFFFFFFF) % _MODULUS or 1)
         items, buffers = np.arange(self.length, dtype=np.int32), Buffers()
         for number in count():

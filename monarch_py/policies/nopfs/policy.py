@@ -107,8 +107,8 @@ def need_differences(job: Job, name: str) -> None:
 
     The nodes use a file of many samples about equally often: if a node reads `k` samples of each
     file, the relative spread of the frequencies is `sqrt((1 - 1 / nodes) / k)` (binomial, NoPFS
-    3.1). The check always passes if a node uses a file less than once an epoch on average, as it
-    does if each file is one sample.
+    3.1). The check always passes if a node uses a file less than once an epoch on average. This is
+    the case if each file is one sample.
     """
     used = job.frequencies
     mean = float(used.mean())

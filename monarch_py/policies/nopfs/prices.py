@@ -24,9 +24,10 @@ Rows = Sequence[Array]
 # The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
 # pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
-# Values are small integers, so thousands of files would tie, and a change of a price would move all
-# of them at once. Random noise breaks the ties. NOISE is the width of this noise, relative to the
-# mean value of a file on its best node. The noise makes the result worse by at most this fraction.
+# The values of files are small integers, so thousands of files have the same value, and a change of
+# a price would move all of them at once. Random noise makes the values differ. NOISE is the width
+# of this noise, relative to the mean value of a file on its best node. The noise makes the result
+# worse by at most this fraction.
 NOISE = 0.01
 
 
@@ -127,9 +128,10 @@ class _Sample:
         of the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, a file is demanded by its best node, even if its gain there is
-        # negative, and by all other nodes where its gain is positive. If a file is held at most
-        # once, only its best node demands it, and only if its gain there is positive.
+        # If every file must be held, two kinds of nodes demand a file: its best node, even if the
+        # file's gain there is negative, and each other node where the file's gain is positive. If a
+        # file is held at most once, only its best node demands it, and only if the gain is
+        # positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)
         wanted = gain >= pivot
         # Every node must compute the same prices. NumPy's sum adds in a fixed order, while a BLAS
@@ -153,8 +155,9 @@ def _descend(sample: _Sample, prices: Floats, pace: float, steps: int) -> Floats
         if value < best_value:
             best, best_value = prices, value
         excess = (used - sample.share) / np.maximum(sample.share, 1e-12)
-        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess is
-        # small for all nodes, it is scaled up, because prices would hardly move otherwise.
+        # The excess demand is clipped, because a tiny quota makes any excess huge. If the excess of
+        # every node is small, the excesses are scaled up, because prices would hardly move
+        # otherwise.
         most = min(1.0, 4 * float(np.abs(excess).max()) + 1e-12)
         direction = np.clip(excess / most, -1, 1)
         prices = np.maximum(0, prices + pace / (1 + step / 3) * direction)

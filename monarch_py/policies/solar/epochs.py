@@ -32,7 +32,7 @@ from monarch_py.policies.view import Floats, Ints
 # All pairs of epochs are compared block by block; a block has this many files. With 100 epochs, a
 # block takes 50 MB.
 BLOCK_FILES = 1 << 16
-# The longest segment of epochs that is moved at a time.
+# `_move_segments` moves at most this many consecutive epochs of the path at a time.
 LONGEST_SEGMENT = 3
 ROUNDING = 1e-9
 
@@ -128,7 +128,7 @@ def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
 def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Returns a path that is made from the cheapest assignment of successors. In this assignment,
     the successors form cycles. As long as there are several cycles, the two that are cheapest to
-    join are joined. The path follows the last cycle, from its beginning at the additional epoch
+    join are joined. The path follows the one cycle that is left, and begins at the additional epoch
     (see `_successors`)."""
     successor, table = _successors(costs)
     n = len(table)
