@@ -188,8 +188,8 @@ def _check_record(config: Config, record: list[Listed], name: str) -> None:
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # `samples` are a few files of the source. It is enough if one of them has the same inode
-        # number, because the others may have been replaced after they were listed.
+        # `samples` are a few files of the source. It is enough if one of them has the listed inode
+        # number on this node, because the others may have been replaced after they were listed.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

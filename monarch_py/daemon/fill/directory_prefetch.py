@@ -71,7 +71,8 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether filling this object's directory includes the files of the directory `place`."""
+        """Whether `place` is this directory or, if `is_deep` is set, lies below it. If so, the
+        files of `place` are filled too."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -82,7 +83,8 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories that programs read through, from the files that they read."""
+    """Finds the directories of which programs probably read all files, from the files that they
+    have read so far (NAMES)."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -337,8 +339,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Starts over, so that only reads from now on count. Call it when all copies were
-        dropped."""
+        """Forgets all directories and which files were read, so that only files that are read from
+        now on start a prefetch. Call it when all copies were dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -158,8 +158,8 @@ class FillRequests:
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
         """Makes (n,) files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
         if len(ids):
-            # The engine may publish a copy at any moment, so files that are being filled are left
-            # unchanged.
+            # Do not set the states of files that are being filled: the engine may publish their
+            # copies at any moment.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(self.arranged(ids), ticket)
@@ -208,7 +208,7 @@ class FillRequests:
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Postpones files until the copies that are being removed are gone."""
+        """Keeps files out of the queue until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))
 
     @property

@@ -118,8 +118,8 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def find(self, tracker: PlanTracker) -> Found:
-        """Finds the entries of a plan's files in the catalog, and draws the plan's first two runs.
-        `Found.used` stays empty; `make` sets it."""
+        """Finds the entries of a plan's files in the catalog, and computes the plan's first two
+        runs. `Found.used` stays empty; `make` sets it."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)

@@ -33,8 +33,8 @@ BATCHES_A_TURN = 8
 # no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
 # listed: these directories, and those that a command or a plan requests.
 NAMES = 4
-# Of the files that the engine has added to the catalog between two iterations, at most this many
-# are counted as opened in their directories.
+# Between two iterations, the engine may add many opened files to the catalog. The opens of at most
+# this many of them are counted for their directories.
 LOOKS = 64
 # The scan runs without a limit while it finds enough copies of earlier sessions. It does not find
 # enough once the files that it has found without a copy outnumber those with a copy by more than
@@ -59,7 +59,7 @@ class Validator:
     def __init__(
         self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
     ) -> None:
-        """Prepares the rows of one tier's manifest for matching.
+        """Prepares the rows of one tier's manifest for `match`.
 
         known : the source numbers that the manifest uses, by the sources' paths
         """

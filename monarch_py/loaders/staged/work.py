@@ -1,4 +1,5 @@
-"""The worker process: it reads batches into slots of the ring, and reports where arrays are."""
+"""The worker process: it reads batches into slots of the ring, and reports where in a slot each
+array of the batch is."""
 
 import os
 import pickle
