@@ -254,9 +254,10 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks as changed all files of the sources that some process has open for writing.
+        """Marks as changed each file on the sources' file systems that some process has open for
+        writing.
 
-        coming : a new source; if it is set, no other source is examined
+        coming : a new source; if it is set, only the file system of this source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}

@@ -280,7 +280,8 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next (n,) files of one directory, and how many entries were examined."""
+        """Returns the next (n,) files of one directory that have this home and can be prefetched.
+        Also returns how many entries were examined."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids)

@@ -119,8 +119,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant, and registers the orders that the engine has made under it.
-        Until `end_turn`, the engine orders no fill by itself."""
+        """Ends the permission with which the engine orders fills by itself, and registers the
+        orders that the engine has made. `end_turn` gives the permission again."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
