@@ -116,10 +116,10 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns (n,) which of these units were probably opened before, because a program may open
-        a file twice. A unit counts if its place was seen and is at most two windows from the front.
-        A unit also counts if its place is at most two windows before `entered`: it may have been
-        opened before the estimator began to follow the node."""
+        """Returns (n,) which of these units were probably opened shortly before. (A program may
+        open a file twice.) A unit counts if its place was seen and is at most two windows from the
+        front. A unit also counts if its place is at most two windows before `entered`: it may have
+        been opened before the estimator began to follow the node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)

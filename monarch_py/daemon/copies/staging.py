@@ -156,7 +156,7 @@ class Staging:
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Makes the files ABSENT that `refuse` has left to the source, so that they can be
+        """Makes ABSENT the files that `refuse` has left to the source, so that they can be
         requested again. Call it when copies have arrived, or when dropped copies were removed."""
         if not self.refused:
             return

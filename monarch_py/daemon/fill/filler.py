@@ -396,8 +396,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # Among the files of other nodes that this node was to keep, also give up those of which it
-        # has no copy yet. Otherwise their copies would later occupy the freed room.
+        # `spare` has files of other nodes that this node was to keep too. Give up the files of
+        # which it has no copy yet. Otherwise their copies would later occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)

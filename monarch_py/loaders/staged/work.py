@@ -1,5 +1,4 @@
-"""The worker process: it reads batches into slots of the ring, and reports where in a slot each
-array of the batch is."""
+"""The worker process: reads batches into slots of the ring, and tells where their arrays lie."""
 
 import os
 import pickle
