@@ -24,7 +24,7 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 class FillRequests:
     """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
     the filler checks the file's state again, because the state may have changed since the file was
-    queued. For example, the file may also be in the other queue, and be filled already.
+    queued. For example, the file may also be in another queue, and be filled already.
 
     eager : whether all files are filled. Files that programs use come first, then files that
         `monarch warm` names, then all other files
