@@ -23,8 +23,8 @@ from monarch_py.peers.membership import Cluster
 from monarch_py.peers.server import listen
 from monarch_py.scan.record import Listed, read_record, record_sources
 
-# TURN_LIMIT_S: how long [s] this command waits for the lock `turn`. Another command holds the lock
-# while it starts a daemon. During the start, that command may list the sources for minutes.
+# TURN_LIMIT_S: how long [s] a command waits for the lock `turn`. Another command holds the lock
+# while it starts a daemon. During the start, the other command may list the sources for minutes.
 # TURN_PAUSE_S: the pause [s] between two attempts to take the lock.
 TURN_LIMIT_S, TURN_PAUSE_S = 300.0, 0.1
 # The number of attempts to reach the other nodes. There are two attempts, because a busy daemon may
@@ -188,8 +188,8 @@ def _check_record(config: Config, record: list[Listed], name: str) -> None:
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
-        # `samples` are a few files of the source. It is enough if one of them has the same inode
-        # number, because the others may have been replaced after they were listed.
+        # `samples` are a few files of the source. It is enough if one of them has the listed inode
+        # number on this node, because the others may have been replaced after they were listed.
         if not is_same or (samples and all(_inode(file) != ino for file, ino in samples)):
             raise _other_source(source.path, name)
 

@@ -55,8 +55,9 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report: sums for groups of files. A group consists of
-    consecutive catalog entries. Consecutive entries come from few directories, because the scan
+    """Returns the field `files` of a report: for each group of files, its first file, the number
+    and bytes of its files, and how many of these bytes have copies in each place. A group consists
+    of consecutive catalog entries. Consecutive entries come from few directories, because the scan
     adds the files of a directory one after the other. The groups are sorted by the paths of their
     first files."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)

@@ -184,9 +184,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The file `users` names the daemon that the last run ends. If it does not name the
-                # serving daemon, that daemon was not started for runs, and no run may end it. The
-                # name is then that of an earlier daemon, and is removed.
+                # The file `users` names the daemon that the last run is to end. If it names another
+                # daemon than the serving one, the name is left from an earlier daemon. It is then
+                # removed, because the serving daemon was not started for runs: no run may end it.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -46,10 +46,10 @@ log = logging.getLogger("monarch.daemon")
 # How long the loop sleeps unless a client rings the doorbell [ms]. This time determines how often
 # switch files and recently changed files are checked, and how often the heartbeat is incremented.
 TURN_MS = 250
-# How long the loop sleeps after QUIET_TURNS iterations without a ring [ms]. The sleep is long,
-# because an iteration after a sleep is expensive: the processor caches are cold. On a node that
-# only sent files to other nodes, four iterations a second took a fifth of the processor time that
-# the sending took.
+# How long the loop sleeps [ms] after QUIET_TURNS iterations in which no client rang the doorbell.
+# The sleep is long, because an iteration after a sleep is expensive: the processor caches are cold.
+# On a node that only sent files to other nodes, four iterations a second took a fifth of the
+# processor time that the sending took.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -254,9 +254,10 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks as changed all files of the sources that some process has open for writing.
+        """Marks as changed each file on the sources' file systems that some process has open for
+        writing.
 
-        coming : a new source; if it is set, no other source is examined
+        coming : a new source; if it is set, only the file system of this source is examined
         """
         control = self.shared.control
         devices = {int(control.source[i].dev) for i in range(control.sources)}

@@ -68,8 +68,8 @@ def _setting(record: str) -> list[str]:
 
 
 def _written(records: list[str]) -> bytes:
-    """Returns the text of the file. The first record is always included. A further record is
-    included only if it keeps the text below MOST_BYTES."""
+    """Returns the text of the file, with at most MOST_RECORDS records. The first record is always
+    included. A further record is included only if the text stays below MOST_BYTES with it."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

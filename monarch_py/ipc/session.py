@@ -41,7 +41,7 @@ FileId = tuple[int, int]
 def id_of(path: Path | int) -> FileId | None:
     """Returns the identity of a file; None if there is no such file.
 
-    path : a path, whose last link is not followed, or an open descriptor
+    path : a path, or an open descriptor. If the path is a symbolic link, the link is not followed
     """
     try:
         found = os.fstat(path) if isinstance(path, int) else path.lstat()
@@ -303,10 +303,10 @@ def _remove_session(path: Path, config_file: Path) -> None:
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` use the session of `served`, the configuration whose tiers `config_file`
     uses. To do so, replaces the session directory of `config_file` by a link to the session
-    directory of `served`. The preload library follows such a link too. If the two files are the
-    same, only removes an earlier link. Raises SessionError if the link cannot be made. Also raises
-    SessionError if `config_file` had tiers of its own before, and the daemon of those tiers still
-    serves or was killed."""
+    directory of `served`. The preload library follows the link, as the commands do. If the two
+    files are the same, only removes an earlier link. Raises SessionError if the link cannot be
+    made. Also raises SessionError if `config_file` had tiers of its own before, and the daemon of
+    those tiers still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:

@@ -31,8 +31,8 @@ JUDGED, WEIGHED = 40, 70
 # Thresholds for `Evidence.explained`. A position is lost at LOST or below, and found again at
 # FOUND_AGAIN or above.
 LOST, FOUND_AGAIN = 0.3, 0.5
-# The front is limited to about SEEN times the number of places seen, because accesses of other
-# programs can move the front too.
+# The front is at most about SEEN times the number of places that were seen. Without this limit,
+# accesses of programs other than the training could move the front too far.
 SEEN = 4
 # Used as the distance to a unit's next use if no next use is known. It is larger than every real
 # distance.
@@ -116,10 +116,10 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns (n,) which of these units are already known. A unit is known if it was seen a
-        short time ago: a program may open a file twice. A unit is also known if its place lies
-        shortly before `entered`: it may have been opened before the estimator began to follow the
-        node."""
+        """Returns (n,) which of these units were probably opened shortly before. (A program may
+        open a file twice.) A unit counts if its place was seen and is at most two windows from the
+        front. A unit also counts if its place is at most two windows before `entered`: it may have
+        been opened before the estimator began to follow the node."""
         places, window = self.run.place[units], 2 * self.run.window
         near = np.abs(places - self.front) <= window
         near |= (places >= self.entered - window) & (places < self.entered)

@@ -148,7 +148,7 @@ class Run:
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
-            # ascending order, so even the last access of these groups may come first.
+            # ascending order. So the access that the plan has last in a group may come first.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
@@ -275,7 +275,7 @@ class Timeline:
 
     def _found(self, epoch: int, part: str | None) -> tuple[Part, int]:
         """Returns the part with this name (None for the first part) that runs in the epoch, and the
-        start of its section. Raises ConfigError if there is none."""
+        start of its section. Raises ConfigError if no such part runs in the epoch."""
         self._check_epoch(epoch)
         for number, each, start in self.layout():
             if number == epoch and part in (None, each.name):

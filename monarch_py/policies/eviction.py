@@ -29,9 +29,9 @@ class Uses:
     MISS if there is no such class.
 
     found : the class that had the file before the access
-    into : the class that took the accessed file. A file that this pushes out of a class goes to the
+    into : the class that took the accessed file. The files that it drops to make room go to the
         next slower class
-    down : the slowest class that took the accessed file, or a file that was pushed out
+    down : the slowest class that took a file: the accessed file, or one that another class dropped
     """
 
     def __init__(self, accesses: int) -> None:
@@ -67,7 +67,7 @@ class LeastRecent:
         return uses
 
     def _run_one(self, files: Sequence[int], sizes: Sequence[int], uses: Uses) -> None:
-        """Accesses the files if there is only one class. An evicted file then leaves the cache."""
+        """The same as `_run_several`, but faster, for a cache with only one class."""
         level = STAGING + 1
         held, room, free = self._held[level], self._capacity[level], self._free[level]
         front, pop = held.move_to_end, held.popitem

@@ -69,5 +69,6 @@ def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
     of the dataset may be shorter."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
-    # Sorting by the group's position, then by a random number, shuffles all groups at once.
+    # Sort the files by the random position of their group, then by a random number. A loop that
+    # shuffles one group after the other would take longer.
     return np.lexsort((rng.random(files), rank[of])).astype(np.int32)

@@ -100,7 +100,7 @@ def _upcoming(
         padded[is_used] = _upcoming(files[is_used], times[is_used], upcoming)
         return padded
     after = upcoming[files]
-    # With sampling with replacement, a file may be used again within the epoch.
+    # If the sampler draws with replacement, a file may be used again within the epoch.
     by_file = np.argsort(files, kind="stable")
     again = files[by_file][1:] == files[by_file][:-1]
     after[by_file[:-1][again]] = times[by_file[1:][again]]

@@ -100,9 +100,9 @@ class Walk:
         return Batch(entries, batch.pool, int(batch.pool_used))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
-        """Makes the scan list a directory, whose path is relative to the root, before all other
-        directories that are not listed yet.
+        """Puts a directory before all other directories that the scan has not listed yet.
 
+        directory : its path, relative to the root
         is_deep : whether to list its subdirectories too
         """
         lib.monarch_scan_want(self._scan, os.fsencode(directory), is_deep)
@@ -110,8 +110,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named. 0 keeps the old limit; if
-            there was no limit, 0 becomes the limit
+        wanted : the new limit for names in directories that `want` named. If it is 0, an existing
+            limit stays as it is; only if there was no limit, the new limit is 0
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)

@@ -48,7 +48,7 @@ def job_of(scenario: Scenario) -> Job:
             f"nodes are more than {MOST_THREADS} in all; use fewer nodes or threads"
         )
     batch = scenario.batch_per_rank * int(ranks.max())
-    # The index in a step at which each node's samples begin.
+    # For each node, the index of its first sample among the samples of a step.
     starts = np.concatenate([[0], np.cumsum(ranks)]) * scenario.batch_per_rank
 
     @lru_cache(maxsize=ORDERS_KEPT)

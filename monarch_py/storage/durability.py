@@ -101,7 +101,7 @@ class Keeper:
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
         copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
-        room for the copy. Tells the tier how many copies were lost."""
+        room for the copy. If copies were lost, gives the tier a sentence that says how many."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])

@@ -127,7 +127,7 @@ class MemoryRoom:
         self._next_look_s = 0.0
 
     def free_bytes(self) -> int:
-        """Returns the free memory, of which a part may be reserved."""
+        """Returns the free memory. A part of it may be reserved already for unfinished fills."""
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._bytes, self._filled_bytes = available_bytes(), 0

@@ -305,8 +305,9 @@ class Tier:
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """The part of the quota that the tier's directories and the manifest leave for copies
-        [bytes]. Raises OSError if the tier's directory cannot be examined."""
+        """The part of the quota that copies may fill [bytes]: the quota without the room of the
+        tier's directories and manifest, and without `slack_of`. Raises OSError if the tier's
+        directory cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:

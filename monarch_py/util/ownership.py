@@ -61,7 +61,8 @@ def why_not_private(path: Path) -> str:
 
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields each directory and link on the way to `directory`, from the root down."""
+    """Yields each directory and link on the way to `directory`, from the root down, and `directory`
+    itself; each with its attributes."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()

@@ -196,10 +196,11 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. If earlier decreases have not helped, they are
-        undone instead. If the width is at its lower bound, it stays. In these two cases the cause
-        of the wait is not the fills, but a busy machine or other users of the source. So the least
-        wait is measured anew, and the present wait then counts as normal."""
+        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
+        have not helped, they are undone; if the width is at its lower bound, it stays. In both
+        exceptions the programs wait because of a busy machine or other users of the source, not
+        because of the fills. So `_delay` measures its least wait anew, and the present wait then
+        counts as normal."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:

@@ -158,9 +158,9 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns (places, 2, MONARCH_LEVELS): how many bytes were read from each place, and how
-        long these reads took [ns], as in struct monarch_flow. A place is either all sources
-        together, or one node."""
+        """Returns (places, 2, MONARCH_LEVELS): for each place, the bytes that were read from it,
+        and how long these reads took [ns], by the number of concurrent reads, as in struct
+        monarch_flow. A place is either all sources together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)

@@ -156,8 +156,8 @@ class Staging:
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Makes refused files ABSENT, so that they can be requested again. It is called when copies
-        have arrived, or when dropped copies have been removed."""
+        """Makes ABSENT the files that `refuse` has left to the source, so that they can be
+        requested again. Call it when copies have arrived, or when dropped copies were removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -72,7 +72,8 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether filling this object's directory includes the files of the directory `place`."""
+        """Whether `place` is this directory or, if `is_deep` is set, lies below it. If so, the
+        files of `place` are filled too."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -83,7 +84,8 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories that programs read through, from the files that they read."""
+    """Finds the directories of which programs probably read all files, from the files that they
+    have read so far (NAMES)."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -279,7 +281,8 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next (n,) files of one directory, and how many entries were examined."""
+        """Returns the next (n,) files of one directory that have this home and can be prefetched.
+        Also returns how many entries were examined."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
         where = pointer(self._ids)
@@ -338,8 +341,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Starts over, so that only reads from now on count. Call it when all copies were
-        dropped."""
+        """Forgets all directories and which files were read, so that only files that are read from
+        now on start a prefetch. Call it when all copies were dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -119,8 +119,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the engine's grant, and registers the orders that the engine has made under it.
-        Until `end_turn`, the engine orders no fill by itself."""
+        """Ends the permission with which the engine orders fills by itself, and registers the
+        orders that the engine has made. `end_turn` gives the permission again."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -351,9 +351,9 @@ class Filler:
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
         copies may be dropped for a file, the file waits for the room of these copies. (Copies of
-        datasets that are not configured are dropped first.) All other files are staged. Without a
-        staging area, the source serves these files at once, because readers wait for them. Their
-        fills are retried when no fill runs any more."""
+        datasets that are not configured are dropped first.) All other files are staged. If there is
+        no staging area, the source serves all other files at once, because readers wait for them,
+        and their fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -396,8 +396,8 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # This node also stops keeping those files of other nodes of which it has no copy yet.
-        # Otherwise future copies of these files would occupy the freed room.
+        # `spare` has files of other nodes that this node was to keep too. Give up the files of
+        # which it has no copy yet. Otherwise their copies would later occupy the freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)

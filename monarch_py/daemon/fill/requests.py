@@ -24,7 +24,7 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 class FillRequests:
     """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
     the filler checks the file's state again, because the state may have changed since the file was
-    queued. For example, the file may also be in the other queue, and be filled already.
+    queued. For example, the file may also be in another queue, and be filled already.
 
     eager : whether all files are filled. Files that programs use come first, then files that
         `monarch warm` names, then all other files
@@ -159,8 +159,8 @@ class FillRequests:
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
         """Makes (n,) files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
         if len(ids):
-            # The engine may publish a copy at any moment, so files that are being filled are left
-            # unchanged.
+            # Do not set the states of files that are being filled: the engine may publish their
+            # copies at any moment.
             states = self.shared.catalog.states(ids)
             self.shared.catalog.want(ids[~np.isin(states, (State.FILLING, State.PRESENT))])
             self.ahead.add(self.arranged(ids), ticket)
@@ -209,7 +209,7 @@ class FillRequests:
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Postpones files until the copies that are being removed are gone."""
+        """Keeps files out of the queue until the copies that are being removed are gone."""
         self._no_room_yet.append((ids, in_use))
 
     @property

@@ -103,10 +103,10 @@ class Nodes:
 
     @property
     def _patience(self) -> int:
-        """Returns which requests of other nodes must wait here until this node has computed which
-        node keeps which file. Another node may finish this computation earlier, and may then fetch
-        files ahead from this node. If its requests did not wait here, the other node would read the
-        files from the source itself."""
+        """Returns which requests of other nodes must wait here until this node is ready
+        (`is_ready`). Another node may be ready earlier, and may then fetch files ahead from this
+        node. If its requests did not wait here, the other node would read the files from the source
+        itself."""
         if self.is_ready:
             return int(lib.MONARCH_NOBODY_WAITS)
         if self.may_wait:

@@ -32,7 +32,8 @@ class Membership:
 
 
 class ReplicaServer(PeerServer):
-    """Answers peers from the catalog until it is closed. Call `free` once the engine has stopped.
+    """Answers peers from the catalog until `close` is called. Call `free` once the engine has
+    stopped.
 
     Raises MemoryError if memory cannot be allocated, or no thread can be started.
     """
@@ -101,8 +102,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns the copies that peers have requested since the last call and that were found
-        damaged: (n,) their entries, and (n,) the words that name the copies."""
+        """Returns the damaged copies that peers have requested since the last call: (n,) the
+        entries of their files, and (n,) the words (ipc/word.py) that named the damaged copies."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

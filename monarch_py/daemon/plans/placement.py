@@ -118,8 +118,8 @@ class PlacementTask:
         return PlacementResult(found, ids, holders, tier, ids[kept])
 
     def find(self, tracker: PlanTracker) -> Found:
-        """Finds the entries of a plan's files in the catalog, and draws the plan's first two runs.
-        `Found.used` stays empty; `make` sets it."""
+        """Finds the entries of a plan's files in the catalog, and computes the plan's first two
+        runs. `Found.used` stays empty; `make` sets it."""
         entries, problem = [], ""
         for index in tracker.plan.datasets:
             found, why = self._find_files(index)
@@ -201,8 +201,8 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns the holders of each file, and which files this node holds, if plans assign
-        samples to nodes. Files that these plans do not assign, for example the files of another
+        """For plans that assign samples to nodes: returns the holders of each file, and which files
+        this node holds. Files that these plans do not assign, for example the files of another
         plan, stay on the nodes that their hashes have chosen."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]

@@ -44,7 +44,7 @@ class Metadata:
         self._listed = 0  # how many of the scanner's sources `_list` has handled
         self._young: list[int] = []  # young directories (YOUNG_S), to be compared again
         self._young_at = 0.0
-        # Directories that were young, and that a later comparison has found unchanged. `step` lets
+        # Directories that were in `_young` until a comparison found them unchanged. `step` lets
         # readers use the listings of these directories.
         self._held: deque[int] = deque()
         self._hits = 0
@@ -116,8 +116,9 @@ class Metadata:
             self._thread = thread
 
     def _read_masks(self) -> None:
-        """Reads the fields with which the library answers statx. The fields for statfs cost an
-        operation at the source, so they are read only later, by the first comparison."""
+        """Reads the properties of the sources' file systems with which the library answers statx.
+        Those with which it answers statfs cost an operation at the source, so the first comparison
+        reads them later."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))

@@ -33,12 +33,11 @@ BATCHES_A_TURN = 8
 # no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
 # listed: these directories, and those that a command or a plan requests.
 NAMES = 4
-# Of the files that the engine has added to the catalog between two iterations, at most this many
-# are counted as opened in their directories.
+# Between two iterations, the engine may add many opened files to the catalog. The opens of at most
+# this many of them are counted for their directories.
 LOOKS = 64
-# The scan runs without a limit while it finds enough copies of earlier sessions. It does not find
-# enough once the files that it has found without a copy outnumber those with a copy by more than
-# this number.
+# The scan runs without a limit while it finds enough copies of earlier sessions. If n of the files
+# that it has found have such a copy, that is enough while at most n + MISSES of them have none.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -59,7 +58,7 @@ class Validator:
     def __init__(
         self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
     ) -> None:
-        """Prepares the rows of one tier's manifest for matching.
+        """Prepares the rows of one tier's manifest for `match`.
 
         known : the source numbers that the manifest uses, by the sources' paths
         """
@@ -240,8 +239,8 @@ class Scanner:
 
     def has_unmet(self, tier_number: int) -> bool:
         """Whether a tier may have copies of earlier sessions that are not processed yet: copies of
-        files that no scan has reached, foreign copies, or stale copies that are still to be
-        removed."""
+        files that no scan has reached, of datasets that are not configured (`take_foreign`), or of
+        files that are gone or were replaced (`take_stale`)."""
         left = self.foreign.get(tier_number, ()), self.stale.get(tier_number, ())
         return not self.is_whole or any(map(len, left))
 

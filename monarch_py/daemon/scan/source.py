@@ -42,7 +42,7 @@ class Parts:
         return True
 
     def _covers(self, directory: str) -> bool:
-        """Whether the directory, or one above it, is listed with all its subdirectories."""
+        """Whether the directory, or one above it, was added with all its subdirectories."""
         while directory and directory not in self._deep:
             directory = os.path.dirname(directory)
         return directory in self._deep

@@ -80,7 +80,8 @@ class UnlistedFiles(Generic[Seen]):
         return [path for path, since in self._since.items() if since <= oldest]
 
     def take_answers(self) -> list[tuple[Path, Seen]]:
-        """Returns the files that the source has described since the last call."""
+        """Returns the files that were found at the source since the last call, each with what was
+        found."""
         answers = []
         while not self._answers.empty():
             path, seen = self._answers.get()

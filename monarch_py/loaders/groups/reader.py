@@ -31,7 +31,8 @@ LOOK_S = 0.25
 # error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
 # During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long [s] the reading process may take to end by itself. It may have to end a read first.
+# How long [s] the training waits until the reading process has ended. After this time it kills the
+# process. The process may still have to finish a read before it ends.
 END_S = 1.0
 
 

@@ -151,5 +151,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks are wider than rows. In such a chunk, padding may interrupt a row."""
+    """For chunks that hold whole rows: whether a chunk is wider than a row in some dimension. Then
+    padding may interrupt the rows in the chunk."""
     return chunks.shape[1:] != rows.shape

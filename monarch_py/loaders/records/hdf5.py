@@ -229,8 +229,8 @@ class Decoder:
 
 
 class _InMemory:
-    """A dataset in memory, with the same filters as a dataset in a file. HDF5 decodes chunks of the
-    file in this dataset."""
+    """A dataset in memory, with the same filters as a dataset in a file. To decode a chunk of the
+    file, `decode` writes the chunk into this dataset as it is, and reads the chunk's rows back."""
 
     _numbers = count()
 

@@ -13,9 +13,9 @@ from monarch_py.errors import ConfigError
 
 # The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
-# The packages that contain the SHARDING classes and DataLoaders. Only functions of these packages
-# have their local variables examined: before Python 3.13, examining the variables of a running
-# function keeps the objects in these variables alive until the function ends.
+# The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
+# function are examined only if the function is in one of these packages: before Python 3.13, the
+# examination keeps the objects in the variables alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )

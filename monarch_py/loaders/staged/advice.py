@@ -162,8 +162,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of past epochs. Epochs before the last change of the conditions (CHANGED)
-        are not included
+    measured : the times of past epochs. When an epoch takes much longer or shorter than predicted
+        (CHANGED), the times of all earlier epochs are left out from then on
     """
 
     most: int

@@ -44,7 +44,7 @@ class Worker:
 
 
 class Crew:
-    """Worker processes that share one ring.
+    """Worker processes that read batches into the slots of one shared ring.
 
     method : how processes are started, as multiprocessing names it
     seed : the seed of the first worker's random generators; each later worker takes the next number

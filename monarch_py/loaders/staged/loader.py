@@ -272,8 +272,8 @@ class StagedLoader:
         return [as_tensor(part) for part in parts] if self._tensors else parts
 
     def bounds(self, batch: Batch) -> Iterator[tuple[int, int]]:
-        """Yields where each sample of a batch begins and ends in the batch's slot. The batch must
-        have been read in place."""
+        """Yields where each sample of a batch begins and ends in the batch's slot. The dataset must
+        have read the batch directly into the slot."""
         assert self._sizes is not None
         ends = np.cumsum(self._sizes[np.asarray(batch.indices, dtype=np.int64)]).tolist()
         return zip([0, *ends], ends, strict=False)

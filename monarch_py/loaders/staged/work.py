@@ -1,4 +1,4 @@
-"""The worker process: it reads batches into slots of the ring, and reports where arrays are."""
+"""The worker process: reads batches into slots of the ring, and tells where their arrays lie."""
 
 import os
 import pickle

@@ -104,9 +104,9 @@ class Sampler(ABC):
 
     @abstractmethod
     def epochs(self, start: int = 0) -> Iterator[Order]:
-        """Yields the orders of the epochs `start`, `start` + 1, ... without end, or up to `reach`.
-
-        Each order is (count,) int32, the samples in the order of access. The caller may keep it.
+        """Yields the orders of the epochs `start`, `start` + 1, ... If `reach` is not None, epoch
+        `reach` - 1 is the last. Each order is (count,) int32, the samples in the order of access.
+        The caller may keep it.
         """
 
     def epoch(self, number: int) -> Order:

@@ -249,7 +249,7 @@ class GlobalRandomSampler(Sampler):
         yield self._drawn().epoch(0)
 
     def _drawn(self) -> RandomSampler:
-        """Returns the RandomSampler whose generator has the seed that `seed` returns."""
+        """Returns a RandomSampler whose generator is seeded with the result of `seed`."""
         return RandomSampler(self.length, self.seed(), self.replacement, self.num_samples)
 
 

@@ -53,7 +53,8 @@ class Placement:
 
 
 def is_placeable(nodes: int, files: int) -> bool:
-    """Whether the tables of a placement take at most MOST_OF_USES for this many nodes and files."""
+    """Whether `place` can be called for this many nodes and files: its tables may take at most
+    MOST_OF_USES bytes."""
     return nodes * files * BYTES_OF_USES <= MOST_OF_USES
 
 
