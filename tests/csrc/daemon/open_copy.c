@@ -211,8 +211,8 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* When a node begins to keep a file, it notes this once. It begins to keep only as many as it can
- * report to the daemon (MONARCH_MOVED). */
+/* When a node begins to keep a file, it notes this once. It begins to keep only as many files
+ * as it can report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);
     uint64_t ids[MONARCH_MOVED];

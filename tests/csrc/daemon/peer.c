@@ -218,7 +218,8 @@ TEST(a_peer_checks_a_block_that_arrived_wrong) {
     monarch_peer_free(p);
 }
 
-/* After a hang-up, no peer is asked and no failure is reported. Running fetches are cut. */
+/* After monarch_peer_hang_up, the peer is not asked, and no failure is reported. Running fetches
+ * are cut. */
 TEST(a_hang_up_ends_all_requests) {
     make();
     struct use running = {.link = &links[made++]};
@@ -297,8 +298,9 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* The waits of all threads together last as long as the last connect took. Then a thread connects
- * one more link, and the count of the waits starts again. */
+/* Threads wait for a link until the sum of their waits has reached the time that the last connect
+ * took. Then a thread connects one more link, and the sum starts again at 0. A single wait lasts at
+ * most LINK_NS. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000;
     const struct {
@@ -322,8 +324,8 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* Each request gives back what it has acquired, whether it works, fails, replaces a link that was
- * closed, or cannot connect. A use that passes its link to a follower passes the count too. */
+/* Each request gives its link back, whether it works, fails, replaces a link that was closed, or
+ * cannot connect. If it passes the link on to another request, the link stays counted as in use. */
 TEST(each_request_releases_its_link) {
     for (int way = 0; way < 6; way++) {
         make();

@@ -434,9 +434,9 @@ TEST(the_first_error_is_kept) {
     done();
 }
 
-/* There are four kinds of tasks: directories and portions of names, each wanted or not. A scan is
- * unfinished while a task of any kind is left. The only task that is left may begin if there is an
- * allowance for its kind. A wanted directory needs no allowance. */
+/* A task is a directory or a portion of names, and is wanted or not. While a task of any of these
+ * four kinds is left, the scan is unfinished. A wanted directory may always begin. Another wanted
+ * task needs an allowance for wanted tasks, and an unwanted task needs one for unwanted tasks. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)
         for (int may = 0; may < 3; may++) {

@@ -100,7 +100,7 @@ static void answer(struct monarch_clients *m, uint64_t entry, uint64_t first, ui
 
 static struct pool *p;
 static struct monarch_engine *e;
-static int leaves_line; /* if set, a search makes the thread leave its peer */
+static int leaves_line; /* if set, look_for_work makes the thread leave its peer */
 
 static int look_for_work(struct pool *of, struct worker *w, uint32_t roles, struct work *out) {
     CHECK(of == p);

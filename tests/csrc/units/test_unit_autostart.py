@@ -486,9 +486,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """If the last start is too recent for another one, the process tries again after a second at
-    most. It does not wait longer, because the last start may turn out to be unneeded. Then another
-    start is allowed earlier."""
+    """If the last start is too recent for another one, the process tries again after one second at
+    most, although APART may be longer: if the last start turns out to be unneeded, another start is
+    allowed at once."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):

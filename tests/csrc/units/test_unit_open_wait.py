@@ -24,7 +24,7 @@ def word(state: int, copy: int = 9) -> int:
 
 
 class Opens:
-    """Opens the file of ENTRY. The waits of these opens are not real: they end at once, with a
+    """Opens the file of ENTRY. If an open waits, the wait is not real: it ends at once, with a
     result that the test chooses. The file's size is one unit. A fill of the file is queued, and
     programs may not read the file directly."""
 
@@ -155,8 +155,9 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
 
 
 def test_a_large_file_is_not_waited_for(opens: Opens) -> None:
-    """An open waits for a file of one unit. It waits for a larger file only if programs may read
-    the file directly: up to `handed_bytes`, and only if the kernel keeps the pages of the file."""
+    """An open waits for a file of at most one unit. It waits for a larger file only if programs may
+    read the file directly, that is, if the file has at most `handed_bytes` bytes, and the kernel
+    keeps its pages."""
     for size, handed, does in (
         (UNIT, 0, "wait"), (UNIT + 1, 0, ""), (4 * MIB, 4 * MIB, "wait"), (4 * MIB + 1, 4 * MIB, "")
     ):  # fmt: skip

@@ -194,8 +194,10 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, rings: list[int], is_filling: bool
 ) -> None:
-    """While the file has no order, its home says which threads order the fill. Once there is an
-    order, the file may have another origin, for example because a peer has failed."""
+    """The threads that copy from sources have one bell, and those that copy from peers another.
+    While a file has no order, its home says which of these threads order the fill, and a demand
+    rings only their bell. Once there is an order, a demand rings both bells: the bytes may come
+    from elsewhere than the home says, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT

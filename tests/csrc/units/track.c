@@ -54,8 +54,8 @@ EXPORT void track_belongs(uint32_t pid, int is_forked) {
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Renews the page by which a forked child is noticed. The page is then as before the first
- * descriptor was tracked. */
+/* Replaces the page by which a forked child is noticed. The new page is as it is before any
+ * descriptor is tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;
