@@ -277,7 +277,7 @@ TEST(a_thread_waits_only_for_links_in_use) {
 }
 
 /* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait goes on, whatever the last connect took, and does not count. */
+ * link, the wait goes on, however long the last connect took, and does not count. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
         make();

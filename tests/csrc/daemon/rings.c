@@ -111,7 +111,7 @@ enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
  * threads of the origin from which its bytes come. A demand without an order needs threads of both
  * origins.
  *
- * no_width: the role that is needed while the width is used up. The width limits how many threads
+ * no_width: the role that is needed while the width is used up, that is, while no more threads may
  * do work for which no reader waits. Then only urgent orders, PAGE_INs and readers' demands need
  * threads. no_slot: the role that is needed while no slot is free. Then a fill that is ordered but
  * has not begun needs no thread. */

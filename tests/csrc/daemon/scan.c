@@ -128,9 +128,9 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* monarch_scan_allow replaces the allowance for wanted directories, unless the new value is 0. It
- * adds its other value to the allowance for other directories. A negative value makes an allowance
- * unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
+/* monarch_scan_allow takes two values. The first one replaces the allowance for wanted directories,
+ * unless it is 0. The second one is added to the allowance for other directories. A negative value
+ * makes an allowance unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */

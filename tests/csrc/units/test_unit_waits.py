@@ -102,8 +102,8 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
 
 
 def test_a_file_whose_waits_time_out_is_not_waited_for(lib: Any, session: Made) -> None:
-    """After two waits that timed out, a reader does not wait for this file any more. It still waits
-    for a file of another slot."""
+    """After two waits for a file have timed out, a reader does not wait for that file any more. It
+    still waits for a file in another slot."""
     for _ in range(2):
         assert lib.wait_may_wait(session.s, ENTRY)
         lib.wait_note_timeout(session.s, ENTRY, MS, 0, 0)
@@ -311,7 +311,7 @@ def test_what_a_source_is_follows_from_most_of_its_times(
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
     """The latency is a moving mean of the time of an open plus the time of a read. Each open or
-    read counts as a second at most."""
+    read counts as one second at most."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS
