@@ -23,7 +23,7 @@
 #define FILES 700
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
-#define MOVING 8    /* files that change while they are copied */
+#define MOVING 8    /* the number of files that change while they are copied */
 #define NO_SOURCE 1 /* the number of a source without a directory */
 #define NO_TIER 1   /* the number of a tier without a directory */
 #define CATALOGS 256

@@ -112,8 +112,8 @@ static void demand(struct worker *me, uint8_t slot, uint64_t id) {
 /* --- readers whose files have no order -------------------------------------------------------- */
 
 /* A reader's file is filled at once if there is a grant. Otherwise the reader waits for the next
- * grant, or for Python. A reader whose file needs no fill is answered. Python is woken only if it
- * must act. */
+ * grant, or until the daemon's loop, which is written in Python, orders the fill. A reader whose
+ * file needs no fill is answered. The loop is woken only if it must act. */
 TEST(a_reader_gets_a_fill_within_the_grant) {
     const unsigned wanted = MONARCH_WANTED, absent = MONARCH_ABSENT, filling = MONARCH_FILLING,
                    present = MONARCH_PRESENT;

@@ -96,7 +96,7 @@ static unsigned dropped(void) {
     return n;
 }
 
-/* Makes an order to fill the file with this entry or path from the source. */
+/* Makes an order that fills a file from the source: the file with this entry, or at this path. */
 static struct job *order(uint64_t id, const char *path) {
     struct job *job = calloc(1, sizeof *job + 16);
     job->result.id = id;

@@ -191,7 +191,7 @@ TEST(an_index_is_searched_from_its_end_to_its_beginning) {
 }
 
 /* New attributes replace the old ones. Readers notice this by the version, which rises by 2. The
- * word, the place and the home stay. */
+ * entry's word, place and home stay. */
 TEST(an_update_replaces_the_attributes) {
     make();
     entry(3)->flags = MONARCH_OWN;

@@ -61,8 +61,8 @@ static struct task *add(const char *path, uint32_t names) {
 
 /* --- what is wanted --------------------------------------------------------------------------- */
 
-/* A want for a directory covers it and all directories above it. A deep want also covers all
- * directories below it. */
+/* A want asks the scan to begin with one directory. It covers this directory and all directories
+ * above it. A deep want also covers all directories below it. */
 TEST(a_want_covers_the_way_to_its_directory) {
     const struct {
         const char *directory;

@@ -1,5 +1,5 @@
-/* In this unit, a thread that waits does not pause: its rounds of waiting are counted. The tests
- * say what another thread does in which round. */
+/* Here, a thread that waits for another one does not pause: its rounds of waiting are counted. The
+ * tests say what the other thread does in which round. */
 #include "preload/descriptors/track.h"
 #include "preload/process/proc.h"
 #include "shared/sys.h"
