@@ -373,7 +373,8 @@ TEST(the_end_of_a_fill_is_noticed) {
     done();
 }
 
-/* If a fill is ordered but has not begun, the request waits, and its first unit is demanded. */
+/* If a fill is ordered but has not begun, the peer is told to ask again later, and the first unit
+ * of its request is demanded. */
 TEST(a_fill_that_has_not_begun_is_waited_for) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

@@ -269,8 +269,8 @@ TEST(one_half_is_no_majority) {
     SAME(bits, 0);
 }
 
-/* A source is fast if most of its files take less than FAST_NS. Programs rely on that once JUDGED
- * files of this source were filled. */
+/* A source is fast if fills read most of its files in less than FAST_NS. Programs rely on that once
+ * JUDGED files of this source were filled. */
 TEST(a_source_is_judged_after_enough_fills) {
     make(1);
     for (unsigned i = 1; i < JUDGED; i++)
