@@ -61,7 +61,7 @@ static struct task *add(const char *path, uint32_t names) {
 
 /* --- what is wanted --------------------------------------------------------------------------- */
 
-/* A want asks the scan to begin with one directory. It covers this directory and all directories
+/* A want asks for one directory to be scanned first. It covers this directory and all directories
  * above it. A deep want also covers all directories below it. */
 TEST(a_want_covers_the_way_to_its_directory) {
     const struct {
