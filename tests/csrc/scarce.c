@@ -32,7 +32,7 @@
 static long left, failed, live;
 static long failed_memory; /* calls that failed with ENOMEM in the thread with is_maker == 1 */
 static __thread int is_maker;
-static long turn; /* number of the call that fails, from 0 on */
+static long turn; /* number of the call that fails, counted from 0 */
 
 /* Returns whether the present call fails. */
 static int fails(int error) {

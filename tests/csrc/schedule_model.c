@@ -95,7 +95,8 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * work of this kind at a time. By a similar rule, the peers share the width. */
+ * work of this kind at a time. If n more threads may do it, the order's peer must have fewer than
+ * 2n - 1 of the threads that do it now. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&

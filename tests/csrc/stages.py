@@ -169,8 +169,8 @@ class Stage:
             self.root = top / "mount"
             self.root.mkdir()
             self._slow = self._stack.enter_context(
-                # Without keep_pages, an open would wait in the kernel for the pages that a fill
-                # reads.
+                # Without keep_pages, the kernel drops a file's pages at each open. The open then
+                # waits for the pages that a fill is reading.
                 SlowSource(backing, self.root, binary=slowsource, attr_timeout=0.0, keep_pages=True)
             )
 

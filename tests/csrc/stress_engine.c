@@ -23,7 +23,7 @@
 #define FILES 700
 #define LOOKERS 2
 #define BLOCK (64 * 1024)
-#define MOVING 8    /* files that change while they are copied */
+#define MOVING 8    /* the number of files that change while they are copied */
 #define NO_SOURCE 1 /* the number of a source without a directory */
 #define NO_TIER 1   /* the number of a tier without a directory */
 #define CATALOGS 256
@@ -244,9 +244,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* For one entry in 16, the test writes a copy number into the entry that differs from the number in
- * the order. Then the engine must not publish the copy. Returns whether this entry is one of them.
- */
+/* Returns whether the entry belongs to those into which the test writes another copy number than
+ * into the order. They are one in 16. The engine must not publish the copies of these orders. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {

@@ -26,7 +26,7 @@
 
 extern char **environ;
 static const char *root;
-/* path of this program's executable, which children run after their exec */
+/* path of this program's executable, which forked children execute again */
 static char me[PATH_BYTES];
 static unsigned known, most;
 static int root_fd, stopping;

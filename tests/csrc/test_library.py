@@ -51,7 +51,8 @@ def test_a_twin_is_its_function_and_no_second_copy() -> None:
     assert {name: at[name] for name in of} == {name: at[of[name]] for name in of}
 
 
-# This test runs only with --long. In every run, test_layers.py compiles each file with warnings.
+# This test runs only with --long. In the other runs, test_layers.py does nearly the same: it
+# compiles each file, and fails at a warning.
 @pytest.mark.long
 @pytest.mark.parametrize("source", sorted(CSRC.rglob("*.c")), ids=lambda path: path.name)
 def test_it_compiles_without_a_warning(source: Path) -> None:

@@ -270,8 +270,8 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
     elif t.at == "before_fork":
         yield "before_fork", to(s._replace(forking=s.forking + 1), "wait_opened")
     elif t.at == "wait_opened":
-        # The wait is bounded: the fork goes on after a while, and its child may then inherit the
-        # helper's descriptor.
+        # A fork waits while the helper has the copy open, but only for a limited time. If the fork
+        # then goes on, its child may inherit the helper's descriptor.
         if not s.opened:
             yield "wait_opened", to(s, "forks")
         else:

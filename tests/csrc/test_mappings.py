@@ -192,8 +192,9 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-# This test takes long, because it loads torch three times. Without --long, the case `writable`
-# below tests such mappings.
+# This test takes long, because it loads torch three times. So it runs only with --long. In the
+# other runs, the case `writable` below tests private mappings that are writable, as torch makes
+# them.
 @pytest.mark.long
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path

@@ -107,8 +107,8 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
             CHECK(k * (int32_t)per_node <= node_all[n] + (int32_t)per_node - 1);
             CHECK((k + 1) * (int32_t)per_node > node_all[n]);
         }
-        /* The loads of two nodes that have reached neither of their limits differ by at most one.
-         */
+        /* Any two nodes with neither the most nor the fewest samples that they may have load nearly
+         * the same number of samples: the difference is at most one. */
         int is_bound = node_all[n] == room[n] || node_all[n] == least;
         if (is_capped && !is_bound) {
             shortest = node_loads[n] < shortest ? node_loads[n] : shortest;

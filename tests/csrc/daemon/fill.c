@@ -290,7 +290,7 @@ static void check_copy(uint64_t size, const uint64_t *sums) {
 }
 
 /* A copy has the bytes and the block sums of its file, in whatever order its units come. The result
- * reports both. No descriptor is left open. */
+ * reports the number of bytes and the sums. No descriptor is left open. */
 TEST(a_copy_is_its_file_whatever_the_order) {
     const uint64_t block = 4 * MONARCH_UNIT;
     const uint64_t sizes[] = {0, 1, MONARCH_UNIT, block - 1, block, block + 1, 3 * block + 77};
@@ -353,9 +353,9 @@ TEST(a_unit_answers_the_demands_for_it) {
     done();
 }
 
-/* The only unit of a file answers demands at once if it comes from the source, because the source
- * is then asked whether the file is unchanged. If it comes from a peer, the published copy answers
- * them. */
+/* If a file has only one unit, and the unit comes from the source, demands for it are answered at
+ * once, because the source is then asked whether the file is unchanged. If the unit comes from a
+ * peer, the demands are answered only when the fill ends. */
 TEST(a_file_of_one_unit_from_a_peer_answers_later) {
     for (uint64_t units = 1; units < 3; units++)
         for (int is_fetched = 0; is_fetched < 2; is_fetched++) {
@@ -488,7 +488,7 @@ TEST(a_large_copy_is_written_back_as_it_grows) {
     make(MONARCH_CHUNK, MONARCH_UNIT);
     backs[0] = given[0] = 0;
     monarch_fill_end(e, fill_all(1, 0));
-    /* The fill leaves the write-back of a smaller copy to the kernel. */
+    /* The fill leaves the write-back of a copy of at most one chunk to the kernel. */
     CHECK(!backs[0] && !given[0]);
     free(job->result.block_sums);
     done();

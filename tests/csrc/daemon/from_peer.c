@@ -260,7 +260,7 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
 
 /* If a reader waits for the last block, the block comes from the source in two cases. First, more
  * than NEAR_END blocks are missing, so the peer is probably not complete either. Second, the peer
- * was late with the last block before. Neither is a failure of the peer. */
+ * was already late with this block. Neither is a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
     for (int is_asked = 0; is_asked < 2; is_asked++)

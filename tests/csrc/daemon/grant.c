@@ -112,8 +112,8 @@ static void demand(struct worker *me, uint8_t slot, uint64_t id) {
 /* --- readers whose files have no order -------------------------------------------------------- */
 
 /* A reader's file is filled at once if there is a grant. Otherwise the reader waits for the next
- * grant, or for Python. A reader whose file needs no fill is answered. Python is woken only if it
- * must act. */
+ * grant, or until the daemon's loop, which is written in Python, orders the fill. A reader whose
+ * file needs no fill is answered. The loop is woken only if it must act. */
 TEST(a_reader_gets_a_fill_within_the_grant) {
     const unsigned wanted = MONARCH_WANTED, absent = MONARCH_ABSENT, filling = MONARCH_FILLING,
                    present = MONARCH_PRESENT;
@@ -161,7 +161,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         SAME(bells, cases[i].wakes);
         SAME(wakes, cases[i].wakes);
         SAME(p->grant.leaves, cases[i].wakes);
-        /* threads look for the new orders; this thread is one of them if it says so */
+        /* if this thread is going to look for work itself, monarch_unlock_and_look wakes others */
         CHECK(rings == !(i % 2) && looks == i % 2);
         CHECK(pthread_mutex_trylock(&w->lock) == 0 && pthread_mutex_trylock(&p->lock) == 0);
         pthread_mutex_unlock(&w->lock);
@@ -211,9 +211,9 @@ TEST(the_loop_is_woken_once_for_all) {
     done();
 }
 
-/* After a fill that has published no copy, the daemon's loop is woken. After an order of another
- * kind, the loop is woken only if the threads have left a reader to it and this reader still waits.
- * After a PAGE_IN, the loop is never woken. Until it rests, the loop is woken only once. */
+/* After a fill that has published no copy, the daemon's loop is woken. After a PAGE_IN, it is never
+ * woken. After an order of any other kind, it is woken only if a reader still waits whose demand
+ * the threads have left to the loop. Until the loop rests, it is not woken a second time. */
 TEST(an_order_without_a_copy_leaves_work) {
     const struct {
         int kind, waits, is_woken;
@@ -241,9 +241,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The threads look again at
- * a reader if they looked at it too early before, or if its slot had another reader then. The
- * threads are woken, and the listener is told. */
+/* A new grant sets the room in the tiers and the number of the next copy. The threads then look
+ * again at demands that they have refused: at those that came too early, and at slots that hold
+ * another demand by now. The threads are woken, and the listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};
@@ -287,7 +287,7 @@ TEST(an_ended_grant_tells_its_fills) {
 
 /* The home of a file tells which node keeps the file. When Python tells the engine a file's home,
  * the engine stores it in its table of homes and in the catalog. The table grows as needed. A file
- * whose home was not told has the home MONARCH_NOT_TOLD there. */
+ * whose home was not told has the home MONARCH_NOT_TOLD in the table. */
 TEST(homes_are_kept_for_each_file) {
     make();
     const struct monarch_home own = {.asked_first = -1, .storage = MONARCH_IN_TIERS},

@@ -96,7 +96,7 @@ static unsigned dropped(void) {
     return n;
 }
 
-/* Makes an order to fill the file with this entry or path from the source. */
+/* Makes an order that fills a file from the source: the file with this entry, or at this path. */
 static struct job *order(uint64_t id, const char *path) {
     struct job *job = calloc(1, sizeof *job + 16);
     job->result.id = id;
@@ -140,7 +140,7 @@ TEST(the_table_has_a_limit) {
     done();
 }
 
-/* The flag is_told says that the daemon's policy knows of a file. The table sets it only if the
+/* The flag is_told says that the daemon's policy knows of a file. monarch_keep sets it only if the
  * file has an entry and the policy was asked to fill it. */
 TEST(policy_knows_of_files_with_an_entry_that_it_was_asked_for) {
     make();
@@ -354,7 +354,7 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
         h->is_ordered = way == 1;
         e->clients->claim[h->claim] |= MONARCH_CLAIM_RECALLED;
         monarch_look_at_kept(p);
-        /* a file without an entry stays in the table until the daemon's policy learns of it */
+        /* without an entry, the file stays in the table until the daemon's policy learns of it */
         SAME(t->count, way == 2);
         SAME(dropped(), way == 2 ? 1 : 2);
         SAME(rests_ended, way == 0);

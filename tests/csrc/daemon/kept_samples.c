@@ -32,7 +32,8 @@ static void make(void) {
     samples = (struct monarch_kept_sample *)(kept + 1);
 }
 
-/* A stored sample is found with its length and its bytes; any other one is not. */
+/* A stored sample is found, with its length and its bytes. A sample that was not stored is not
+ * found. */
 TEST(a_stored_sample_is_found) {
     make();
     uint64_t length = 99;

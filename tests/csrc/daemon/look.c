@@ -45,7 +45,7 @@ static void make(void) {
     stat_error = 0;
 }
 
-/* An entry has the attributes that stat has, and the kind of its file. */
+/* An entry has the attributes that stat returns, and the kind of its file. */
 TEST(an_entry_is_what_stat_tells) {
     make();
     close(make_file("file", 12345, 1));

@@ -58,7 +58,8 @@ static int in_pack;
 static int read_pack_of(struct monarch_engine *of, struct job *job, char *to) {
     return in_pack ? 0 : -1;
 }
-/* whether reads of the copy, for the sum of a block, fail or are short */
+/* The copy is read for the sum of a block. If copy_read is negative, these reads fail. Otherwise
+ * they bring copy_read bytes too few. */
 static int copy_read;
 static ssize_t read_copy(int fd, char *to, size_t n, off_t at) {
     return copy_read < 0 ? -EIO : (ssize_t)n - copy_read;
@@ -210,7 +211,7 @@ TEST(a_fill_may_have_descriptor_zero) {
         CHECK(f && (is_handed ? f->from : f->to) == 0);
         monarch_fill_move(e, f, 0, 1, buffer, NULL);
         if (is_handed)
-            unlink("file"); /* the end of the fill looks for the file at the source */
+            unlink("file"); /* monarch_fill_end looks for the file at the source */
         monarch_fill_end(e, f);
         SAME(job->result.status, is_handed ? MONARCH_SOURCE_CHANGED : MONARCH_DONE);
         SAME(fcntl(0, F_GETFD), -1);

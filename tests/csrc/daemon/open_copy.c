@@ -211,8 +211,8 @@ TEST(an_unknown_file_may_become_known) {
     done();
 }
 
-/* When a node begins to keep a file, it notes this once. It begins to keep only as many as it can
- * report to the daemon (MONARCH_MOVED). */
+/* When a node begins to keep a file, it notes this once. It begins to keep only as many files
+ * as it can report to the daemon (MONARCH_MOVED). */
 TEST(a_node_notes_the_files_that_it_begins_to_keep) {
     make(SIZE);
     uint64_t ids[MONARCH_MOVED];
@@ -373,7 +373,8 @@ TEST(the_end_of_a_fill_is_noticed) {
     done();
 }
 
-/* If a fill is ordered but has not begun, the request waits, and its first unit is demanded. */
+/* If a fill is ordered but has not begun, the peer is told to ask again later, and the first unit
+ * of its request is demanded. */
 TEST(a_fill_that_has_not_begun_is_waited_for) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

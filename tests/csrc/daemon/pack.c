@@ -256,7 +256,7 @@ TEST(windows_hold_ordered_members_and_little_else) {
     }
 }
 
-/* A gap between ordered members is read along if it is small, or not longer than the ordered bytes
+/* A gap between ordered members is read, too, if it is small, or not longer than the ordered bytes
  * before it. */
 TEST(a_gap_is_read_along_up_to_a_limit) {
     const uint64_t small = JOINED_BYTES, size = 40000;

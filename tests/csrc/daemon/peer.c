@@ -222,7 +222,8 @@ TEST(a_peer_checks_a_block_that_arrived_wrong) {
     monarch_peer_free(p);
 }
 
-/* After a hang-up, no peer is asked and no failure is reported. Running fetches are cut. */
+/* After monarch_peer_hang_up, the peer is not asked, and no failure is reported. Running fetches
+ * are cut. */
 TEST(a_hang_up_ends_all_requests) {
     make();
     struct use running = {.link = &links[made++]};
@@ -282,7 +283,7 @@ TEST(a_thread_waits_only_for_links_in_use) {
 }
 
 /* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait goes on, whatever the last connect took, and does not count. */
+ * link, the wait goes on, however long the last connect took, and does not count. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
         make();
@@ -303,8 +304,9 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* The waits of all threads together last WAITS_PER_CONNECT times as long as the last connect took.
- * Then a thread connects one more link, and the count of the waits starts again. */
+/* Threads wait for a link until the sum of their waits has reached the time that the last connect
+ * took. Then a thread connects one more link, and the sum starts again at 0. A single wait lasts at
+ * most LINK_NS. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000;
     const struct {
@@ -328,8 +330,8 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* Each request gives back what it has acquired, whether it works, fails, replaces a link that was
- * closed, or cannot connect. A use that passes its link to a follower passes the count too. */
+/* Each request gives its link back, whether it works, fails, replaces a link that was closed, or
+ * cannot connect. If it passes the link on to another request, the link stays counted as in use. */
 TEST(each_request_releases_its_link) {
     for (int way = 0; way < 6; way++) {
         make();

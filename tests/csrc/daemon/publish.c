@@ -141,8 +141,9 @@ TEST(a_reused_inode_number_leads_to_the_new_copy) {
     done();
 }
 
-/* Each entry has a slot in the index by path, and the slot holds a guess of the entry's word. A new
- * word of the entry also updates this guess, and the inode number of the copy. */
+/* Each entry has a slot in the index by path, and the slot holds a guess of the entry's word. When
+ * the entry gets a new word, its guess changes too. When the entry loses its copy, its field
+ * copy_ino becomes 0. */
 TEST(a_word_sets_what_depends_on_it) {
     make();
     const uint64_t present = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
@@ -190,7 +191,7 @@ TEST(an_index_is_searched_from_its_end_to_its_beginning) {
 }
 
 /* New attributes replace the old ones. Readers notice this by the version, which rises by 2. The
- * word, the place and the home stay. */
+ * entry's word, place and home stay. */
 TEST(an_update_replaces_the_attributes) {
     make();
     entry(3)->flags = MONARCH_OWN;

@@ -17,8 +17,8 @@ static int dup_to(int from, int to, int flags) {
     }
     return dup3(from, to, flags);
 }
-/* If set, O_DIRECT is refused, as by tmpfs before Linux 6.6. direct_tries: how often it was asked
- * for. */
+/* refuses_direct: whether calls that set O_DIRECT fail, as on tmpfs before Linux 6.6. direct_tries:
+ * the number of these calls. */
 static int refuses_direct, direct_tries;
 static int control(int fd, int what, int flags) {
     direct_tries += what == F_SETFL && flags & O_DIRECT;

@@ -18,7 +18,7 @@ static long sleep_on(long number, uint32_t *word, int how, uint32_t seen,
 #include "checks.h"
 #include "shared/clock.h"
 
-#define FILES 9000 /* so large that the summary uses three words */
+#define FILES 9000 /* so many that the summary of a bitmap uses three words */
 
 static struct monarch_engine *e;
 static struct monarch_clients *m;
@@ -51,7 +51,7 @@ TEST(bits_are_taken_once_and_in_order) {
     for (int i = 0; i < 9; i++)
         SAME(ids[i], set[i]);
     SAME(monarch_take_bits(&m->read, FILES, ids, FILES), 0);
-    /* Bit FILES was beyond the limit of the first call, which dropped it. */
+    /* The first call has dropped bit FILES, because this bit was beyond the call's limit. */
     SAME(monarch_take_bits(&m->read, FILES + 10, ids, FILES), 0);
     monarch_set_bit(&m->read, 4096);
     /* the bit is just beyond the first word of the summary */

@@ -55,8 +55,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* After a change, one thread is woken for each origin that has work. The pool's lock is released
- * before, because the woken thread needs it at once. */
+/* After a change, one thread is woken for each origin that has work. Before that, the pool's lock
+ * is released, because the woken thread needs it at once. */
 TEST(one_thread_of_each_origin_is_woken) {
     for (int bits = 0; bits < 4; bits++) {
         make();
@@ -79,8 +79,9 @@ TEST(one_thread_of_each_origin_is_woken) {
     }
 }
 
-/* A thread that looks for work next wakes no thread of its own origin. But threads of its origin
- * that are about to sleep look once more, because it takes only one piece of the work. */
+/* If a thread is about to look for work itself, it wakes no thread of its own origin. But threads
+ * of its origin that are about to sleep look for work once more, because the first thread takes
+ * only one piece of the work. */
 TEST(a_thread_that_looks_wakes_only_the_other_origin) {
     for (int bits = 0; bits < 4; bits++)
         for (int own = 0; own < MONARCH_ORIGINS; own++) {
@@ -110,7 +111,7 @@ enum task { NONE, URGENT, PAGES, IN_USE, NORMAL, BLOCK, DEMAND, ORDERLESS };
  * threads of the origin from which its bytes come. A demand without an order needs threads of both
  * origins.
  *
- * no_width: the role that is needed while the width is used up. The width limits how many threads
+ * no_width: the role that is needed while the width is used up, that is, while no more threads may
  * do work for which no reader waits. Then only urgent orders, PAGE_INs and readers' demands need
  * threads. no_slot: the role that is needed while no slot is free. Then a fill that is ordered but
  * has not begun needs no thread. */
@@ -197,9 +198,9 @@ TEST(an_order_with_a_reader_is_in_use) {
     }
 }
 
-/* While a reader reads a file, a thread moves the next unit before the reader asks for it. If the
- * bytes come from a source, this is done only within the width. If they come from a peer, it is
- * always done. */
+/* While a reader reads a file, a thread moves the next unit before the reader asks for it. From a
+ * peer, this is always done. From a source, it is done only while the width allows another thread
+ * to work without a waiting reader. */
 TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         for (int has_width = 0; has_width < 2; has_width++) {

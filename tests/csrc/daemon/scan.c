@@ -61,8 +61,8 @@ static struct task *add(const char *path, uint32_t names) {
 
 /* --- what is wanted --------------------------------------------------------------------------- */
 
-/* A want for a directory covers it and all directories above it. A deep want also covers all
- * directories below it. */
+/* A want asks for one directory to be scanned first. It covers this directory and all directories
+ * above it. A deep want also covers all directories below it. */
 TEST(a_want_covers_the_way_to_its_directory) {
     const struct {
         const char *directory;
@@ -128,9 +128,9 @@ TEST(a_want_moves_what_it_covers) {
 
 /* --- how many names may be looked at ---------------------------------------------------------- */
 
-/* monarch_scan_allow replaces the allowance for wanted directories, unless the new value is 0. It
- * adds its other value to the allowance for other directories. A negative value makes an allowance
- * unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
+/* monarch_scan_allow takes two values. The first one replaces the allowance for wanted directories,
+ * unless it is 0. The second one is added to the allowance for other directories. A negative value
+ * makes an allowance unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -434,9 +434,9 @@ TEST(the_first_error_is_kept) {
     done();
 }
 
-/* There are four kinds of tasks: directories and portions of names, each wanted or not. A scan is
- * unfinished while a task of any kind is left. The only task that is left may begin if there is an
- * allowance for its kind. A wanted directory needs no allowance. */
+/* A task is a directory or a portion of names, and is wanted or not. While a task of any of these
+ * four kinds is left, the scan is unfinished. A wanted directory may always begin. Another wanted
+ * task needs an allowance for wanted tasks, and an unwanted task needs one for unwanted tasks. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)
         for (int may = 0; may < 3; may++) {

@@ -48,7 +48,8 @@ TEST(a_peer_gets_its_share_of_the_width) {
                 SAME(can_ask_unasked(p, &of_source), 1);
             }
     p->unasked_at[3] = p->unasked[MONARCH_FROM_PEER] = 0;
-    /* The peer is within its share of `width`, but above its share of all threads. */
+    /* No thread of the peer counts towards `width`, but the peer has more than its share of all
+     * threads. */
     p->at[3] = p->away = 67;
     SAME(can_ask_unasked(p, &of_peer), 0);
     done();

@@ -271,7 +271,8 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
 }
 
 /* A sweep finds the connections whose deadline has passed. A connection on which a thread works
- * stays. A connection that waits for bytes stays too, but its answer ends. All others are closed.
+ * stays. A connection that waits for bytes of its file stays too, and only its answer ends. All
+ * other late connections are closed.
  * Two sweeps are at least half of TICK_MS apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);

@@ -158,7 +158,7 @@ TEST(an_idle_server_wakes_as_often_as_its_limits_ask) {
 }
 
 /* A server is made only if its memory and at least one thread can be had. Otherwise nothing is left
- * behind. It works with fewer threads than allowed. */
+ * behind. If only some of the threads can be started, the server works with these. */
 TEST(a_server_starts_or_leaves_nothing) {
     int before = open_descriptors();
     for (int way = 0; way < 6; way++) {

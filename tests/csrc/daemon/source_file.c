@@ -256,8 +256,8 @@ TEST(a_bit_follows_the_majority_of_recent_files) {
     CHECK(mean < SHARE_STEP);
 }
 
-/* If exactly one half of the recent files had the property, this is no majority, and the bit is not
- * set. */
+/* If exactly one half of a source's recent files had the property, `note` does not set the source's
+ * bit. */
 TEST(one_half_is_no_majority) {
     uint32_t mean = SHARE_ALL / 2 - SHARE_ALL / SHARE_STEP, bits = 0;
     mean += mean / SHARE_STEP + 1;
@@ -269,8 +269,8 @@ TEST(one_half_is_no_majority) {
     SAME(bits, 0);
 }
 
-/* A source is fast if most of its files take less than FAST_NS. Programs rely on that once JUDGED
- * files of this source were filled. */
+/* A source is fast if fills read most of its files in less than FAST_NS. Programs rely on that once
+ * JUDGED files of this source were filled. */
 TEST(a_source_is_judged_after_enough_fills) {
     make(1);
     for (unsigned i = 1; i < JUDGED; i++)
@@ -553,9 +553,9 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
     done();
 }
 
-/* If a program wants its descriptor closed, this happens at once. The fill goes on with a
- * descriptor of the daemon's own, under the same number. If the program does not want its
- * descriptor closed, nothing changes. */
+/* A program can recall a descriptor that it has handed over. The daemon then opens the file itself,
+ * and puts the new descriptor in the place of the program's. So the program's descriptor is closed
+ * at once, and the fill goes on under the same number. Without a recall, nothing changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     make(5000);
     int status, handed = hand(O_RDONLY), before = open_descriptors();

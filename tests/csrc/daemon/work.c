@@ -100,7 +100,7 @@ static void answer(struct monarch_clients *m, uint64_t entry, uint64_t first, ui
 
 static struct pool *p;
 static struct monarch_engine *e;
-static int leaves_line; /* if set, a search makes the thread leave its peer */
+static int leaves_line; /* if set, look_for_work makes the thread leave its peer */
 
 static int look_for_work(struct pool *of, struct worker *w, uint32_t roles, struct work *out) {
     CHECK(of == p);
@@ -330,7 +330,7 @@ TEST(an_order_ends_or_goes_back) {
 /* A thread that finds work wakes another thread for the work that is left. A thread that finds none
  * wakes others only for work that it cannot do itself. If the thread asked a peer before its search
  * and has left this peer, another thread may ask the peer now. So the thread then wakes others even
- * if none counts as sleeping. */
+ * if no thread counts as sleeping. */
 TEST(a_search_wakes_others_for_the_rest) {
     const struct {
         int found, all, sleeping, leaves;

@@ -1,4 +1,4 @@
-/* In this unit, the library launches no process: a request to launch one is only counted. */
+/* Here, the library launches no process: a request to launch one is only counted. */
 #include "preload/autostart/launch.h"
 #include "preload/descriptors/track.h"
 

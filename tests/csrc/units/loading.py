@@ -1,8 +1,8 @@
 """Makes functions of the library callable from tests, including static functions.
 
-Each C file beside this module includes a file of the library. These C files and the library's other
-files are built into one shared object. The test's process loads this object with dlopen, so the
-object interposes no call of the process.
+Each C file beside this module is a unit: it includes a file of the library. The units and the
+library's other files are built into one shared object. The test's process loads this object with
+dlopen, so the object interposes no call of the process.
 """
 
 from __future__ import annotations

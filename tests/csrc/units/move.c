@@ -65,8 +65,8 @@ EXPORT int move_tries(int tries) {
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
 /* Calls drop on the first slot, as after a failed try. The field `number` of a slot changes
- * whenever the slot changes. The caller seems to have seen the slot when `number` was larger by
- * `more`. So if `more` is not 0, the slot seems to have changed since. */
+ * whenever the slot changes. drop is told that the number was larger by `more` before the try. So
+ * unless `more` is 0, drop finds that the slot has changed during the try. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

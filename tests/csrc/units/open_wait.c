@@ -1,8 +1,8 @@
 #include "preload/fill/open_wait.h"
 #include "preload/fill/wait.h"
 
-/* answer: if it is not negative, no wait takes place: each wait is only counted, and returns
- * `answer`. Then the look at the catalog after a wait finds a copy if `has_copy` is set. */
+/* If `answer` is not negative, waits are only counted, and return `answer` at once. The look at the
+ * catalog after such a wait finds a copy if `has_copy` is set. */
 static int answer = -1, has_copy, waits, demands, looks, is_instead;
 static uint64_t limit_ns, wanted_bytes;
 static int wait_for_all(const struct monarch_wanted *w) {

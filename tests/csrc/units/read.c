@@ -59,11 +59,11 @@ static int is_direct_over(int fd, uint64_t word) {
 #include "made.h"
 
 static struct {
-    int fd, other; /* during the call, `fd` becomes a duplicate of `other` */
+    int fd, other; /* just before the read, `fd` becomes a duplicate of `other` */
     uint64_t *word, becomes;
     int is_armed, error;
     size_t most;
-    int again; /* if not negative: after the call, `fd` becomes a duplicate of `again` */
+    int again; /* if not negative: just after the read, `fd` becomes a duplicate of `again` */
     uint64_t tracked;
 } meanwhile = {.again = -1};
 

@@ -486,9 +486,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """If the last start is too recent for another one, the process tries again after a second at
-    most. It does not wait longer, because the last start may turn out to be unneeded. Then another
-    start is allowed earlier."""
+    """If the last start is too recent for another one, the process tries again after one second at
+    most. It does not wait until APART is over: if the last start turns out to be unneeded, another
+    start is allowed at once."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):
@@ -556,8 +556,8 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
     """A thread makes no attempt to start a daemon if another thread of the process has reserved the
-    attempt. The other thread may do so even after the first one has found no reservation. In a
-    forked child, a reservation by a thread of the parent does not count."""
+    attempt. The other thread may reserve it even after the first one has looked and found nothing.
+    In a forked child, a reservation by a thread of the parent does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0
@@ -626,7 +626,7 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     monkeypatch.setenv("MONARCH_SOURCE", "/more")
     assert launched() == 1
     program.record("wish yes")
-    assert launched() == 0, "a record of this setting shows that the daemon has its sources"
+    assert launched() == 0, "this setting has a record, so the daemon has the setting's sources"
     dead = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(dead, 0)
     control.pid = dead

@@ -399,9 +399,9 @@ def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: 
 
 
 def test_a_socket_is_a_name(changing: Changing) -> None:
-    """A bind of a socket to a path creates a name, so the directory counts as changed. An abstract
-    address, which begins with a NUL, and an address of another family name no file. A bad address
-    is refused by the kernel."""
+    """A bind of a socket to a path creates a name, so the directory of this name counts as changed.
+    An abstract address, which begins with a NUL, does not name a file. Neither does an address of
+    another family. The kernel refuses a bad address."""
     os.chdir(changing.root / "d")
     family = socket.AF_UNIX.to_bytes(2, "little")
     for address, expected in (

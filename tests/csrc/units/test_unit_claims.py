@@ -90,7 +90,7 @@ def test_a_descriptor_that_was_not_sent_ends_its_claim_even_when_recalled(
 
 
 def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
-    """A claim whose descriptor was handed over to the daemon counts for a second. If it is older,
+    """A claim whose descriptor was handed over to the daemon counts for one second. If it is older,
     its program counts as killed, and another claim may take the slot."""
     old = lib.claims_of(7, HANDED, lib.shared_now() - SECOND - 2 * TICK)
     session.clients.claim[7] = old

@@ -135,9 +135,9 @@ def test_all_from_a_number_on_are_closed(table: Table, has_pairs: bool) -> None:
 
 @pytest.mark.parametrize("how", ["dup", "dup2", "dup3", "F_DUPFD", "F_DUPFD_CLOEXEC"])
 def test_a_duplicate_is_tracked_and_shares_its_offset(table: Table, how: str) -> None:
-    """A duplicate may get a number that had a word for another file. Then the duplicate's word
-    replaces the old word. If the call fails, the word of the original descriptor only says that the
-    descriptor may be shared."""
+    """A duplicate may get a number for which the table has a word of another file. The duplicate's
+    word then replaces that word. If the call fails, the word of the original descriptor stays,
+    apart from a flag which says that the descriptor may be shared."""
     fd, fresh = table.track(table.open(LOW)), table.track(table.open(HIGH + 1), 77 << 32)
     calls: dict[str, tuple[Any, ...]] = {
         "dup": ("dup", fd), "dup2": ("dup2", fd, fresh), "dup3": ("dup3", fd, fresh, os.O_CLOEXEC),

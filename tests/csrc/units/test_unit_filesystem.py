@@ -88,7 +88,8 @@ PARTS = [*WHOLE[1:11], 1011 & ~0x20]
 
 
 def test_the_catalog_tells_of_the_sources_file_system(lib: Any, served: Served) -> None:
-    """The catalog answers for each file that it knows, and for each descriptor of a copy."""
+    """For a path that the catalog knows, and for a descriptor of a copy, the library takes the
+    attributes of the file system from the catalog."""
     path = bytes(served.root / "f")
     assert told(lib, "statfs", path) == WHOLE
     assert told(lib, "statvfs", path) == PARTS

@@ -39,8 +39,8 @@ def hint(lead: int, prefix: int = 0) -> int:
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(0, 4095)), max_size=25))
 def test_the_table_keeps_what_was_learnt_last(lib: Any, script: list[tuple[int, int, int]]) -> None:
     """The table consists of sets, each for at most four directories. A new directory in a full set
-    replaces a directory that the library can learn again at the lowest cost. If a directory is
-    stored as NEW, only its own entry is removed from the table."""
+    replaces a directory that the library can learn again at the lowest cost. NEW is the hint of a
+    directory that the library does not know: to store it removes the directory's entry."""
     lib.links_forget()
     model: dict[int, int] = {}
     for tag, lead, prefix in script:
@@ -279,8 +279,9 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # The hint of the directory does not help with the link `own`. Once in AGAIN such failures, the
-    # hint is removed, and the library looks at the directory again.
+    # According to its hint, the directory has links to files of a source. The link `own` leads to
+    # another file. After AGAIN lookups of such links, the library removes the hint, and looks at
+    # the directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)

@@ -24,7 +24,7 @@ def word(state: int, copy: int = 9) -> int:
 
 
 class Opens:
-    """Opens the file of ENTRY. The waits of these opens are not real: they end at once, with a
+    """Opens the file of ENTRY. If an open waits, the wait is not real: it ends at once, with a
     result that the test chooses. The file's size is one unit. A fill of the file is queued, and
     programs may not read the file directly."""
 
@@ -116,8 +116,8 @@ def test_an_open_that_no_copy_can_serve_does_not_wait(opens: Opens, case: str) -
 @pytest.mark.parametrize("answer", [0, 1])
 def test_a_file_of_another_node_is_waited_for(opens: Opens, answer: int) -> None:
     """Nodes that share the files fill them from each other. So an open waits even if no fill is
-    under way on its node. It waits with the default limit for a whole file, which the open requests
-    by the limit 0. After a wait without success, some of the next waits are skipped. The wait for a
+    under way on its node. It passes the limit 0, which stands for the default limit of a wait for a
+    whole file. After a wait without success, some of the next waits are skipped. The wait for a
     file of one unit is never skipped, and never causes others to be skipped."""
     control, entry = opens.session.control, opens.entry
     control.handed_bytes, entry.flags = 4 * MIB, native.MONARCH_OF_OTHERS
@@ -146,8 +146,8 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
     opens: Opens, size: int, answer: int
 ) -> None:
     """The fill reads the file at the source. If the program read it there too, the source would
-    send the bytes twice. So the open waits with the default limit for a whole file, which it
-    requests by the limit 0."""
+    send the bytes twice. So the open waits. It passes the limit 0, which stands for the default
+    limit of a wait for a whole file."""
     opens.session.control.handed_bytes, opens.entry.size = 4 * MIB, size
     expected = ["wait"] * 4 if answer else ["wait", "", "wait", ""]
     assert [opens.open(answer) for _ in range(4)] == expected
@@ -155,8 +155,9 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
 
 
 def test_a_large_file_is_not_waited_for(opens: Opens) -> None:
-    """An open waits for a file of one unit. It waits for a larger file only if programs may read
-    the file directly: up to `handed_bytes`, and only if the kernel keeps the pages of the file."""
+    """An open waits for a file of at most one unit. It waits for a larger file only if programs may
+    read the file directly, that is, if the file has at most `handed_bytes` bytes, and the kernel
+    keeps its pages."""
     for size, handed, does in (
         (UNIT, 0, "wait"), (UNIT + 1, 0, ""), (4 * MIB, 4 * MIB, "wait"), (4 * MIB + 1, 4 * MIB, "")
     ):  # fmt: skip
@@ -267,7 +268,7 @@ def test_there_is_nothing_to_wait_for(copies: Copies, case: str) -> None:
 
 def test_a_copy_of_another_file_is_not_taken(copies: Copies) -> None:
     """During the wait, the entry may have got another version, which describes another file. Then
-    its copy is not taken."""
+    the open does not take the entry's copy."""
     copies.entry.version, copies.entry.word = 4, word(PRESENT)
     assert copies.wait()
     assert copies.wait(by=2) == copies.wait(by=-2) == b""

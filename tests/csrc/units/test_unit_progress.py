@@ -109,7 +109,7 @@ def test_an_empty_file_is_not_read(reader: Reader) -> None:
 def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_bytes: int) -> None:
     """When a program makes a stream of a descriptor, all bytes of the file count as read at the
     source. Nothing is counted if the descriptor is not tracked, if the entry is gone from the
-    catalog, or if the session is gone in which the descriptor was opened."""
+    catalog, or if the session in which the descriptor was opened is gone."""
     assert reader.lib.descriptors_stream(reader.at(0, word)) == 1
     counted = [int(one.source_bytes_read_by_programs) for one in reader.session.clients.stats]
     assert sum(counted) == n_bytes

@@ -332,8 +332,8 @@ def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_read_at_the_source_is_counted_once(reader: Reader, call: str) -> None:
-    """If the descriptor has come to refer to another file, the library opens the file that is meant
-    by its path, and reads there. These bytes, too, are counted once."""
+    """If the descriptor has come to refer to another file, the library opens the original file by
+    its path, and reads that file. These bytes, too, are counted once."""
     reader.begins()
     assert reader.reads(call) == SOURCE[AT : AT + N]
     assert reader.counted() == N
@@ -394,7 +394,7 @@ def test_what_is_filled_is_read_from_the_copy(reader: Reader, call: str) -> None
 
 def test_a_read_waits_for_each_unit_once(reader: Reader) -> None:
     """The duration of each successful wait is noted once. If a wait fails, the read takes its
-    remaining bytes from the source, and the duration of this part is noted too."""
+    remaining bytes from the source, and the duration of this read of the source is noted too."""
     for waits, expected in ((0, 1), (2, 3), (4, 4)):
         fill(reader, 4)
         reader.served.control.fast_sources = 0

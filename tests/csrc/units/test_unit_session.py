@@ -329,7 +329,7 @@ def test_a_listing_is_told_for_a_second_after_a_look(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
     """If a look at the source finds that the directory has not changed since it was listed, the
-    catalog answers for this directory for a second."""
+    catalog answers for this directory for one second."""
     entry = describe(session, tmp_path, DIR)
     told = listing(10, 20)
     list_as(entry, told)

@@ -1,5 +1,5 @@
-"""Tests the table of tracked descriptors: how the descriptors' words change, and in which cases a
-thread waits for another one."""
+"""Tests the table of tracked descriptors, which has a word for each descriptor: how the words
+change, and in which cases a thread waits for another one."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_the_table_belongs_to_one_process(
     table: Any, owner: str, is_forked: int, is_mine: int
 ) -> None:
     """A forked child takes over the table, even if the library did not see the fork. The child
-    marks all words as shared, because it shares the offsets with its parent. It clears the flags
-    that the parent's threads have set for calls of their own."""
+    marks all words of the table as shared, because it shares the offsets with its parent. It clears
+    the flags that the parent's threads have set for calls of their own."""
     pid = {"me": os.getpid(), "nobody": 0, "other": os.getpid() + 1}[owner]
     forgotten = table.track_forgotten()
     before = word_of(7, flags=PINNED | SEEKING | DIRECT), word_of(8, flags=OFFSET)
@@ -165,7 +165,7 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """Each of these calls changes the words of some descriptors in the table: those of a range,
+    """Each call changes in the table the words of the descriptors that it names: those of a range,
     those of a session, a single one, or all. All other descriptors keep their words."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])

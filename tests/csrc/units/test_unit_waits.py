@@ -102,8 +102,8 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
 
 
 def test_a_file_whose_waits_time_out_is_not_waited_for(lib: Any, session: Made) -> None:
-    """After two waits that timed out, a reader does not wait for this file any more. It still waits
-    for a file of another slot."""
+    """After two waits for a file have timed out, a reader does not wait for that file any more. It
+    still waits for a file in another slot."""
     for _ in range(2):
         assert lib.wait_may_wait(session.s, ENTRY)
         lib.wait_note_timeout(session.s, ENTRY, MS, 0, 0)
@@ -194,8 +194,10 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, rings: list[int], is_filling: bool
 ) -> None:
-    """While the file has no order, its home says which threads order the fill. Once there is an
-    order, the file may have another origin, for example because a peer has failed."""
+    """The threads that copy from sources have one bell, and those that copy from peers another.
+    While a file has no order, its home says which of these threads order the fill, and a demand
+    rings only their bell. Once there is an order, a demand rings both bells: the bytes may come
+    from elsewhere than the home says, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
@@ -309,7 +311,7 @@ def test_what_a_source_is_follows_from_most_of_its_times(
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
     """The latency is a moving mean of the time of an open plus the time of a read. Each open or
-    read counts as a second at most."""
+    read counts as one second at most."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS

@@ -1,5 +1,5 @@
-/* In this unit, a thread that waits does not pause: its rounds of waiting are counted. The tests
- * say what another thread does in which round. */
+/* Here, a thread that waits for another one does not pause: its rounds of waiting are counted. The
+ * tests say what the other thread does in which round. */
 #include "preload/descriptors/track.h"
 #include "preload/process/proc.h"
 #include "shared/sys.h"
@@ -54,8 +54,8 @@ EXPORT void track_belongs(uint32_t pid, int is_forked) {
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Renews the page by which a forked child is noticed. The page is then as before the first
- * descriptor was tracked. */
+/* Replaces the page by which a forked child is noticed. The new page is as it is before any
+ * descriptor is tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;

@@ -1,4 +1,4 @@
-/* Include this file in a unit whose library file opens descriptors for a moment. While such a
+/* Include this file before a file of the library that opens descriptors for a moment. While such a
  * descriptor is open, no fork of the process may begin, and no program that another thread executes
  * may inherit the descriptor. */
 #pragma once
