@@ -120,7 +120,8 @@ class Signalled(Labelled):
 
 
 class Forking(Labelled):
-    """Forks a child that keeps the worker's pipe open, and then kills the worker."""
+    """At each read of a sample, the worker forks a child that keeps the worker's pipe open, and then
+    kills itself."""
 
     def __init__(self, length: int, note: Path) -> None:
         super().__init__(length)

@@ -89,9 +89,8 @@ def epoch_ends(
     sizes: list[int], steps: int, staging: int, read: float, compute: float
 ) -> list[float]:
     """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
-    after the other. A sample is read as soon as two conditions hold: the buffer has room for it,
-    and all epochs before the previous epoch have ended. When its use begins, the sample frees its
-    room."""
+    after the other. A sample of epoch e is read as soon as the buffer has room for it and epoch
+    e - 2 has ended. When the use of a sample begins, its room in the buffer becomes free."""
     read_end, ends, held = 0.0, [0.0], 0
     used: list[float] = []  # when each sample's use begins
     gone = 0  # how many samples have left the buffer
@@ -302,7 +301,7 @@ def test_copies_made_beside_training_wait_for_the_readers() -> None:
 def test_an_owner_reads_for_all() -> None:
     """Both nodes use file 0. Node 0 owns it, and reads it from the file system for both nodes.
 
-    Reading the 10 bytes takes node 0 1 s; sending them to node 1 takes 2 s more. In the second
+    Node 0 reads the 10 bytes in 1 s, and then sends them to node 1 in 2 s. In the second
     epoch, node 1 reads node 0's copy in 2 s."""
     decision = Decision(
         staging=False,
