@@ -110,7 +110,7 @@ class Trials:
     def program(self, name: str, *changes: Change) -> Path:
         """Links a program and returns its path.
 
-        changes : a bug that a trial must find. The changes are made to copies of C files of csrc
+        changes : changes to copies of C files of csrc, which add a bug that a trial must find
         """
         objects = dict(self._objects)
         if changes:
