@@ -20,8 +20,8 @@ def examples(count: int) -> int:
 
 
 def seeds(count: int, few: int = 2) -> list[Any]:
-    """Returns 0 to `count` - 1 as values of a test's parameter. Without --long, the test is run with
-    the first `few` values only."""
+    """Returns 0 to `count` - 1 as values of a test's parameter. Without --long, the test is run
+    with the first `few` values only."""
     return [pytest.param(n, marks=[pytest.mark.long] * (n >= few)) for n in range(count)]
 
 
