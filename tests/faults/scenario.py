@@ -72,7 +72,7 @@ ELSEWHERE = {
 
 def build_faulter(directory: Path) -> Path:
     if platform.machine() != "x86_64":
-        pytest.skip("the numbers of system calls in calls.py are those of x86-64")
+        pytest.skip("calls.py identifies system calls by their numbers on x86-64")
     found = subprocess.run(
         ["pkg-config", "--libs", "libunwind-ptrace", "libunwind-generic"],
         capture_output=True,
