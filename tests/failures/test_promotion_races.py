@@ -314,8 +314,8 @@ def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     """A read notices that its descriptor was closed. Meanwhile, another file is opened on the
-    descriptor's number. The library must track this new file and promote it later (see untrack_race.c).
-    """
+    descriptor's number. The library must track this new file and promote it later (see
+    untrack_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

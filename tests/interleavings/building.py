@@ -110,7 +110,8 @@ class Trials:
     def program(self, name: str, *changes: Change) -> Path:
         """Links a program and returns its path.
 
-        changes : changes to copies of C files of csrc, which add a bug that a trial must find
+        changes : the changes that make a bug, which a trial must find; they are made in copies of C
+            files of csrc
         """
         objects = dict(self._objects)
         if changes:

@@ -28,9 +28,9 @@ def evicted_by(nodes: Nodes) -> list[int]:
 
 
 def look_for_room(nodes: Nodes) -> None:
-    """Waits at most a second until all nodes have evicted something. In this time, a node looks a few
-    times for copies to evict. It may find none: if the staging area holds all files that are read
-    again soon, the node evicts no copy."""
+    """Waits at most a second until all nodes have evicted something. In this time, a node looks a
+    few times for copies to evict. It may find none: if the staging area holds all files that are
+    read again soon, the node evicts no copy."""
     until = time.monotonic() + 1
     while time.monotonic() < until and not all(evicted_by(nodes)):
         time.sleep(0.01)

@@ -32,7 +32,7 @@ LIMIT_S = 0.25
 FORGED = PeerStatus.FORGED
 
 # A part of an answer: bytes, or a function that makes the bytes. The function gets the connection,
-# because bytes with valid seals depend on what the connection has sent before.
+# because valid seals depend on what was sent over the connection before.
 Part = bytes | Callable[[Line], bytes]
 
 

@@ -356,8 +356,8 @@ def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
     Each of two nodes reads 10 bytes/s. Files have 10 bytes; only file 13 is empty. Node 0 reads
     file 0, and then files 3 to 12 for its own training. It would copy file 1 only after these
     reads. Node 1 waits 1 s for file 2, and then needs file 1. Node 0 ends its read of file 3 at
-    2 s, and then reads file 1 until 3 s. So node 1 waits 2 s for file 1. If node 0 read
-    file 1 only after its other reads, node 1 would wait 11 s."""
+    2 s, and then reads file 1 until 3 s. So node 1 waits 2 s for file 1. If node 0 read file 1 only
+    after its other reads, node 1 would wait 11 s."""
     order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
     decision = Decision(
         copies=Copies.of([(0, 1, np.array([1]))]),

@@ -27,8 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# The runs without --long are all runs with the set of rates stressS3, and these runs on MNIST: set
-# of rates -> policies. LBANN's policies refuse stressS3, so they are here.
+# These runs do not need --long: all runs with the set of rates stressS3, and the following runs on
+# MNIST (set of rates -> policies). LBANN's policies refuse stressS3, so the set `paper` has them.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
