@@ -100,8 +100,8 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """Returns how many starts are recorded. Starts that were not needed are not counted. They
-        are recorded with a time that is an odd number."""
+        """Returns how many starts are recorded. A start that was not needed is not counted: its
+        recorded time is an odd number."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]

@@ -133,7 +133,7 @@ def test_a_killed_daemon_that_is_not_wished_stays_away(unwished: Started, files:
 
         wait_until(is_recorded, what="the record", every=0.1)
         assert "wish no" in record.read_text().splitlines()
-        # without the record, a second starter would run after 1 s
+        # If the setting were not recorded, a second starter would run after 1 s.
         end = time.monotonic() + sized(1.5, 3)
         while time.monotonic() < end:
             reader.go()

@@ -63,8 +63,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """The file of records keeps only the latest: 16 records if they are short. If they are long
-    (about 3 kB each), it keeps as many as fit into its 32 KiB, but at least 8."""
+    """The file of records keeps only the latest: 16 records if they are short. If they are long,
+    it keeps as many as fit into 32 KiB: here, at least 8 records of about 3 kB."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):

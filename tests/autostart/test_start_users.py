@@ -99,8 +99,8 @@ PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]
 
 
 def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
-    """Builds the program, and installs a copy of the library with a fake interpreter. Returns the
-    paths of the program and of the library."""
+    """Builds the program. Makes an installation with a copy of the library and a fake Python
+    interpreter. Returns the paths of the program and of the library."""
     interpreter = installed(site, place, "/gone/bin/python3.99", "python3.99")
     library = site.session.preload
     for path in (*interpreter.parents, *library.parents):

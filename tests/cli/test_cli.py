@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_named(monarch: Monarch, tmp_path: Path, com
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith(f"monarch: {missing}: ")
-    assert done.stdout == ""  # so a shell that evaluates the output of `env` gets nothing
+    assert done.stdout == ""  # a shell that evaluates the output of `env` does nothing
 
 
 def test_a_file_that_may_not_be_read_is_named(open_place: Path) -> None:

@@ -16,8 +16,8 @@ from monarch_py.ipc.session import SessionDir, link_session
 
 
 def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
-    """Commands without a configuration use the site's configuration. So a user need not name a file
-    to read the log of a job that has ended."""
+    """Commands without a configuration use the site's configuration. So a user need not name a
+    configuration to read the log of a job that has ended."""
     done = site.command_line("logs")
     assert (done.returncode, done.stderr.split(" has left a log")[0]) == (
         3,

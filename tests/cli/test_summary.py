@@ -135,9 +135,9 @@ def test_what_the_source_gave_is_what_it_has_counted(
     session = session_factory(slow.mountpoint, tiers=tiers, **IN_UNITS | more)
     slow.rate(60e6)
     before = slow.counts()["bytes_read"]
-    # If all files are filled, the program uses only methods of reading that the library handles.
-    # Reads by other methods count as reads of the source even if a fill has already brought the
-    # same pages into the page cache.
+    # If `why` is "all is filled", the program uses only methods of reading that the library
+    # handles. Reads by other methods count as reads of the source even if a fill has already
+    # brought the same pages into the page cache.
     ways = ["by_read", "by_pread"] if why == "all is filled" else ["by_"]
     report, lines = run(session, sys.executable, "-c", WAYS, str(slow.mountpoint), *ways)
     totals = report["run"]["totals"]

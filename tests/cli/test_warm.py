@@ -426,8 +426,8 @@ def test_names_that_the_scan_could_not_read(
     session: Session, source: Path, monkeypatch: pytest.MonkeyPatch, error: int, status: int
 ) -> None:
     """If the scan could not read some names, `monarch warm` says that not all files have copies,
-    although all known files have them. It does not fail because of names that the user may not read
-    (`lost+found`)."""
+    although all known files have them. Names that the user may not read (`lost+found`) do not make
+    the command fail."""
     ask = DaemonConnection.ask
 
     def asked(self: DaemonConnection, command: str, **arguments: Any) -> Any:

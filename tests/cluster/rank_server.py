@@ -32,8 +32,7 @@ LARGEST_REQUEST = 1 << 20
 # The descriptor of the server's listening socket (see `fork_function`).
 LISTENER = 3
 PR_SET_PDEATHSIG = 1
-# The name of a namespace in /proc -> its flag for setns(2). Once a process has entered the mount
-# namespace, paths lead to the files of that namespace.
+# The name of a namespace in /proc -> its flag for setns(2).
 NAMESPACES = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000, "mnt": 0x00020000}
 
 

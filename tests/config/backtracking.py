@@ -54,8 +54,8 @@ def _translate(step: re.Match[str], glob: str) -> str:
 
 
 def _translate_set(step: re.Match[str], glob: str) -> str:
-    """Translates a set of characters, one member after the other, because `--` and `[` have a
-    special meaning in a set of a regular expression."""
+    """Translates a glob's set of characters, such as [a-z], into a set of a regular expression.
+    Escapes each member, because `--` and `[` have a special meaning in the latter."""
     rest, members = step["set"], []
     while rest:
         if len(rest) >= 3 and rest[1] == "-":

@@ -25,7 +25,8 @@ def read_junit(path: Path, root: Path) -> Outcomes:
                 reason = child.get("message") or child.text or ""
                 ended = f"skipped: {reason.replace(str(root), 'ROOT')}"
         found[name].append(ended)
-    # A test with subtests, or with a failure in its teardown, has more than one entry.
+    # The report has more than one entry for a test with subtests, or with a failure in its
+    # teardown.
     return {name: ", ".join(sorted(ends)) for name, ends in found.items()}
 
 

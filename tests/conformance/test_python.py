@@ -47,11 +47,10 @@ LONG = """
     test_faulthandler test_tracemalloc test_unicode_file test_unicode_file_functions
     test_hashlib test_wave test_array test_memoryio test_univnewlines
 """
-# The numbers of files that the daemon fills while the tests run under the library. It fills 32
-# files per second, and must be busy until the run ends. BALLAST files last for a minute. If the run
-# without the library took more than a third of this time, there are BALLAST_A_SECOND files for each
-# of its seconds. These last for three times as long as that run, because the run under the library
-# may be slower on a busy machine.
+# The daemon fills 32 files per second, and must be busy until the end of the run under the library.
+# BALLAST: the least number of files to fill, enough for a minute. BALLAST_A_SECOND: the number of
+# files for each second of the run without the library. So many files keep the daemon busy for three
+# times as long as that run took, because the run under the library may be slower on a busy machine.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
 # The packages test_multiprocessing_* only select tests of the module _test_multiprocessing. Some

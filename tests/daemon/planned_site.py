@@ -97,8 +97,8 @@ def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any
 
 
 def late(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Returns the share of the opens between two counts that found no copy, or whose reads waited
-    for a copy."""
+    """Returns how many opens found no copy, plus how many reads waited for a copy, relative to all
+    opens between the counts `before` and `after`."""
     opens = after["opens"] - before["opens"]
     waited = after["waits"] - before["waits"] + after["misses"] - before["misses"]
     print(f"{waited} of {opens} waited")

@@ -183,7 +183,7 @@ def test_a_rate_counts_only_while_more_is_wanted() -> None:
     reads = ReadsInFlight(1, 64)
     for turn in range(100):
         reads.step(turn * WINDOW_S / 10, Counted(), is_full=turn % 5 < 4)
-    assert reads.width == FIRST, "the width was changed after a window that must not count"
+    assert reads.width == FIRST, "the width was changed, although no window of time counts"
 
 
 def test_a_trial_that_nobody_filled_is_made_again() -> None:

@@ -196,7 +196,7 @@ def test_directories_are_known_by_four_names() -> None:
         return [(*each.place, each.is_deep) for each in directories.filled]
 
     def note(source: int, *paths: str) -> bool:
-        """Reports reads of files. All paths lie in the same directory."""
+        """Tells `directories` that these files were read. All paths lie in the same directory."""
         above = {os.path.dirname(path) for path in paths}
         names = [os.path.basename(path).encode() for path in paths]
         return directories.note((source, above.pop()), names)

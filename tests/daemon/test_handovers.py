@@ -167,8 +167,8 @@ def test_the_source_sees_one_open_and_every_byte_once(
     read(session, source, way, *seeds)
     wait_until(lambda: present(session) == MANY, what="copies of all files")
     counts = source.counts()
-    # On a busy machine, a turn of the daemon's loop may take longer than a handed-over descriptor
-    # waits for an order. The daemon then opens the file itself.
+    # On a busy machine, the daemon may close a handed-over descriptor before it orders the fill of
+    # the file. To fill the file, the daemon then opens it itself.
     assert len(seeds) <= counts["open"] <= len(seeds) + 1
     assert counts["bytes_read"] <= (len(seeds) + 1) * SIZE
     source.reset()

@@ -83,8 +83,8 @@ def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:
     assert plan["others"] <= 0.02 * 2 * MANY
 
 
-# Runs only with --long. Runs without --long test plans of several jobs in test_tracker.py, and run
-# several jobs in the next test.
+# This test needs --long. Without --long, test_tracker.py tests plans of several jobs, and the next
+# test here runs several jobs.
 @pytest.mark.long
 def test_two_jobs_with_a_plan_each(site: Site) -> None:
     files = [

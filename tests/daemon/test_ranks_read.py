@@ -49,8 +49,8 @@ class Demands:
         self.clients: Any = self.segment.as_struct("struct monarch_clients")
 
     def opens(self) -> None:
-        """Adds opens to the ranks' counters: rank 0 has found copies of all bytes, and rank 1 has
-        found copies of none."""
+        """Changes the ranks' counters as if each rank had opened another MIB bytes: rank 0 found
+        copies of all these bytes, and rank 1 found copies of none."""
         for rank, missed in ((1, 0), (2, MIB)):
             self.clients.rank[rank].opened_bytes += MIB
             self.clients.rank[rank].missed_bytes += missed
@@ -210,8 +210,8 @@ def read(
     page cache; otherwise opens would wait in the kernel for the reads of fills.
 
     Returns the ranks whose demands were seen, numbered as in the table of demands (0 means no
-    rank). Also returns two maxima over the run of the value `share`, which `monarch status` gives
-    for each rank: the largest sum over all ranks, and the largest value of a single rank.
+    rank). During the run, `monarch status` gives a value `share` for each rank. Also returns the
+    largest sum of this value over all ranks, and the largest value of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(
@@ -289,7 +289,7 @@ def test_ranks_that_a_plan_knows(
     tmp_path: Path,
 ) -> None:
     """The ranks read as fast as they can, so they wait for the files that the daemon fetches ahead
-    by the plan. The ranks' shares are those that the plan predicts."""
+    by the plan. Each rank's share of the source's rate is the one that the plan predicts."""
     source = slow_factory(keep_pages=True)
     made = make_files(source.backing, 2 * FILES, SIZE)
     numbers = {str(number): number for number in made}

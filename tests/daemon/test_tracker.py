@@ -216,7 +216,7 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
-    """A job goes on in another epoch, shortly before the epoch's end. The tracker finds it,
+    """A job goes on shortly before the end of another epoch. The tracker finds the job's position,
     although the last accesses before the search may lie partly in this epoch and partly in the
     next."""
     steps, rng = 100, random.Random(seed)

@@ -6,10 +6,10 @@
  *
  * The first thread makes one call on FILE: it takes a lock with fcntl, or releases one with lockf.
  * Within that call, the library makes several fcntl system calls. Before each of them, the second
- * thread opens OTHER, locks it and closes it, until it has done so MOST times.
+ * thread does a round: it opens OTHER, locks it and closes it. It does at most MOST rounds.
  *
- * Prints three lines: the result of the first thread's call; 1 if the second thread has closed
- * OTHER MOST times, otherwise 0; the result of the first thread's call when it is repeated without
+ * Prints three lines: the result of the first thread's call; 1 if the second thread has done all
+ * its MOST rounds, otherwise 0; the result of the first thread's call when it is repeated without
  * the second thread.
  * */
 #include <errno.h>

@@ -174,8 +174,8 @@ static void check(int fd, unsigned k, uint64_t *rng, const char *who) {
                  (unsigned)st.st_nlink);
 }
 
-/* Reads from a number that other threads may close or replace. Checks that all bytes are of one
- * file. */
+/* Reads from the descriptor in a slot. Meanwhile, other threads may close this descriptor, or put
+ * another file on its number. Checks that all bytes are of one file. */
 static void read_slot(struct slot *s, uint64_t *rng) {
     uint64_t words[MOST / 8];
     size_t at, n;
@@ -247,7 +247,7 @@ static void replace(struct slot *s, uint64_t *rng) {
     int old = s->fd;
     if (old >= 0)
         check(old, (unsigned)s->file, rng, "whoever closes it");
-    if (old >= 0 && below(rng, 3) == 0) { /* The slot keeps its number, which gets the new file. */
+    if (old >= 0 && below(rng, 3) == 0) { /* The new file gets the old number. */
         __atomic_store_n(&s->file, (int)k, __ATOMIC_RELEASE);
         count(dup2s);
         if (dup2(fd, old) != old)

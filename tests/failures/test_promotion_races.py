@@ -95,8 +95,8 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
     """If another thread changes a descriptor during its promotion, the change is not lost. A slow
-    getattr of the source delays the promotion between its last check of the descriptor and the
-    replacement."""
+    getattr of the source holds up the promotion when the library has checked the descriptor for the
+    last time, but has not replaced it yet."""
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
@@ -314,9 +314,9 @@ def test_who_waits_leaves_the_processor_to_who_is_waited_for(
 def test_a_file_that_comes_to_the_number_meanwhile_is_known(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A read notices that the file of its descriptor was closed. Meanwhile, another file is opened
-    on the number. The library must track this new file and promote it later (see untrack_race.c).
-    """
+    """A read notices that its descriptor was closed. Meanwhile, another file is opened on the
+    descriptor's number. The library must track this new file and promote it later (see
+    untrack_race.c)."""
     sources = [Path(__file__).with_name(name) for name in ("untrack_race.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

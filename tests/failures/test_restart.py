@@ -351,7 +351,7 @@ def test_a_copy_that_was_lost_after_a_clean_end_is_not_served(
 def test_a_smaller_quota_drops_copies(
     session_factory: Callable[..., Session], stopped: Session, tmp_path: Path, files: Files
 ) -> None:
-    # Each file takes eight blocks of 4 KiB; the directories and the manifest count as well.
+    # Each file takes eight blocks of 4 KiB; the directories and the manifest take room too.
     quota = 10 * 32768
     smaller = make(session_factory, tmp_path, files, quota)
     restart(smaller)

@@ -1,4 +1,4 @@
-"""The daemon reads copies of a tier ahead, and these reads hang."""
+"""The daemon reads a tier's copies before programs need them, and these reads hang."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class PairSite(Site):
         return outcome
 
     def _epoch(self, words: Sequence[str], laps: int, outcome: Outcome) -> None:
-        """Starts both nodes, runs a program on each node that reads all files, and ends both nodes.
+        """Starts both nodes, runs on each node a program that reads all files, and ends both nodes.
         If there is no fault (empty `words`), also verifies all copies, and checks what is left in
         shared memory."""
         directory = self.directory / "nodes"

@@ -52,8 +52,8 @@ OLD_S = 2.5
 LEAST_CLASSES = 50
 # The exit status of faulter.c if it cannot trace.
 TRACER = 125
-# The beginnings of the targets of calls that the library makes for itself, not for a call of the
-# program.
+# The library makes a call for itself, not for a call of the program, if the target of the call
+# begins with one of these words.
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on unchanged, even for the descriptor of a copy.
 PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")
@@ -72,7 +72,7 @@ ELSEWHERE = {
 
 def build_faulter(directory: Path) -> Path:
     if platform.machine() != "x86_64":
-        pytest.skip("the numbers of system calls in calls.py are those of x86-64")
+        pytest.skip("calls.py identifies system calls by their numbers on x86-64")
     found = subprocess.run(
         ["pkg-config", "--libs", "libunwind-ptrace", "libunwind-generic"],
         capture_output=True,

@@ -376,7 +376,7 @@ static void stay_on_this_processor(void) {
 }
 
 /* Runs the trial in a new process, in which the library's memory is as it was before any run.
- * The run begins with the first `known` decisions, which are set. Returns 0 if they have led to
+ * The first `known` decisions of the run are prescribed. Returns 0 if these decisions have led to
  * other steps than in the previous run, so that this run must be started again. */
 static int is_led_as_before(void) {
     int status = 1;

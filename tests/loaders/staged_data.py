@@ -120,7 +120,8 @@ class Signalled(Labelled):
 
 
 class Forking(Labelled):
-    """Forks a child that keeps the worker's pipe open, and then kills the worker."""
+    """At a read of a sample, the worker forks a child, which keeps the worker's pipe open. Then the
+    worker kills itself."""
 
     def __init__(self, length: int, note: Path) -> None:
         super().__init__(length)

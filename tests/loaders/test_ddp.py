@@ -36,8 +36,8 @@ def test_gradients_are_those_of_the_whole_batch(steps: int, tmp_path: Path) -> N
     # samples from the source. They also read a few samples that one node holds but that were dealt
     # to the other node.
     assert 40 <= told.pop("share") <= 80
-    # The ranks 0 and 2 have one quota, and the ranks 1 and 3 have another. The quota of the rank
-    # that checks its inputs first counts, and the two ranks with the other quota are refused.
+    # The ranks 0 and 2 have one quota, and the ranks 1 and 3 have another. The first rank that
+    # checks its inputs sets the quota, and the two ranks with the other quota are refused.
     assert told.pop("disagree") == 2
     assert told.pop("early") == 4
     # One rank calls stat on the 50 files for all ranks, and all 4 ranks raise that rank's error.

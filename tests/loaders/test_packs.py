@@ -205,7 +205,7 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    if modes[-1] == 0o640 and os.geteuid() == 0:  # the file and the tar then belong to two groups
+    if modes[-1] == 0o640 and os.geteuid() == 0:  # the tar keeps its group, the file gets another
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
         assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600
@@ -395,8 +395,8 @@ def test_no_damage_gives_other_bytes(
 def test_any_bit_of_a_record_of_the_archive_may_be_wrong(
     root: Path, tmp_path: Path, record: bytes
 ) -> None:
-    """If a bit of a zip header in the index is wrong, the index is either refused or has the right
-    names. The headers say how a column is stored: the method, the version, the flags."""
+    """If a bit of a zip header in the index is wrong, the index is refused, or the names read from
+    it are right. The headers say how a column is stored: the method, the version, the flags."""
     pack = tmp_path / "train.tar"
     write_pack(root, pack)
     stored = index_path(pack).read_bytes()

@@ -1,4 +1,4 @@
-"""Each change of a program that docs/loaders.md shows is short, and the changed program runs."""
+"""The changes of programs in docs/loaders.md are short, and the changed programs run."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class ReplicaServer:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # For each file that this node has passed on: the node to which it sends peers that request
-        # the file. For any other file: NOBODY.
+        # For each file that this node has passed on to another node: the number of that node, to
+        # which this node sends peers that request the file. For any other file: NOBODY.
         self.moved: dict[int, int] = {}
         self.patience = -1
 

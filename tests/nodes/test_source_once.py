@@ -84,8 +84,8 @@ def test_a_small_file_of_another_node_is_not_opened_at_the_source(
     cluster.epoch(0)
     for node in cluster.nodes:
         node.wait_idle()
-    # On a busy machine, a node may wait too long for a peer's answer, and then opens the file at
-    # the source. So 5 % more opens are allowed.
+    # On a busy machine, a node may give up waiting for a peer's answer, and open the file at the
+    # source. So 5 % more opens are allowed.
     assert cluster.opened() <= 1.05 * files
     first, *others = (mount.counts()["open"] for mount in cluster.mounts)
     assert first <= int(cluster.nodes[0].nodes()["own_files"]) + files // 20

@@ -31,8 +31,8 @@ FIRST, SECOND = CONTENT[:BLOCK], CONTENT[BLOCK:]
 LIMIT_S = 0.25
 FORGED = PeerStatus.FORGED
 
-# A part of an answer: bytes, or a function that makes the bytes for a connection, whose next seals
-# it may use.
+# A part of an answer: bytes, or a function that makes the bytes. The function gets the connection,
+# because valid seals depend on what was sent over the connection before.
 Part = bytes | Callable[[Line], bytes]
 
 

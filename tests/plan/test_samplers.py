@@ -88,7 +88,7 @@ def test_numpy_seeded_anew_each_epoch() -> None:
 # --- libstdc++ ----------------------------------------------------------------------------------
 
 # Values from known.cpp, built by g++ 12.2: samples, seed, and the hashes of two epochs. With up to
-# 46,340 samples, one random number is used for two places.
+# 46,340 samples, std::shuffle chooses the places of two samples with one random number.
 MINSTD = [
     (1, 1, 0, 0),
     (7, 0, 2552155868584196707, 8844738974881718733),

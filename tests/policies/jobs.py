@@ -46,7 +46,10 @@ def cluster(
 def written(
     orders: npt.ArrayLike, machine: Cluster, sizes: npt.ArrayLike | None = None, seed: int = 0
 ) -> Job:
-    """Returns a job with the given orders.  orders : (epochs, nodes, steps, batch), file numbers"""
+    """Returns a job with the given orders.
+
+    orders : the numbers of the files, in the shape (epochs, nodes, steps, batch)
+    """
     table = np.array(orders, dtype=np.int32)
     weights = np.ones(int(table.max()) + 1) if sizes is None else np.asarray(sizes)
     return Job(

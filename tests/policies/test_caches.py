@@ -38,8 +38,8 @@ def test_hash_has_one_owner_for_a_file() -> None:
     job = shuffled(1200, cluster([[300], [300], [600]]), epochs=2, batch=10)
     decision = hashed(job)
     assert len(set(decision.copies.file.tolist())) == len(decision.copies.file)
-    # Each node gets a part of the 1,200 files in proportion to its room of 300, 300 or 600 files.
-    # The hash deviates a little, so a few files may have no holder.
+    # The nodes have room for 300, 300 and 600 files. There are 1,200 files, so at most a few
+    # of them have no holder.
     assert len(decision.copies.file) > 1150
     assert decision.remote
     # The holder of a file reads it for all nodes. A file without a holder is read by each node.

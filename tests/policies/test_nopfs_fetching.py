@@ -46,8 +46,8 @@ def places() -> Places:
     ("clients", "expected"),
     [
         # The rates of one thread: 100 MB/s from local RAM, 50 MB/s from the local SSD, 80 MB/s from
-        # remote RAM (the link's rate), and 50 MB/s from a remote SSD. The file system gives it 60,
-        # 45 and 25 MB/s if there are 1, 2 and 4 clients.
+        # remote RAM (the link's rate), and 50 MB/s from a remote SSD. The file system gives a
+        # thread 60, 45 and 25 MB/s if there are 1, 2 and 4 clients.
         (1, [L, P, R, P, P, R, L, L, P, R, P, P]),
         (2, [L, L, R, R, P, R, L, L, L, R, L, P]),
         (4, [L, L, R, R, P, R, L, L, L, R, L, P]),

@@ -47,8 +47,8 @@ def test_edges_by_hand() -> None:
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """The cost of two shuffled epochs in a row is random. The costs of many pairs of epochs have
-    the mean and the standard deviation that follow from chance.
+    """The cost (see the test above) of two shuffled epochs in a row is random. The costs of many
+    pairs of epochs have the mean and the standard deviation that follow from chance.
 
     If the buffer has room for c of n samples, the mean is c (1 - c / n), and the standard deviation
     is c (1 - c / n) / sqrt(n)."""

@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     for turn, name in enumerate(names):
         if turn:
             print("next", flush=True)
-            # Read one byte, which is the whole line. A longer read could also take the following
-            # line, which is meant for the next reader.
+            # Reads one byte, the newline of an empty line. A longer read could also take the
+            # following line, which is meant for the next reader.
             os.read(0, 1)
         READERS[name](root, Transcript(name, root))
     return 0

@@ -105,8 +105,8 @@ def os_pread_threads(root: Path, out: Transcript) -> None:
 
 @reader
 def read_seek(root: Path, out: Transcript) -> None:
-    """Reads without a buffer after SEEK_SET, SEEK_CUR, SEEK_END and SEEK_DATA, also beyond the
-    end."""
+    """Opens files without a buffer (buffering=0), seeks with SEEK_SET, SEEK_CUR, SEEK_END and
+    SEEK_DATA, also beyond the end, and reads between the seeks."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             head = file.read(13)

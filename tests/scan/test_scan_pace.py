@@ -190,8 +190,8 @@ def test_only_wanted_directories_are_listed_without_allowance(tmp_path: Path) ->
         assert not names(walk, for_s=0.2)
         walk.allow(50, 0)
         some = names(walk, for_s=0.3)
-        # Fewer than 50 names below `c` may be found, because the names in the root count too. More
-        # than 50 may be found, because the walk always examines a whole portion of names.
+        # The walk may examine 50 names. Names in the root are among them, so it may find fewer than
+        # 50 names below `c`. It always examines a whole portion of names, so it may find more.
         assert 30 <= len([name for name in some if name.startswith("c/")]) <= 50 + 16
         walk.allow(-1, 0)
         more = names(walk, for_s=0.3)

@@ -89,9 +89,8 @@ def epoch_ends(
     sizes: list[int], steps: int, staging: int, read: float, compute: float
 ) -> list[float]:
     """Computes when each epoch of `steps` samples ends, on one node that reads and uses one sample
-    after the other. A sample is read as soon as two conditions hold: the buffer has room for it,
-    and all epochs before the previous epoch have ended. When its use begins, the sample frees its
-    room."""
+    after the other. A sample of epoch e is read as soon as the buffer has room for it and epoch
+    e - 2 has ended. When the use of a sample begins, its room in the buffer becomes free."""
     read_end, ends, held = 0.0, [0.0], 0
     used: list[float] = []  # when each sample's use begins
     gone = 0  # how many samples have left the buffer
@@ -302,7 +301,7 @@ def test_copies_made_beside_training_wait_for_the_readers() -> None:
 def test_an_owner_reads_for_all() -> None:
     """Both nodes use file 0. Node 0 owns it, and reads it from the file system for both nodes.
 
-    Reading the 10 bytes takes node 0 1 s; sending them to node 1 takes 2 s more. In the second
+    Node 0 reads the 10 bytes in 1 s, and then sends them to node 1 in 2 s. In the second
     epoch, node 1 reads node 0's copy in 2 s."""
     decision = Decision(
         staging=False,
@@ -357,8 +356,8 @@ def test_a_read_that_nobody_waited_for_is_hurried_when_somebody_does() -> None:
     Each of two nodes reads 10 bytes/s. Files have 10 bytes; only file 13 is empty. Node 0 reads
     file 0, and then files 3 to 12 for its own training. It would copy file 1 only after these
     reads. Node 1 waits 1 s for file 2, and then needs file 1. Node 0 ends its read of file 3 at
-    2 s, and then reads file 1 until 3 s. So node 1 waits 2 s for file 1. If its request did not
-    come before node 0's other reads, it would wait 11 s."""
+    2 s, and then reads file 1 until 3 s. So node 1 waits 2 s for file 1. If node 0 read file 1 only
+    after its other reads, node 1 would wait 11 s."""
     order = [[[[0], *([i] for i in range(3, 13))], [[2], [1], *([13] for _ in range(9))]]]
     decision = Decision(
         copies=Copies.of([(0, 1, np.array([1]))]),

@@ -57,7 +57,8 @@ def test_nodes_that_share_read_the_source_once(five: dict[str, Result]) -> None:
 def test_what_sharing_saves_from_the_second_epoch_on(five: dict[str, Result]) -> None:
     assert later(five[SOURCE_ONLY]) >= 2.6 * later(five["hash"])
     assert later(five[SOURCE_ONLY]) >= 4 * later(five["planned"])
-    # In the first epoch, sharing is not slower than reading everything from the source.
+    # In the first epoch, nodes that share files are not slower than nodes that read everything
+    # from the source.
     for name in ("hash", "planned"):
         assert five[name].epoch_seconds[0] <= 1.02 * five[SOURCE_ONLY].epoch_seconds[0]
 

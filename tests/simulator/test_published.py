@@ -27,8 +27,8 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# For each set of rates, the policies whose runs on MNIST do not need --long. No run with the set
-# stressS3 needs --long. LBANN's policies refuse stressS3, so the set `paper` has them here.
+# These runs do not need --long: all runs with the set of rates stressS3, and the following runs on
+# MNIST (set of rates -> policies). LBANN's policies refuse stressS3, so the set `paper` has them.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),

@@ -120,8 +120,8 @@ def test_clients_are_those_that_read_now() -> None:
         log.read(3, 7.0)  # long after now
         log.read(3, 8.0)
         # The clients are counted at the time 1.0. The published program counts all nodes that read
-        # after this time: nodes 2 and 3. Without the switch CLIENTS_OF_THE_FUTURE, the log counts
-        # the nodes that read within the window around this time: nodes 1 and 2.
+        # after this time: nodes 2 and 3. Without the switch CLIENTS_OF_THE_FUTURE, `log` counts the
+        # nodes that read within the window around this time: nodes 1 and 2.
         assert log.clients(1.0, 0) == 3
         assert log.clients(1.0, 3) == seen_by_3
         assert log.clients(0.0, 0) == before

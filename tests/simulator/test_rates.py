@@ -1,4 +1,4 @@
-"""Curves of rates between, below and above their points, and units of rates."""
+"""The values of a curve of rates between, below and above its points, and units of rates."""
 
 from __future__ import annotations
 

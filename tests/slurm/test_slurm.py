@@ -262,9 +262,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     step = f"srun --job-name=monarch-serve --overlap --wait=0 --mpi=pmi2 -n{COUNT}"
     serve = f"{step} --ntasks-per-node=1"
     # The train script repeats the step that has started the daemons. Only the dead daemon is
-    # started again; on the other nodes, the task of the step ends at once. The step prints how many
-    # daemons already served, perhaps only after the new daemon answers. So the job waits for the
-    # file `enough`, which the test makes when it has seen this line.
+    # started again; on the other nodes, the task of the step ends at once. The step prints a line
+    # that says how many daemons already served. The new daemon may answer before that. So the job
+    # waits for the file `enough`, which the test makes when it has seen the line.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

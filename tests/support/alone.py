@@ -30,9 +30,9 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
             self.pending[:] = [index for index in self.pending if index not in self._alone]
             nodes = list(self.node2pending)
             if self._alone and len(self.pending) < MIN_PENDING * len(nodes):
-                # With so few tests, check_schedule() of xdist would shut down each worker as soon
-                # as the worker has a test. So all workers but one are shut down now, and this one
-                # runs all tests.
+                # With so few tests in `pending`, check_schedule() of xdist would shut down each
+                # worker as soon as the worker has a test. So all workers but one are shut down now,
+                # and the remaining worker runs all tests.
                 for node in nodes[1:]:
                     node.shutdown()
                 self.pending, self._alone = self.pending + self._alone, []

@@ -20,12 +20,14 @@ def examples(count: int) -> int:
 
 
 def seeds(count: int, few: int = 2) -> list[Any]:
-    """Returns the values of a parameter; all but the first `few` are run only with --long."""
+    """Returns 0 to `count` - 1 as values of a test's parameter. Without --long, the test is run
+    with the first `few` values only."""
     return [pytest.param(n, marks=[pytest.mark.long] * (n >= few)) for n in range(count)]
 
 
 def cases(values: Iterable[Any], short: Collection[Any]) -> list[Any]:
-    """Returns the values of a parameter; those that `short` lacks are run only with --long."""
+    """Returns `values` as values of a test's parameter. Without --long, the test is run only with
+    the values in `short`."""
     every = list(values)
     assert all(value in every for value in short), "a short case is not among the cases"
     return [pytest.param(v, marks=[pytest.mark.long] * (v not in short)) for v in every]

@@ -145,8 +145,8 @@ class Loop:
             stream.close()
 
     def wait_passes(self, count: int = 2, timeout: float = 30) -> float:
-        """Waits until the process has read everything `count` times from now on. Returns how long
-        [s] the slowest file took."""
+        """Waits until the process has read all its files `count` more times, not counting the pass
+        in progress. Returns the longest time [s] that the process took for one file."""
         first = len(self.passes) + 1  # skips the pass that is in progress
 
         def done() -> bool:

@@ -290,7 +290,7 @@ def _run_daemon(command: Sequence[str]) -> None:
 def enter(namespace: int, flags: int = CLONE_NEWNET) -> None:
     """Moves the calling thread into a namespace.
 
-    namespace : a descriptor of the namespace; it is closed
+    namespace : a descriptor of the namespace, which this function closes
     flags : the kinds of namespaces, as for setns(2)
     """
     libc = ctypes.CDLL(None, use_errno=True)

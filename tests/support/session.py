@@ -89,8 +89,8 @@ class Session:
     """One configuration with its daemon.
 
     tiers : as in the configuration's `hierarchy`; by default one of 256 MiB below the directory
-    settings : other keys. `prefetch` is `on_demand` unless a test sets it: most tests count opens,
-        and files that no program has opened would be copied at unpredictable times
+    settings : other keys. Unless a test sets `prefetch`, it is `on_demand`. With `auto`, the daemon
+        would open further files at unpredictable times, and most tests count opens
     """
 
     def __init__(

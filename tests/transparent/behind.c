@@ -143,7 +143,7 @@ static pid_t writer(int flags) {
     fflush(stdout);
     pid_t child = fork();
     if (!child) {
-        /* without this, the child's inherited descriptors would keep the lease */
+        /* Without this call, the child's inherited descriptors would keep the lease. */
         syscall(SYS_close_range, 3, ~0U, 0);
         int fd = open(path, O_RDWR | flags);
         _exit(fd < 0 ? errno : pwrite(fd, "NEW", 3, 0) != 3);

@@ -283,9 +283,9 @@ def test_tensorflow_only_looks_at_the_source(
 def test_a_directory_that_changes_while_it_is_scanned_is_not_told_before_its_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A directory may have changed just after the daemon listed it. The timestamp need not show
-    this change, because two changes within one tick of the clock give the same timestamp. So the
-    catalog does not answer for the directory until the daemon has listed it again."""
+    """A directory may have changed just after the daemon listed it. The directory's timestamp need
+    not show this change, because two changes within one tick of the clock give the same timestamp.
+    So the catalog does not answer for the directory until the daemon has listed it again."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "one").touch()

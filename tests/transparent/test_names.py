@@ -250,7 +250,7 @@ def _await_sight(with_it: Commands, without: Commands, tree: str) -> None:
     wait_until(
         lambda: look(with_it, tree, "absolute") == expected,
         timeout=20,
-        what=f"a view under the library that shows the changes in {tree}",
+        what=f"the changes in {tree}, seen by a program under the library",
         every=0.1,
     )
 

@@ -169,7 +169,7 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    # the second run may differ, because the daemon may have found some names in between
+    # The daemon may have found some names since the first run. The results must be the same.
     assert same(session, ASK, top, *asked) == said
 
 

@@ -295,8 +295,8 @@ for helper in ("path", "data", "opened", "shell"):
 
 
 def attributes(st: os.stat_result) -> dict[str, int]:
-    """Returns the attributes. The size of a directory is left out, because it depends on the file
-    system."""
+    """Returns the attributes in `st`. Leaves out the size of a directory, because it depends on the
+    file system."""
     names = ["mode", "nlink", "uid", "gid", "ino", "dev", "mtime_ns", "ctime_ns"]
     found = {name: getattr(st, f"st_{name}") for name in names}
     return found | ({} if stat.S_ISDIR(st.st_mode) else {"size": st.st_size})

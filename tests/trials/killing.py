@@ -213,8 +213,8 @@ class Trial:
         return [*map(str, others), *map(str, nobodys), *names]
 
     def count_hits(self) -> None:
-        """Asks all daemons for their counts of hits and of bytes sent to other nodes. Adds the
-        counts of those that answer to the tally."""
+        """Asks all daemons for their counts of hits and of bytes sent to other nodes. Adds to the
+        tally the counts of the daemons that answer."""
         for node in self.site.nodes:
             with suppress(SessionError):
                 self.tally.hits += node.totals()["hits"]

@@ -39,8 +39,8 @@ def make_known(root: Path, sizes: Mapping[int, int]) -> None:
 
 
 class Reading:
-    """A process of reader.c. If it still runs when the context ends, it is killed. It must print
-    nothing.
+    """A process of reader.c. If it still runs when the context ends, it is killed. It must write
+    nothing to standard error.
 
     sizes : seed -> size [bytes] of the files in `root`
     prefix : words before the program, for example to run it in a cgroup or namespace

@@ -9,9 +9,9 @@
  *   full       no descriptor is free after the files are opened
  *   late       each thread has opened its first file before any file is read
  *
- * Each file is read once. If there are fewer files than threads, each thread reads one file, and
- * some files are read several times. Word i of a file is word_of(seed, i), see known_bytes.h. The
- * program prints its counts as JSON, among them:
+ * If there are at least as many files as threads, each file is read once. If there are fewer, each
+ * thread reads one file, and some files are read several times. Word i of a file is word_of(seed,
+ * i), see known_bytes.h. The program prints its counts as JSON, among them:
  *   wrong: wrong bytes;  short: reads that returned another number of bytes than expected;
  *   errors: failed calls;  errno: the error number of the last failed call
  */
