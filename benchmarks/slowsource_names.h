@@ -31,7 +31,8 @@ static struct inode *node(fuse_ino_t ino) {
     return ino == FUSE_ROOT_ID ? &root : (struct inode *)(uintptr_t)ino;
 }
 
-/* An O_PATH descriptor cannot be used to open, chmod or read attributes; its name in /proc can. */
+/* Returns the name in /proc of the inode's descriptor. Calls such as open, chmod and getxattr
+ * accept this name, but not the descriptor itself, because it is an O_PATH descriptor. */
 struct proc_name {
     char s[32];
 };

@@ -179,8 +179,9 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow and resets its counts. The kernel
-    drops the cached pages of a file of this source whenever the file is opened."""
+    """Drops the cached pages of all files, makes the source slow and resets its counts. To drop the
+    pages, opens each file: the kernel drops the cached pages of a file of this source at each
+    open."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))

@@ -1,4 +1,7 @@
-"""The caches of the policies that fill them before training (NoPFS, section 6.1)."""
+"""Fills the nodes' caches as the policies do that NoPFS is compared with (NoPFS, section 6.1).
+
+nopfs.py has the policy of NoPFS itself.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +114,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. The cache gets as many files as a shard has: those
-    that the node reads first."""
+    """Fills every node's cache during training. The cache gets the files that the node reads first,
+    as many files as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -46,8 +46,8 @@ const char *monarch_fd_to_change(int fd, char *real);
  * string if that file is no longer at its path. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Returns whether the path leads to a copy. The beginning of the path is compared first. This rules
- * out nearly all paths without a system call. */
+/* Does the same as monarch_leads_to_copy, but first checks that the path begins like a descriptor's
+ * name in /proc or /dev. This check rules out nearly all paths without a system call. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')

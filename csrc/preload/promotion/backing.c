@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* One of the two descriptors is not the backing descriptor of `fd`: `before` if `high` has
-     * replaced it, or `high` if `high` could not be recorded. Remove its mark IS_BACKING. */
+    /* If `high` was recorded, `before` is no longer the backing descriptor of `fd`. Otherwise,
+     * `high` has not become it. The one that is not (`left`) loses its mark IS_BACKING. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
