@@ -105,9 +105,9 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
 }
 
 /* These two functions surround a call that creates a file as root. They make the new file get the
- * caller's group, or the directory's group if the directory is set-group-id. (The kernel applies
- * the second rule itself.) setfsuid would also set the user, but would take away the write access
- * that the caller has only through a supplementary group. */
+ * caller's group, or the directory's group if the directory is set-group-id. (The kernel
+ * itself applies the second rule.) setfsuid would also set the user, but would take away the write
+ * access that the caller has only through a supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);

@@ -226,7 +226,8 @@ def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rou
                 said = ", ".join(f"{each.seconds:.2f} s" for each in epochs)
                 load = os.getloadavg()[0]
                 print(
-                    f"  round {number + 1}: {source}: {name}: epochs of {said}, load {load:.1f}",
+                    f"  round {number + 1}: {source}: {name}: epochs took {said};"
+                    f" load average {load:.1f}",
                     file=sys.stderr,
                 )
     return runs

@@ -144,7 +144,7 @@ def evenly() -> Iterator[Result]:
     for name, each in (("SolarSampler", loads), ("equal batches", equal)):
         spread = each.max(axis=1) - each.min(axis=1)
         low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
-        what = f"{name}: difference between the most and the fewest loads of a rank in a step"
+        what = f"{name}: loads of a step's busiest rank minus those of its least busy rank"
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 

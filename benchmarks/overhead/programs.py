@@ -105,9 +105,9 @@ def _alike() -> Iterator[list[int]]:
 def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Returns the CPU times of both commands [ns]. They run at the same time on one core each, then
-    again with exchanged cores. A slow phase of the machine thus affects both, and so does a slower
-    core."""
+    """Returns the CPU times of both commands [ns]. The commands run at the same time, each on a
+    core of its own, and then again with exchanged cores. So a slow phase of the machine affects both
+    commands, and so does a slower core."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]

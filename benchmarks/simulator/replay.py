@@ -168,12 +168,12 @@ def main() -> None:
                     worst = max(abs(a / b - 1) for a, b in zip(said, real, strict=True))
                     total = abs(sum(said) / sum(real) - 1)
                     epochs.append({"how": how, "room": share, "simulated": said, "real": real})
-                    text = f"reads {how}, room for {share:.0%}: error of the total time, {what} run"
+                    text = f"reads {how}, room for {share:.0%}: error of simulated time, {what} run"
                     results.append(Result(f"{what}_{threads}_{share}", text, "", total, limit))
                     results.append(
                         Result(
                             f"{what}_{threads}_{share}_epoch",
-                            "  error of the time, worst epoch",
+                            "  error of the simulated time, worst epoch",
                             "",
                             worst,
                             None,

@@ -86,7 +86,7 @@ void monarch_changed_names_of(int dir, char *path);
 /* Call this after an open of `path` that may have created the file. Records that the listing of the
  * file's directory is no longer valid. real: a buffer of MONARCH_PATH_MAX bytes. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Call this after an open of `path` for writing. Records that the file `fd` changes. If `created`
+/* Call this after an open of `path` for writing. Records a change of the file of `fd`. If `created`
  * is 1, the open may have created the file, so also records that the listing of its directory is no
  * longer valid. Returns the same value as monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

@@ -3,7 +3,7 @@
  * A program reads a file without a copy at the source, through its own descriptor. After the
  * program has read the whole file, the library hands the descriptor over to the daemon, which makes
  * the copy from the page cache. So the source handles only one open, and sends each byte only once.
- * If a handover is lost, the daemon fills the file itself. */
+ * If a handover is lost, the daemon itself reads the file at the source. */
 #pragma once
 
 #include <sys/stat.h>

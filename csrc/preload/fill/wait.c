@@ -23,7 +23,7 @@
 #define SILENCE_NS 750000000ULL
 #endif
 /* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
- * slow: a reader that read the source itself would not get the bytes sooner. */
+ * slow: a reader that turned to the source would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
@@ -202,8 +202,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* An answered wait may bring no bytes, and the reader then waits again. The limit applies to
-     * all waits of the reader together; the first of them has begun at w->since_ns. */
+    /* The daemon may answer the demand although no bytes are ready. The reader then waits again.
+     * The limit applies to all these waits together; the first one has begun at w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {

@@ -10,10 +10,10 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learnt. It consists of
- * SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a new
- * directory replaces another one. When the replaced directory is used again, the library learns its
- * target again. */
+/* The table has an entry for each directory whose target the library has learnt. The table
+ * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
+ * new directory replaces another one. When the replaced directory is used again, the library learns
+ * its target again. */
 #define SETS 1024
 #define WAYS 4
 /* A directory that leads to no source may later get a link into a source. So one in LOOK_AGAIN

@@ -116,7 +116,7 @@ static void give_way(int backing, int fd) {
 }
 
 /* `fd` is a descriptor of a copy that is being closed. Drops all POSIX locks of the process on
- * the copy's source file. The kernel would drop them itself if `fd` were a descriptor of the
+ * the copy's source file. The kernel itself would drop them if `fd` were a descriptor of the
  * source file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
