@@ -191,8 +191,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures how long ranks wait in the testbeds of `configurations`, if they compute for
-        twice as long as reading takes."""
+        """Measures, in the testbeds of `configurations`, how many opens find no complete copy if
+        the ranks compute for twice as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:

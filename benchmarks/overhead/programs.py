@@ -106,8 +106,8 @@ def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Returns the CPU times of both commands [ns]. The commands run at the same time, each on a
-    core of its own, and then again with exchanged cores. So a slow phase of the machine affects both
-    commands, and so does a slower core."""
+    core of its own, and then again with exchanged cores. So a slow phase of the machine affects
+    both commands, and so does a slower core."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]

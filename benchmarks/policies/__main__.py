@@ -131,7 +131,7 @@ def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: li
         for named, policy in (("lru", lru), ("belady", belady)):
             _saved(named, policy, job, path, row, results)
         rows.append(row)
-        text = f"order of epochs, tier holds {part:.0%}: cost of the chosen order / lower bound"
+        text = f"order of epochs, tier holds {part:.0%}: cost of the order / lower bound"
         results.append(Result(f"epoch_path_{part}", text, "ratio", cost / least, 1.2))
 
 
@@ -151,7 +151,7 @@ def _saved(
     seconds = (plain - ours) * SOLAR_BYTES / SOLAR_SAMPLES / PFS_BYTES_PER_S
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
-    text = f"order of epochs, tier holds {part:.0%}: share of {named}'s loads that the chosen order saves"
+    text = f"order of epochs, tier holds {part:.0%}: share of {named}'s loads that the order saves"
     # Reordering is off by default, because with optimal eviction (Belady) it saves less than 1 %.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"
