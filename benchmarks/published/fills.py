@@ -1,4 +1,4 @@
-"""Fills the nodes' caches as the policies do that NoPFS is compared with (NoPFS, section 6.1).
+"""Fills the nodes' caches for the policies with which NoPFS is compared (NoPFS, section 6.1).
 
 nopfs.py has the policy of NoPFS itself.
 """

@@ -158,7 +158,7 @@ def main() -> None:
         with SlowSource(place / "backing", place / "mount", binary=binary) as slow:
             replay = Replay(args, place, slow)
             for threads in (0, AHEAD[0]):
-                how = f"{threads} samples ahead at a time" if threads else "in turn"
+                how = f"ahead, {threads} samples at a time" if threads else "in turn"
                 recorded = replay.run(0.6, threads)
                 for share, limit in ((0.6, 0.10), (0.3, 0.15), (1.1, 0.15)):
                     what = "recorded" if share == 0.6 else "predicted"
