@@ -68,7 +68,9 @@ def constants(files: int, nodes: int) -> list[Result]:
     return [
         Result("catalog", "size of the catalog in shared memory", "B/file", catalog, None),
         Result("told", "what a scan sends to each node", "B/file", told(files // 10), None),
-        Result("owners", "CPU time of owners by hash, per file and node", "ns", owning * 1e9, None),
+        Result(
+            "owners", "CPU time to find owners by hash, per file and node", "ns", owning * 1e9, None
+        ),
         Result("plan", "size of the plan's file", "B/file", plan_bytes, None),
         Result(
             "drawn",

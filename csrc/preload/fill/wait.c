@@ -166,8 +166,8 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 
 /* Returns whether the daemon's threads that fill from this origin (the source, or another node) may
  * have to act on a demand for the file. The flags of the file's entry tell from which origin this
- * node fills the file; no flag: that is not decided yet, so all threads may have to act. All
- * threads may also have to act while the file is being filled. */
+ * node fills the file. Without a flag, the origin is not decided yet, so all threads may have to
+ * act. All threads may also have to act while the file is being filled. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
