@@ -24,7 +24,7 @@
 static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* For each backing descriptor: the lower half of its file's inode number. The program may have
  * closed the backing descriptor by a direct system call, and may have opened another file with the
- * same descriptor number. From the inode number, is_ours notices this. */
+ * same descriptor number. is_ours detects this by the inode number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -115,8 +115,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* `fd` is a descriptor of a copy that is being closed. Drops all POSIX locks of the process on
- * the copy's source file. The kernel itself would drop them if `fd` were a descriptor of the
+/* `fd`, a descriptor of a copy, is being closed. Drops all POSIX locks of the process on the
+ * copy's source file. The kernel itself would drop them if `fd` were a descriptor of the
  * source file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
