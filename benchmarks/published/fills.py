@@ -66,8 +66,8 @@ def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int)
 
 
 def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
-    """Returns the files from `first` on that go into a class, up to the first one that does not
-    fit."""
+    """Returns the files from `first` on that fit into a class. The list ends before the first file
+    that does not fit."""
     fill = np.cumsum(inputs.sizes[first:end])
     return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
 
