@@ -104,7 +104,7 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
     ]
     right.bar(names, middle, yerr=errors, color=[PLAIN, OURS], width=0.5, capsize=4)
     right.set_ylabel("samples (median and quartiles over all steps)")
-    title = "Difference between the most and the fewest\nloads of a rank in a step"
+    title = "Loads of a step's busiest rank\nminus those of its least busy rank"
     right.set_title(title, fontsize=10)
 
 

@@ -73,7 +73,8 @@ static void wait_link(uint64_t n) {
     }
 }
 
-/* Counts the operation and waits for its latency. Returns 1 if it replied with the error `fail`. */
+/* Counts the operation and waits for its latency. Returns 1 if it has replied to
+ * the request with the error control->fail. */
 static int refused(fuse_req_t req, enum kind kind) {
     control->count[kind]++;
     wait_latency(kind);

@@ -31,7 +31,8 @@ static struct inode *node(fuse_ino_t ino) {
     return ino == FUSE_ROOT_ID ? &root : (struct inode *)(uintptr_t)ino;
 }
 
-/* An O_PATH descriptor cannot be used to open, chmod or read attributes; its name in /proc can. */
+/* Returns the name in /proc of the inode's descriptor. Calls such as open, chmod and getxattr
+ * accept this name, but not the descriptor itself, because it is an O_PATH descriptor. */
 struct proc_name {
     char s[32];
 };
@@ -104,9 +105,9 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
 }
 
 /* These two functions surround a call that creates a file as root. They make the new file get the
- * caller's group, or the directory's group if the directory is set-group-id. (The kernel applies
- * the second rule itself.) setfsuid would also set the user, but would take away the write access
- * that the caller has only through a supplementary group. */
+ * caller's group, or the directory's group if the directory is set-group-id. (The kernel
+ * itself applies the second rule.) setfsuid would also set the user, but would take away the write
+ * access that the caller has only through a supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);

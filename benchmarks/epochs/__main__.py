@@ -107,7 +107,7 @@ class Epochs:
     def _later(self, daemon: Daemon, ours: Child) -> None:
         """Measures epochs from the copies, each paired with one that reads the copies without the
         library. Also counts the operations that reach the source; locks are not counted, because
-        the kernel handles the locks of this source itself."""
+        the kernel itself handles locks on the files of this source."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]

@@ -37,8 +37,8 @@ class Dataset:
         return len(self.directories) + len(self.files) + len(self.links)
 
     def glob(self) -> int:
-        """Lists a directory like tf.io.gfile.glob, which checks for each entry whether it is a
-        directory."""
+        """Finds the images like tf.io.gfile.glob, which checks for each matching entry whether the
+        entry is a directory."""
         found, level = 0, [self.root]
         for pattern in ("train", "class*", "*.jpg"):
             children = [f"{parent}/{name}" for parent in level for name in os.listdir(parent)]

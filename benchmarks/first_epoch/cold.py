@@ -99,8 +99,8 @@ class Case:
 
     @property
     def most_bytes(self) -> float | None:
-        """The limit on the bytes that the source may send for each byte that is read; None if
-        everything may be sent."""
+        """The limit on the bytes that the source may send for each byte that an epoch reads; None
+        if the whole dataset is read."""
         return MOST_FOR_EACH + MOST_BESIDE / self.bytes_read if self.share < 1 else None
 
     @property

@@ -146,7 +146,11 @@ def beside_fills(place: Path, rounds: int) -> list[Result]:
     filled = statistics.median(ours["fills"] for ours, _ in pairs)
     at = f"files of {SIZE // KIB} KiB, latency {LATENCY_S * 1e3:g} ms, {RATE / 1e6:g} MB/s"
     return [
-        line("p50_s", f"{at}: median time of open and read beside fills / without", MEDIAN_LIMIT),
+        line(
+            "p50_s",
+            f"{at}: median time of open and read beside fills / without fills",
+            MEDIAN_LIMIT,
+        ),
         line(
             "p99_s",
             "  99th percentile of the time of open and read beside fills / without fills",

@@ -1,7 +1,7 @@
 """``python -m benchmarks.first_epoch.warm``: how long `monarch warm` takes for many small files.
 
-A daemon with default settings has just been started, and its scan is in progress. Each run begins
-with an empty tier in RAM and a mount of its own. Needs FUSE.
+When the command begins, a daemon with default settings has just started, and its scan is in
+progress. Each run begins with an empty tier in RAM and a mount of its own. Needs FUSE.
 """
 
 from __future__ import annotations

@@ -179,8 +179,9 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow and resets its counts. The kernel
-    drops the cached pages of a file of this source whenever the file is opened."""
+    """Drops the cached pages of all files, makes the source slow and resets its counts. To drop the
+    pages, opens each file: the kernel drops the cached pages of a file of this source at each
+    open."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))
@@ -225,7 +226,8 @@ def rounds_of(place: Path, slow: SlowSource, names: list[str], samples: int, rou
                 said = ", ".join(f"{each.seconds:.2f} s" for each in epochs)
                 load = os.getloadavg()[0]
                 print(
-                    f"  round {number + 1}: {source}: {name}: epochs of {said}, load {load:.1f}",
+                    f"  round {number + 1}: {source}: {name}: epochs took {said};"
+                    f" load average {load:.1f}",
                     file=sys.stderr,
                 )
     return runs

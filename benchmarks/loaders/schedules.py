@@ -144,7 +144,7 @@ def evenly() -> Iterator[Result]:
     for name, each in (("SolarSampler", loads), ("equal batches", equal)):
         spread = each.max(axis=1) - each.min(axis=1)
         low, middle, high = np.quantile(spread, (0.25, 0.5, 0.75)).tolist()
-        what = f"{name}: difference between the most and the fewest loads of a rank in a step"
+        what = f"{name}: loads of a step's busiest rank minus those of its least busy rank"
         yield Result(f"spread-{name}", what, "", middle, None, quartiles=(low, high))
 
 
@@ -178,8 +178,9 @@ def memory() -> float:
 
 
 def cost(kind: type[Any]) -> tuple[float, float]:
-    """Returns the CPU time [s] to compute one rank's epoch, and the sampler's memory [MiB]. The
-    memory includes the table of the holders, which is made before the measured time begins."""
+    """Returns the CPU time [s] to compute one rank's order of an epoch, and the sampler's memory
+    [MiB]. The memory includes the table of the holders, which is made before the measured time
+    begins."""
     before = memory()
     sampler = large(kind)
     began = time.process_time()
@@ -213,7 +214,7 @@ def epoch() -> Iterator[Result]:
         name = kind.__name__.removesuffix("Sampler")
         yield Result(
             f"cpu-{name}",
-            f"{name}, 18.9 million samples, 32 ranks: CPU time to compute an epoch",
+            f"{name}, 18.9 million samples, 32 ranks: CPU time to compute an epoch's order",
             "s",
             seconds,
             3.0,

@@ -77,8 +77,8 @@ class Run:
     gone: tuple[int, ...] = ()
 
     def by_hash(self) -> list[Simulated]:
-        """Simulates daemons that determine the owners of files by hash. They do not know the next
-        accesses: a free thread takes the next file, and an epoch starts without any prefetched
+        """Simulates daemons that determine the owners of files by hash. The daemons do not know the
+        next accesses: a free thread takes the next file, and an epoch starts without any prefetched
         file."""
         # The buffer is as large as the dataset, so readers wait only for the files that they have
         # requested, never for space in the buffer.
@@ -130,8 +130,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the share of the bytes read that belongs to files which the reading rank's own
-        node does not keep."""
+        """Returns the share of all read bytes that lies in files which the reading rank's own node
+        does not keep."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True

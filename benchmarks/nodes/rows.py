@@ -23,18 +23,15 @@ from benchmarks.nodes.transfer import transfer
 from benchmarks.numbers import Result
 from benchmarks.peers.nodes import Nodes
 
-# The size of a node's tier, relative to the node's share of the dataset: SPARE leaves room to
-# spare, and JUST is just enough for names and partial blocks. STAGING: the size of the small
-# staging area relative to the dataset.
+# The size of a node's tier, relative to the node's share of the dataset. With SPARE, there is room
+# to spare. With JUST, the room beyond the files is just enough for names and partial blocks.
+# STAGING: the size of the small staging area relative to the dataset.
 SPARE, JUST, STAGING = 1.05, 1.02, 0.04
 EPOCHS = 5
 
 
 class Rows:
-    """The common part of all measurements.
-
-    scale : all rates are divided by it, so that the few cores of one machine suffice for all nodes
-    """
+    """The common part of all measurements."""
 
     def __init__(self, args: argparse.Namespace, place: Path, programs: tuple[Path, Path]) -> None:
         self.args, self.place, self.programs = args, place, programs
@@ -194,8 +191,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures how long ranks wait in the testbeds of `configurations`, if they compute for
-        twice as long as reading takes."""
+        """Measures, in the testbeds of `configurations`, how many opens find no complete copy if
+        the ranks compute for twice as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -208,7 +205,7 @@ class Rows:
             self.tell(name, transfer=transfer, epochs=[e.seconds for e in epochs], missed=missed)
             most = 0.01 if name == "plan" else None
             what = (
-                f"computing for twice the transfer, {name}: opens without a complete copy / opens"
+                f"computing twice as long as reading, {name}: opens without a complete copy / opens"
             )
             results.append(Result(f"waited_{name}", what, "", missed, most))
         return results
@@ -282,7 +279,7 @@ class Rows:
                 longest=[round(epoch.longest_s, 3) for epoch in epochs],
                 predicted=predicted,
             )
-        what = "  time of the slower one of this epoch and the next / simulated time"
+        what = "  slower of the epoch with the kill and the next one: time / simulated time"
         return [
             Result(
                 "killed_results",

@@ -34,8 +34,9 @@ from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeL
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 MIB = 1 << 20
-# A node's part of a job: files in an epoch, and their size; the compute rate; the link's rate; the
-# file system's rate for one client and for all [bytes/s].
+# A node's part of a job: the number of files in an epoch, the size of a file [bytes], and the
+# batch. Then the rates [bytes/s]: of computing, of the node's link, and of the file system for one
+# client and for all clients together.
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
 LABELS = {"hash": "hash", "plan": "plan, 5 epochs"}
@@ -67,7 +68,9 @@ def constants(files: int, nodes: int) -> list[Result]:
     return [
         Result("catalog", "size of the catalog in shared memory", "B/file", catalog, None),
         Result("told", "what a scan sends to each node", "B/file", told(files // 10), None),
-        Result("owners", "CPU time of owners by hash, per file and node", "ns", owning * 1e9, None),
+        Result(
+            "owners", "CPU time to find owners by hash, per file and node", "ns", owning * 1e9, None
+        ),
         Result("plan", "size of the plan's file", "B/file", plan_bytes, None),
         Result(
             "drawn",
@@ -80,7 +83,7 @@ def constants(files: int, nodes: int) -> list[Result]:
 
 
 def told(files: int) -> float:
-    """Returns how many bytes per file a scan sends to the other nodes."""
+    """Returns how many bytes per file a scan sends to each other node."""
     with tempfile.TemporaryDirectory() as place:
         source, tier = Path(place, "source"), Path(place, "tier")
         tier.mkdir()

@@ -331,8 +331,8 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns the totals of all living nodes since the start: bytes that the source has sent,
-        opens at the source, and the daemons' own counters."""
+        """Returns totals since the start: the bytes that the source has sent and the opens at the
+        source, for all nodes, and the daemons' own counters, for the daemons that still run."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),

@@ -21,7 +21,8 @@ class Operation:
     """A call to measure.
 
     name, what, limit : fields of the Result;  operation : the probe's name for the call
-    number : number of calls in a round;  rounds : factor for the requested number of rounds
+    number : number of calls in a round
+    rounds : this operation has so many times the requested number of rounds
     """
 
     name: str
@@ -76,9 +77,9 @@ class Calls:
         return result
 
     def scanned(self, directories: list[str], files: list[str]) -> list[Result]:
-        """Measures names and attributes while no copy exists. Both processes use the source's own
-        paths, which lie on a local file system: the catalog's answers are compared with that file
-        system."""
+        """Measures calls that ask for names and attributes while no copy exists. Both processes use
+        the source's own paths, which lie on a local file system. So the catalog, which answers in
+        one of them, is compared with that file system."""
         listed, looked_at = len(directories), min(CALLS_A_ROUND, len(files))
         return [
             *self._pair(

@@ -38,7 +38,7 @@ def why_not_counted() -> str | None:
 
 
 def _instructions(program: Path, call: str, number: int, environment: dict[str, str]) -> int:
-    """Returns the instructions of the whole process."""
+    """Returns the number of instructions that the whole process executes."""
     counted = program.with_name("callgrind.out")
     command = ["valgrind", "--quiet", "--tool=callgrind", f"--callgrind-out-file={counted}"]
     subprocess.run(

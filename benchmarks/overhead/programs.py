@@ -105,9 +105,9 @@ def _alike() -> Iterator[list[int]]:
 def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Returns the CPU times of both commands [ns]. They run at the same time on one core each, then
-    again with exchanged cores. A slow phase of the machine thus affects both, and so does a slower
-    core."""
+    """Returns the CPU times of both commands [ns]. The commands run at the same time, each on a
+    core of its own, and then again with exchanged cores. So a slow phase of the machine affects
+    both commands, and so does a slower core."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]
@@ -201,7 +201,8 @@ def imports(rounds: int) -> Iterator[Program]:
             (
                 ("TF_CPP_MIN_LOG_LEVEL", "3"),
                 ("TF_ENABLE_ONEDNN_OPTS", "0"),
-                # Without a fixed seed, the order of sets would vary, and the work with it.
+                # Without a fixed seed, the order of Python's sets would vary between runs, and
+                # with it the work of the import.
                 ("PYTHONHASHSEED", "0"),
             ),
             together=True,

@@ -22,7 +22,7 @@ __all__ = ["FileServer"]
 
 
 class FileServer(PeerServer):
-    """Shares the files passed to it until it is closed."""
+    """Shares the files that are passed to it, until the server is closed."""
 
     def _begin(self, bounds: Any) -> Any:
         self._table: Any = lib.monarch_peer_table_new()

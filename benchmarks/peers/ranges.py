@@ -1,4 +1,5 @@
-"""Fetches ranges of files from a peer in bulk, for tests and measurements without an engine."""
+"""Fetches ranges of files from a peer, many ranges in one call. For tests and measurements that run
+no daemon: a daemon's engine fetches by itself."""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ def steady_loads(samples: int, results: list[Result]) -> None:
             decision = policy(job)
             worst = max(float(loads_of_ranks(job, decision, e).sum()) for e in range(1, 4))
             name = f"loads_{named}_{part}"
-            text = f"{what}, tiers hold {part:.0%}: loads per epoch / samples that do not fit"
+            text = (
+                f"{what}, tiers hold {part:.0%}: loads of the worst epoch / samples that do not fit"
+            )
             results.append(Result(name, text, "ratio", worst / least, limit))
 
 
@@ -102,8 +104,8 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Chooses the path, the order in which a training uses its epochs. Measures the path's cost,
-    and the share of the loads that it saves. SOLAR reports savings of 25.6 % and 59.4 %."""
+    """Chooses the order in which a training uses its epochs (the path). Measures the path's cost,
+    and the share of the loads that the path saves. SOLAR reports savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -129,7 +131,7 @@ def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: li
         for named, policy in (("lru", lru), ("belady", belady)):
             _saved(named, policy, job, path, row, results)
         rows.append(row)
-        text = f"order of epochs, tier holds {part:.0%}: cost of the path / lower bound"
+        text = f"order of epochs, tier holds {part:.0%}: cost of the order / lower bound"
         results.append(Result(f"epoch_path_{part}", text, "ratio", cost / least, 1.2))
 
 
@@ -149,9 +151,7 @@ def _saved(
     seconds = (plain - ours) * SOLAR_BYTES / SOLAR_SAMPLES / PFS_BYTES_PER_S
     row[f"seconds_saved_{named}"] = seconds
     part = row["part"]
-    text = (
-        f"order of epochs, tier holds {part:.0%}: share of the loads of {named} that the path saves"
-    )
+    text = f"order of epochs, tier holds {part:.0%}: share of {named}'s loads that the order saves"
     # Reordering is off by default, because with optimal eviction (Belady) it saves less than 1 %.
     limit = 0.01 if named == "belady" else None
     name = f"epoch_order_{named}_{part}"

@@ -1,4 +1,5 @@
-"""The value of a placement of files on nodes (NoPFS, section 5.1), and a bound on every value."""
+"""Computes the value of a placement of files on nodes (NoPFS, section 5.1), and an upper bound on
+the values of all placements."""
 
 from __future__ import annotations
 

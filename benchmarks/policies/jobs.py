@@ -1,4 +1,5 @@
-"""Creates jobs of equal samples, shuffled in every epoch, on nodes that hold a part of them."""
+"""Creates jobs whose samples have equal sizes and are shuffled in every epoch. The nodes hold a
+part of the samples."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ ANY_RATE = 1e9
 def shuffled_job(
     files: int, nodes: int, *, part: float, epochs: int, batch: int, size: int = 1, seed: int = 0
 ) -> Job:
-    """Returns a job of equal samples, shuffled in every epoch.
+    """Returns a job whose samples have equal sizes and are shuffled in every epoch.
 
     part : the share of the dataset that all nodes hold together
     batch : number of samples of a node in a step;  size : the size of a sample [bytes]

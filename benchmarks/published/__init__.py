@@ -1,7 +1,8 @@
-"""A re-creation of the simulator that the authors of NoPFS published, and of its deviations.
+"""A re-creation of the simulator that the authors of NoPFS published.
 
-It reproduces the published results for all policies. Every deviation of that simulator from the
-paper, or from a real cluster, is a Behaviour that can be switched off separately.
+The re-creation reproduces the published results for all policies. The authors' simulator deviates
+from their paper, and from a real cluster. The re-creation does the same; each of these deviations
+is a Behaviour, which can be switched off separately.
 """
 
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour

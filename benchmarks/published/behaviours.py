@@ -32,9 +32,10 @@ class Behaviour(Enum):
         "policies/BasePolicy.py, _get_speed",
     )
     PFS_FLAT_BELOW_FIRST_POINT = (
-        "Fewer clients than at the first point of t(g) get the whole rate of that point.",
-        "Fewer clients than at the first point of t(g) get a proportional part of that point's"
-        " rate.",
+        "If the PFS has fewer clients than the first point of t(g), they share the whole rate of"
+        " that point.",
+        "If the PFS has fewer clients than the first point of t(g), they share a proportional part"
+        " of that point's rate.",
         "policies/BasePolicy.py, _get_pfs_speed",
     )
 
@@ -74,7 +75,7 @@ class Behaviour(Enum):
     # The staging buffer, section 5.2.
     BATCH_FREED_LATE = (
         "A sample's room in the staging buffer is freed when the next batch begins.",
-        "A sample's room is freed as soon as it was read.",
+        "A sample's room is freed as soon as the sample was read.",
         "policies/BasePolicy.py, _cleanup_read",
     )
     RETURNING_FILES_TAKE_NO_ROOM = (

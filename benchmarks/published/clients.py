@@ -51,7 +51,7 @@ class ClientLog:
             self.prefetches[node].sort()
 
     def clients(self, now: float, node: int) -> int:
-        """Returns how many nodes read at `now`, including `node`."""
+        """Returns how many nodes read from the PFS at `now`, including `node`."""
         if self._of_the_future:
             return 1 + sum(self._reads_from(other, now) for other in self._others[node])
         return 1 + sum(self._reads_about(other, now) for other in self._others[node])

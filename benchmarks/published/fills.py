@@ -1,4 +1,7 @@
-"""The caches of the policies that fill them before training (NoPFS, section 6.1)."""
+"""Fills the nodes' caches for the policies with which NoPFS is compared (NoPFS, section 6.1).
+
+nopfs.py has the policy of NoPFS itself.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +66,8 @@ def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int)
 
 
 def _fitting(inputs: Inputs, first: int, end: int, level: int) -> Numbers:
-    """Returns the files from `first` on that go into a class, up to the first one that does not
-    fit."""
+    """Returns the files from `first` on that fit into a class. The list ends before the first file
+    that does not fit."""
     fill = np.cumsum(inputs.sizes[first:end])
     return np.arange(first, first + np.searchsorted(fill, _room(inputs, level), "right"), dtype="i")
 
@@ -111,8 +114,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. The cache gets as many files as a shard has: those
-    that the node reads first."""
+    """Fills every node's cache during training. The cache gets the files that the node reads first,
+    as many files as a shard has."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

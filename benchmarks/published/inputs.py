@@ -79,7 +79,8 @@ class Inputs:
     orders : for each node (samples,), the files that it reads in all epochs, one after the other
     starts : for each node (batches + 1,), the index in its order at which each batch begins, and
         the index at which the last batch ends
-    random : the random state after shuffles and sizes, from which policies continue to draw
+    random : the random state, after the orders and the sizes were drawn from it; policies draw
+        further numbers from it
     """
 
     scenario: Scenario

@@ -55,8 +55,8 @@ class RawDraws:
 
 
 class Stacks:
-    """The files of every node's part in random order. Each part is used up before it is shuffled
-    again."""
+    """The files of every node's part in random order. A part is shuffled again when it is used up,
+    and at the beginning of each epoch."""
 
     def __init__(self, parts: list[Numbers], random: np.random.RandomState) -> None:
         self._parts = parts

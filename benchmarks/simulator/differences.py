@@ -57,7 +57,7 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
     """Simulates one recorded run in the re-creation, in our simulator, and in the re-creation with
-    the switches off."""
+    all switches off. A run of the sets SWITCHED is also simulated with each switch off alone."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}

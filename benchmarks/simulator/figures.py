@@ -63,10 +63,10 @@ RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), 
 class Case:
     """A simulation for a table.
 
-    scenario : its name;  group : the table that contains it
-    part : files and capacities are divided by this
-    slower : the file system's rates are divided by this
-    epochs : replaces the scenario's own number
+    scenario : the scenario's name;  group : the table that contains the results
+    part : the number of files and the capacities are divided by this number
+    slower : the file system's rates are divided by this number
+    epochs : replaces the scenario's own number of epochs; 0 keeps that number
     """
 
     scenario: str

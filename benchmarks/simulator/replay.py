@@ -158,7 +158,7 @@ def main() -> None:
         with SlowSource(place / "backing", place / "mount", binary=binary) as slow:
             replay = Replay(args, place, slow)
             for threads in (0, AHEAD[0]):
-                how = f"{threads} samples ahead at a time" if threads else "in turn"
+                how = f"ahead, {threads} samples at a time" if threads else "in turn"
                 recorded = replay.run(0.6, threads)
                 for share, limit in ((0.6, 0.10), (0.3, 0.15), (1.1, 0.15)):
                     what = "recorded" if share == 0.6 else "predicted"
@@ -168,12 +168,12 @@ def main() -> None:
                     worst = max(abs(a / b - 1) for a, b in zip(said, real, strict=True))
                     total = abs(sum(said) / sum(real) - 1)
                     epochs.append({"how": how, "room": share, "simulated": said, "real": real})
-                    text = f"reads {how}, room for {share:.0%}: error of the total time, {what} run"
+                    text = f"reads {how}, room for {share:.0%}: error of simulated time, {what} run"
                     results.append(Result(f"{what}_{threads}_{share}", text, "", total, limit))
                     results.append(
                         Result(
                             f"{what}_{threads}_{share}_epoch",
-                            "  error of the time, worst epoch",
+                            "  error of the simulated time, worst epoch",
                             "",
                             worst,
                             None,

@@ -270,7 +270,7 @@ struct session *monarch_session_slow(void) {
     return s->control->off || monarch_is_off(s) ? NULL : s;
 }
 
-/* Returns whether this process runs the command `monarch`, which starts and stops daemons itself.
+/* Returns whether this process runs the command `monarch`, which itself starts and stops daemons.
  * For a process that runs a script, PR_GET_NAME returns the script's name. */
 static int is_our_command(void) {
     char name[16] = "";

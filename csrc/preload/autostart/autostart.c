@@ -278,8 +278,8 @@ static void end_attempt(struct plan *p) {
 /* Reserves the plan for the calling thread, which then tries to start a daemon. Returns 0 if the
  * thread must not try now, for example because another thread of this process is trying. A forked
  * child may reserve the plan even if a thread of the parent had reserved it at the fork. All
- * signals are blocked until the attempt has ended. Otherwise, a signal handler could leave the
- * interrupted open by siglongjmp, and the plan would stay reserved. */
+ * signals are blocked until the attempt has ended. Otherwise, a signal handler could jump out
+ * of the call that it has interrupted (siglongjmp), and the plan would stay reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;

@@ -16,8 +16,8 @@
  * usually fail too. */
 #define APART_NS 5000000000ULL
 /* A starter may find that no daemon should be started. It then marks its own start by making the
- * stored time an odd number. A start with this mark counts against the limit only for this long
- * [ns]. */
+ * stored time an odd number. A start with this mark counts as one of the STARTS starts only for
+ * this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -55,7 +55,7 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts against the limit, or 0 if the start does not count.
+/* Returns the time until which a start counts as one of the STARTS starts, or 0 if it does not.
  * If a start's time is in the future, the start was made before the last boot, and does not
  * count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {

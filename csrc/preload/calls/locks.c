@@ -53,10 +53,10 @@ PUBLIC int flock(int fd, int operation) {
 
 /* Returns whether a lock call must be repeated, because a call of monarch_close_unseen may have
  * disturbed it (locked_files.h). r: the result of the lock call, whose error is in errno.
- * closings: the value read before the lock call. If a call of monarch_close_unseen has begun since
- * then, the result is 1 in two cases. First, the lock was granted, but may have been dropped again.
- * Second, the lock was refused because of another lock, which monarch_close_unseen may have
- * held. */
+ * closings: the number of closings (locked_files.h) that was read before the lock call. If a call
+ * of monarch_close_unseen has begun since then, the result is 1 in two cases. First, the lock was
+ * granted, but may have been dropped again. Second, the lock was refused because of another lock,
+ * which monarch_close_unseen may have held. */
 static int is_doubtful(int r, uint32_t closings) {
     return (r == 0 || errno == EAGAIN || errno == EACCES) && monarch_has_closed_since(closings);
 }

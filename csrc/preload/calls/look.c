@@ -111,7 +111,7 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     char real[MONARCH_PATH_MAX];
     if (!monarch_source_path(k->session, k->catalog, k->entry, real))
         return 0;
-    /* for the root itself, the path ends with a slash, which is cut off */
+    /* the path of a source's root directory ends with a slash, which is cut off */
     size_t n = strlen(real) - !k->entry->path_len;
     real[n] = 0;
     if (!*resolved)

@@ -9,8 +9,8 @@
 #include "preload/process/calls.h"
 #include "preload/session/roots.h"
 
-/* 1: some thread may have its own root directory. The library, however, checks only the root
- * directory of the process. */
+/* 1: some thread may have its own root directory. The library can check only the root directory of
+ * the process, so from the next chroot on, the process uses no copies. */
 static uint32_t roots_part; /* atomic */
 
 static void root_may_part(void) { __atomic_store_n(&roots_part, 1, __ATOMIC_RELEASE); }

@@ -57,7 +57,7 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* the word is of an earlier session, in which the entry numbers were different */
+        ; /* `tracked` is of an earlier session, in which the entry numbers were different */
     } else {
         /* Monarch is switched off for a while, or the session's daemon has ended and no new daemon
          * has started yet */
@@ -238,8 +238,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (!monarch_find_file(fd, tracked, w))
         return 0;
     /* After a promotion, the descriptor refers to the copy. But another thread may close the
-     * descriptor at any time. So this call opens the copy itself instead of reading through the
-     * descriptor. */
+     * descriptor at any time. So this call makes an open of its own for the copy, and does not read
+     * through the descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;
@@ -282,7 +282,7 @@ static void give_back_offset(int fd, uint64_t tracked, long n) {
  * offset past the claimed bytes, so that other threads and processes that read at this offset get
  * later bytes. The claimed range is [w->at, w->at + w->n). Returns 0 if nothing was claimed,
  * because the offset is at the end of the file, or because the descriptor may belong to another
- * file by now. tracked: the descriptor's word in the table. */
+ * file by now. tracked: the descriptor's word (track.h). */
 static int claim_offset(int fd, uint64_t tracked, struct monarch_wanted *w, size_t n) {
     /* The kernel moves the offset atomically, even for processes that share the offset but have
      * their own table of descriptors. If the offset would become too large, the seek fails. */

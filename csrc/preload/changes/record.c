@@ -63,7 +63,7 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
 }
 
 /* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If
- * this is the entry's own file, does nothing, because that file is marked separately. Otherwise
+ * that file is the entry's own file, does nothing, because it is marked separately. Otherwise
  * marks the entry's file as changed, and if it is a directory, also all entries below it. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
@@ -116,7 +116,7 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
     return find_there(s, c, dir, path, follow, name);
 }
 
-/* Marks the file that the catalog has at the path as changed, unless this file is still there.
+/* Marks the catalog's file at the path as changed, unless that file is still at the path.
  * r: the result of fstatat for the path. now: the attributes that fstatat has stored. buffer:
  * MONARCH_PATH_MAX bytes of the caller's stack, or NULL. A look-up in the catalog may miss the
  * file if the path leads into a source through a link outside the sources. In this case, the
@@ -163,7 +163,7 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Marks the file that the catalog has at the path, if another file is there now (mark_known).
+/* Marks the catalog's file at the path as changed, if another file is there now (mark_known).
  * Stores the attributes of the file that is there now in *st. Returns whether the caller can mark
  * that file too: a daemon must learn of changes, and *st is valid. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,

@@ -46,8 +46,8 @@ const char *monarch_fd_to_change(int fd, char *real);
  * string if that file is no longer at its path. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
-/* Returns whether the path leads to a copy. The beginning of the path is compared first. This rules
- * out nearly all paths without a system call. */
+/* Does the same as monarch_leads_to_copy, but first checks that the path begins like a descriptor's
+ * name in /proc or /dev. This check rules out nearly all paths without a system call. */
 static inline int monarch_names_copy(const char *path, char *real) {
     MAYBE_NULL(path);
     if (!path || path[0] != '/')
@@ -86,7 +86,7 @@ void monarch_changed_names_of(int dir, char *path);
 /* Call this after an open of `path` that may have created the file. Records that the listing of the
  * file's directory is no longer valid. real: a buffer of MONARCH_PATH_MAX bytes. */
 void monarch_made(int fd, int dir, const char *path, char *real);
-/* Call this after an open of `path` for writing. Records that the file `fd` changes. If `created`
+/* Call this after an open of `path` for writing. Records a change of the file of `fd`. If `created`
  * is 1, the open may have created the file, so also records that the listing of its directory is no
  * longer valid. Returns the same value as monarch_fd_to_change. */
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real);

@@ -57,10 +57,10 @@ int monarch_track_change(int fd, uint64_t seen, uint64_t to) {
     return !(seen & TRACK_PINNED) && change(fd, &seen, to);
 }
 
-/* Adapts the words that the child of a fork has inherited. The parent and the child share the
- * offsets of all open files, so the child marks all words as shared. TRACK_PINNED and TRACK_SEEKING
- * mean that a thread of the parent is about to replace the descriptor or to seek on it. The child
- * has no such thread, so the child clears these two flags. */
+/* Adapts the table that the child of a fork has inherited. The parent and the child share the
+ * offsets of all open files, so the child marks all tracked descriptors as shared. TRACK_PINNED and
+ * TRACK_SEEKING mean that a thread of the parent is about to replace the descriptor or to seek on
+ * it. The child has no such thread, so the child clears these two flags. */
 static void inherit(void) {
     unsigned end = __atomic_load_n(&highest, __ATOMIC_RELAXED);
     for (unsigned fd = 0; fd <= end; fd++) {
@@ -91,16 +91,17 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-/* number of opens; it makes the words of two opens of the same file different */
+/* number of opens so far; as a part of each word, it makes the words of two opens of the same file
+ * different */
 static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
     if ((unsigned)fd >= MONARCH_TRACKED || !monarch_fills_of(s))
         return;
     monarch_track_mark();
-    /* A child of vfork may write a word with TRACK_DIRECT into a slot that its parent does not use.
-     * That does no harm, because the parent's reads still go to the kernel. If the parent hands the
-     * descriptor over, the daemon checks which file it refers to. */
+    /* A child of vfork may track a descriptor with TRACK_DIRECT if its parent tracks no descriptor
+     * with the same number. That does no harm, because the parent's reads still go to the kernel.
+     * If the parent hands the descriptor over, the daemon checks which file it refers to. */
     int needs_owner = !(flags & TRACK_DIRECT) || monarch_tracked(fd) || !monarch_track_process();
     if (needs_owner && !monarch_track_is_mine())
         return;
@@ -163,8 +164,8 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* the word is of an earlier daemon's session, so its entry number means nothing in the current
-     * session */
+    /* the descriptor was tracked in an earlier daemon's session, whose entry numbers mean nothing
+     * in the current session */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);
@@ -273,7 +274,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
     /* If the descriptor was closed by a call that the library did not see, another thread's open
-     * may have got the same number. So the word is replaced only if it is still the pinned word. */
+     * may have got the same number. So `word` replaces the number's word only if that word is still
+     * the one that this thread has pinned. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);

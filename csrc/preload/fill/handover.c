@@ -105,8 +105,8 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the
- * program is only about to lock the file. Until the program has the lock, another process may
- * hold it, and may change the data that the fill would copy. */
+ * program does not hold its lock yet. Until then, another process may hold a lock on the file,
+ * and may change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -295,7 +295,7 @@ static int send_entry(int fd, uint64_t id, int is_read) {
 /* Hands over a file that has an entry. Returns whether this descriptor or another descriptor of the
  * file was sent. If the library has missed a close, the descriptor may belong to another file by
  * now, so the daemon checks to which file it belongs. If the open file may have locks or is shared
- * with other processes, the descriptor is not sent, and the daemon must open the file itself.
+ * with other processes, the descriptor is not sent, and the daemon itself must open the file.
  *
  * This thread sets TRACK_HANDED and the claim, and then checks for locks. A thread that takes a
  * lock first notes the lock, and then checks for the claim. So at least one of the two threads
@@ -325,8 +325,8 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
         return;
     if (!e) {
         /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
-         * reads the source itself. In this case, the library has followed the program's reads
-         * only to measure their time. */
+         * itself reads the file at the source. In this case, the library has followed the program's
+         * reads only to measure their time. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

@@ -3,7 +3,7 @@
  * A program reads a file without a copy at the source, through its own descriptor. After the
  * program has read the whole file, the library hands the descriptor over to the daemon, which makes
  * the copy from the page cache. So the source handles only one open, and sends each byte only once.
- * If a handover is lost, the daemon fills the file itself. */
+ * If a handover is lost, the daemon itself reads the file at the source. */
 #pragma once
 
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 /* Returns whether a program's reads of the file can serve as the file's fill. The result is 0 in
  * any of these cases: the file is empty or too large; its source is fast (monarch_is_fast); the
  * kernel keeps no pages of the source; a lock on the file was seen; or the nodes share the files,
- * and another node reads this file from the source. */
+ * and it is not decided that this node reads this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Returns whether a program that opens the file now is to fill the file by its own reads. All of
  * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no

@@ -9,7 +9,7 @@
 #include "shared/sys.h"
 
 /* If an open and a read at the source together take less time than this [ns], an open does not wait
- * for a copy. A wait would save no time, because it needs some system calls itself. */
+ * for a copy. A wait would save no time, because the wait itself needs some system calls. */
 #define WORTH_WAITING_NS 200000
 /* Longest wait [ns] of an open. */
 #define MOST_NS 1000000000ULL

@@ -194,9 +194,9 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 }
 
 /* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
- * so that the reads that follow are timed. The threads of a process begin to count at different
- * numbers. So if a program makes a thread for each file, the reads of one in FOLLOWED threads are
- * timed. */
+ * so that the reads that follow are timed. In each thread, that is one in FOLLOWED calls. The
+ * threads of a process begin to count their calls at different numbers. So if a program makes a
+ * thread for each file, the reads of one in FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {
     static uint32_t threads SELDOM;
     static __thread uint32_t checks;

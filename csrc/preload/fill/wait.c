@@ -23,7 +23,7 @@
 #define SILENCE_NS 750000000ULL
 #endif
 /* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
- * slow: a reader that read the source itself would not get the bytes sooner. */
+ * slow: a reader that turned to the source would not get the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
@@ -115,8 +115,8 @@ static int may_wait(const struct monarch_wanted *w) {
 
 /* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only
  * to waste_debt: the caller has waited for a whole file, and parts of the file may still come in
- * time for other reads. If the wait has replaced an open of the source (is_instead), it adds to
- * no debt, because open_wait.c counts waits that replace an open itself. */
+ * time for other reads. If the caller has waited instead of opening the source (is_instead), the
+ * wait adds to no debt: open_wait.c itself limits such waits. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
     if (w->is_instead)
@@ -164,8 +164,10 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
     return NULL;
 }
 
-/* Returns whether threads of this origin may have to act on a demand for the file. While the file
- * has no order, its home says which threads order its fill; 0: the home is unknown. */
+/* Returns whether the daemon's threads that fill from this origin (the source, or another node) may
+ * have to act on a demand for the file. The flags of the file's entry tell from which origin this
+ * node fills the file. Without a flag, the origin is not decided yet, so all threads may have to
+ * act. All threads may also have to act while the file is being filled. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
@@ -200,8 +202,8 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
              signs = signs_of_life(w->session);
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
-    /* An answered wait may bring no bytes, and the reader then waits again. The limit applies to
-     * all these waits together, which have begun at w->since_ns. */
+    /* The daemon may answer the demand although no bytes are ready. The reader then waits again.
+     * The limit applies to all these waits together; the first one has begun at w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {

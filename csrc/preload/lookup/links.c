@@ -10,10 +10,10 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learnt. It consists of
- * SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a new
- * directory replaces another one. When the replaced directory is used again, the library learns its
- * target again. */
+/* The table has an entry for each directory whose target the library has learnt. The table
+ * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
+ * new directory replaces another one. When the replaced directory is used again, the library learns
+ * its target again. */
 #define SETS 1024
 #define WAYS 4
 /* A directory that leads to no source may later get a link into a source. So one in LOOK_AGAIN
@@ -108,9 +108,10 @@ static uint64_t inherit(const char *path, size_t directory) {
     return 0;
 }
 
-/* Searches the table, and returns the first entry that it finds. The search begins with the path
- * itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the path's
- * directory, whose entry is `word`, and ends with the directories above. */
+/* Searches the table, and returns the first entry that it finds, or 0. The search begins with the
+ * path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the
+ * path's directory, and ends with the directories above. word: the table's entry of the path's
+ * directory, or 0 if the table has none. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));

@@ -31,7 +31,7 @@ struct slot {
     uint32_t tries;
 };
 
-/* The state of this process alone. In a forked child, it is all zeros. */
+/* The part of the table's state that is not inherited: in a forked child, it is all zeros. */
 struct own {
     uint32_t lock;   /* atomic */
     uint32_t pid;    /* 0: a forked child has not adapted its parent's table yet */

@@ -11,6 +11,6 @@ static inline int monarch_mappings_exist(void) {
     return __builtin_expect(__atomic_load_n(&monarch_mappings_waiting, __ATOMIC_RELAXED) != 0, 0);
 }
 
-/* Stands for the effect of a call on a range of addresses: the mappings in the range must never be
- * replaced. Any other effect is a value of the argument `advice` of madvise. */
+/* A value of the argument `what` of monarch_mappings_say: the mappings in the range must never be
+ * replaced. Any other value of `what` is the argument `advice` of a call of madvise. */
 #define MONARCH_FORGET (-1)

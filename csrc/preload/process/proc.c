@@ -31,8 +31,8 @@ char monarch_reader_next(struct monarch_reader *r) {
 
 /* Calls act(number, data) for each entry of the open directory `list` whose name is a number, and
  * closes the directory. Returns whether all entries were listed. of_descriptors: 1 if the numbers
- * are descriptors. `act` is then not called for the descriptor `list` itself. If `list` is not
- * among the entries, the directory shows the descriptors of another table, and the result is 0. */
+ * are descriptors. In that case, `act` is not called for the descriptor `list` itself. If `list` is
+ * not among the entries, the directory shows another table's descriptors, and the result is 0. */
 static int for_numbers(int list, int of_descriptors, void (*act)(int number, void *data),
                        void *data) {
     char names[1024] __attribute__((aligned(8)));

@@ -24,7 +24,7 @@
 static uint32_t table[MONARCH_TRACKED] SELDOM;
 /* For each backing descriptor: the lower half of its file's inode number. The program may have
  * closed the backing descriptor by a direct system call, and may have opened another file with the
- * same descriptor number. From the inode number, is_ours notices this. */
+ * same descriptor number. is_ours detects this by the inode number. */
 static uint32_t inode[MONARCH_TRACKED] SELDOM;
 uint32_t monarch_backing_count;
 
@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* One of the two descriptors is not the backing descriptor of `fd`: `before` if `high` has
-     * replaced it, or `high` if `high` could not be recorded. Remove its mark IS_BACKING. */
+    /* If `high` was recorded, `before` is no longer the backing descriptor of `fd`. Otherwise,
+     * `high` has not become it. The one that is not (`left`) loses its mark IS_BACKING. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -115,8 +115,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* `fd` is a descriptor of a copy that is being closed. Drops all POSIX locks of the process on
- * the copy's source file. The kernel would drop them itself if `fd` were a descriptor of the
+/* `fd`, a descriptor of a copy, is being closed. Drops all POSIX locks of the process on the
+ * copy's source file. The kernel itself would drop them if `fd` were a descriptor of the
  * source file. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};

@@ -52,8 +52,9 @@ void monarch_backing_duplicate_slow(int fd, int fresh);
 /* Call this when FD_CLOEXEC of `fd` is set to `flag`. */
 void monarch_backing_flag_slow(int fd, int flag);
 
-/* The next three functions are used when one call of the program (close_range, closefrom) closes
- * all descriptors from `first` to `last`, or sets their FD_CLOEXEC. */
+/* The next three functions serve close_range and closefrom, with which the program closes all
+ * descriptors from `first` to `last`, or sets their FD_CLOEXEC. The functions do the same to the
+ * backing descriptors that belong to these descriptors. */
 
 /* Call this before all descriptors from `first` to `last` are closed. Calls
  * monarch_backing_close_slow for each of them, except for backing descriptors that must stay

@@ -112,9 +112,9 @@ int monarch_root_is_ours_slow(struct session *s, unsigned source, int by_alias) 
          * elsewhere. */
         uint64_t same =
             is_ours_now(s, source, by_alias) && (!(seen >> 32) || !foreign_tier(s->control));
-        /* A chroot changes the count in the upper half of the word. `same` is stored only if the
-         * count has not changed since `same` was found. Otherwise, the inner loop ends, and the
-         * outer loop checks again. */
+        /* A chroot changes the count in the upper half of *word. `same` is stored only if the count
+         * has not changed since `same` was found. Otherwise, the inner loop ends, and the outer
+         * loop checks again. */
         while (seen >> 32 == then >> 32)
             if (__atomic_compare_exchange_n(word, &seen, seen | (same ? 1ULL : 2ULL) << source * 2,
                                             0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

@@ -103,7 +103,7 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
     uint64_t seen = __atomic_load_n(&slot->ticket, __ATOMIC_ACQUIRE);
     if (seen & 3)
         return;               /* the daemon has not read the path in this slot yet */
-    uint64_t mine = seen + 5; /* the ticket has a new number, and the state "being written" */
+    uint64_t mine = seen + 5; /* a ticket with a new number and the state "being written" */
     if (!__atomic_compare_exchange_n(&slot->ticket, &seen, mine, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;

@@ -152,7 +152,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Returns whether monarch_hint_scan may have room for a path. */
+/* Returns whether a call of monarch_hint_scan would probably have room for its path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that its catalog does not know. The path is a hint: without room for it,
  * nothing is sent. is_part: 1 if the program has read too little of the file for the file to be

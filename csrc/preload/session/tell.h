@@ -2,7 +2,8 @@
  * segments.
  *
  * The process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to the session's
- * file `changes`. The daemon reads this file, and marks the changes in the changed filter. */
+ * file `changes`. The daemon reads this file, and adds the files to the Bloom filter of changed
+ * files. */
 #pragma once
 
 #include <sys/stat.h>
