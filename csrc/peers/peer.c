@@ -156,17 +156,15 @@ static struct timespec time_of(uint64_t ns) {
 static void await_link_locked(peer *p) {
     uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
     while (!p->idle && p->in_use && now < limit) {
-        uint64_t most = WAITS_PER_CONNECT * p->connect_ns;
-        uint64_t end = since + most - least(p->waited_ns, most);
-        if (p->connecting) {
-            since = now;
-            end = limit;
-        }
+        int is_connecting = p->connecting != 0;
+        uint64_t most = WAITS_PER_CONNECT * p->connect_ns, left = most - least(p->waited_ns, most);
+        uint64_t end = is_connecting ? limit : least(since + left, limit);
         if (now >= end)
             break;
-        struct timespec until = time_of(least(end, limit));
+        struct timespec until = time_of(end);
         pthread_cond_timedwait(&p->link_free, &p->lock, &until);
         now = monarch_now_ns();
+        since = is_connecting ? now : since;
     }
     p->waited_ns += now - since;
 }

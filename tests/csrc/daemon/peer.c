@@ -14,6 +14,16 @@ static uint64_t frames_of(const struct monarch_peer_link *l) { return l->frames;
 static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g, uint64_t *tag) {
     return *tag = l->tag++, 0;
 }
+/* The clock, and the waits on condition variables. If `steps` is set, the clock stands still, and a
+ * wait only records its end in `ends` and takes the next step. Otherwise both are the real ones. */
+struct step;
+static const struct step *steps;
+static uint64_t time_ns, ends[8];
+static int waits;
+static uint64_t clock_ns(void) { return steps ? time_ns : monarch_now_ns(); }
+static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *end);
+#define monarch_now_ns clock_ns
+#define pthread_cond_timedwait timed_wait
 /* How often one thread, and all threads, were woken from their waits for links. */
 static int signals, broadcasts;
 #define pthread_cond_broadcast(condition) (broadcasts++, pthread_cond_broadcast(condition))
@@ -25,6 +35,8 @@ static int signals, broadcasts;
 #define monarch_peer_fetch(l, gets, n, buffer, arrived, arg) answer(l, gets, n)
 #define monarch_peer_take(l, gets, tag, buffer, arrived, arg) answer(l, gets, 1)
 #include "peers/peer.c"
+#undef monarch_now_ns
+#undef pthread_cond_timedwait
 
 #include "checks.h"
 
@@ -304,28 +316,92 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* Threads wait for a link until the sum of their waits has reached the time that the last connect
- * took. Then a thread connects one more link, and the sum starts again at 0. A single wait lasts at
- * most LINK_NS. */
+/* What happens during a wait for a link. after_ns: how long it lasts. The other fields are what the
+ * peer's fields are afterwards. */
+struct step {
+    uint64_t after_ns, connect_ns;
+    unsigned connecting, in_use;
+    int is_idle;
+};
+
+static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock,
+                      const struct timespec *end) {
+    if (!steps)
+        return pthread_cond_timedwait(condition, lock, end);
+    const struct step *s = &steps[waits];
+    CHECK(waits < 8 && s->after_ns);
+    ends[waits++] = (uint64_t)end->tv_sec * 1000000000 + (uint64_t)end->tv_nsec - START_NS;
+    time_ns += s->after_ns;
+    p->connect_ns = s->connect_ns;
+    p->connecting = s->connecting;
+    p->in_use = s->in_use;
+    if (s->is_idle)
+        p->link[p->idle++] = &links[made++];
+    return 0;
+}
+
+/* Threads wait for a link until their waits together have lasted WAITS_PER_CONNECT times as long as
+ * the last connect took. A wait for a connect of another thread does not count, and ends with the
+ * connect. No thread waits longer than LINK_NS, or while no link is in use. */
 TEST(a_thread_connects_after_enough_waits) {
-    const uint64_t ms = 1000000;
+    const uint64_t ms = 1000000, n = WAITS_PER_CONNECT;
     const struct {
-        uint64_t most_ns, waited_ns, waits_ns;
-    } cases[] = {{3 * ms, 0, 3 * ms},
-                 {30 * ms, 20 * ms, 10 * ms},
-                 {30 * ms, 30 * ms, 0},
-                 {30 * ms, 40 * ms, 0},
-                 {0, 0, 0},
-                 {100 * LINK_NS, 0, LINK_NS}};
+        uint64_t connect_ns, waited_ns;
+        unsigned connecting, in_use;
+        struct step steps[3];
+        uint64_t ends[3], sum_ns;
+    } cases[] = {
+        {2 * ms, 0, 0, 1, {{2 * n * ms, 2 * ms, 0, 1, 0}}, {2 * n * ms}, 2 * n * ms},
+        {2 * ms, 5 * ms, 0, 1, {{9 * ms, 2 * ms, 0, 1, 1}}, {2 * n * ms - 5 * ms}, 14 * ms},
+        {2 * ms, 2 * n * ms, 0, 1, {{0}}, {0}, 2 * n * ms},
+        {2 * ms, 3 * n * ms, 0, 1, {{0}}, {0}, 3 * n * ms},
+        {2 * ms, 0, 0, 0, {{0}}, {0}, 0}, /* no link is in use */
+        {2 * ms, 0, 0, 1, {{3 * ms, 2 * ms, 0, 0, 0}}, {2 * n * ms}, 3 * ms}, /* no longer */
+        {LINK_NS, 0, 0, 1, {{LINK_NS, LINK_NS, 0, 1, 0}}, {LINK_NS}, LINK_NS},
+        /* the first connect takes 50 ms; then a link is free after 3 ms */
+        {0,
+         0,
+         1,
+         1,
+         {{50 * ms, 1 * ms, 0, 1, 0}, {3 * ms, 1 * ms, 0, 1, 1}},
+         {LINK_NS, 50 * ms + n * ms},
+         3 * ms},
+        {0, 0, 1, 1, {{LINK_NS, 0, 1, 1, 0}}, {LINK_NS}, 0}, /* it connects nevertheless */
+    };
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
         make();
-        p->in_use = 1;
-        p->connect_ns = cases[i].most_ns / WAITS_PER_CONNECT;
+        waits = 0;
+        time_ns = START_NS;
+        steps = cases[i].steps;
+        p->connect_ns = cases[i].connect_ns;
         p->waited_ns = cases[i].waited_ns;
-        uint64_t began = monarch_now_ns();
-        CHECK(!acquire_link(p, 1));
-        CHECK(monarch_now_ns() - began >= cases[i].waits_ns);
-        CHECK(p->connecting == 1 && p->in_use == 2 && p->waited_ns == 0);
+        p->connecting = cases[i].connecting;
+        p->in_use = cases[i].in_use;
+        await_link_locked(p);
+        for (int wait = 0; wait < 3; wait++)
+            SAME(wait < waits ? ends[wait] : 0, cases[i].ends[wait]);
+        SAME(p->waited_ns, cases[i].sum_ns);
+        steps = NULL;
+        p->idle = 0;
+        monarch_peer_free(p);
+    }
+}
+
+/* Only small requests wait for the links of other threads. A thread that connects a link starts the
+ * sum of the waits again at 0. */
+TEST(small_requests_wait_for_links) {
+    for (int is_small = 0; is_small < 2; is_small++) {
+        make();
+        struct monarch_peer_get g = {.length = is_small ? LARGE_BYTES - 1 : LARGE_BYTES};
+        const struct step wait[] = {{WAITS_PER_CONNECT * 1000, 1000, 0, 1, 0}};
+        waits = 0;
+        time_ns = START_NS;
+        steps = wait;
+        p->in_use = 1;
+        p->connect_ns = 1000;
+        SAME(ask_for(&g, 1), 0);
+        CHECK(waits == is_small && made == 1 && p->waited_ns == 0);
+        steps = NULL;
         monarch_peer_free(p);
     }
 }
