@@ -432,10 +432,10 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of an iteration, if the engine has not been
-        allowed to order any for LET_S. Programs hand over descriptors of files at any time. Without
-        this call, the fills of these files would be ordered only after the iteration. An iteration
-        takes long if there are more running threads than processors."""
+        """Called between two parts of the loop's iteration. Lets the engine order fills if it has
+        not been allowed to order any for LET_S. Programs hand over descriptors of files at any
+        time. Without this call, the fills of these files would be ordered only after the iteration.
+        An iteration takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -548,9 +548,10 @@ class Daemon:
             self._open_tiers.close(are_used=self._end_threads() > 0)
 
     def _end_threads(self) -> int:
-        """Ends the threads of the engine, the comparison and the scan. Returns the number of
-        threads that hang in calls to a source that does not answer. Those threads end with the
-        process. Until then, the memory and descriptors that they use stay valid."""
+        """Ends the threads of the engine and the scan, and the thread that compares directories
+        with the sources. Returns the number of threads that hang in calls to a source that does not
+        answer. Those threads end with the process. Until then, the memory and descriptors that they
+        use stay valid."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

@@ -91,9 +91,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Refuses a mount point below which another user could replace the directory of copies by
-    another directory. Raises TierError if it is certain that the user could, and logs a warning if
-    this process cannot decide it."""
+    """Checks whether another user could replace the directory of copies below a mount point by
+    another directory. Raises TierError if this is certain. Logs a warning if this process cannot
+    tell."""
     try:
         found = doubts(mount_point)
     except OSError as error:

@@ -121,8 +121,8 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # The difference may be negative, because a file may have grown since its size was added to
-        # `bytes_`.
+        # Without `max`, `bytes_` might become negative: a file may have grown since its size was
+        # added to `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:

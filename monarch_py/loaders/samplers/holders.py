@@ -59,8 +59,8 @@ class Files:
             self.sample_sizes = self.sizes
         else:
             raise ConfigError(
-                "files: give the paths of the samples' files in their order, an index, or a dataset"
-                " with sizes"
+                "files: give the paths of the files in the order of the samples, an index, or a"
+                " dataset with sizes"
             )
 
     def _of_index(self, index: Index) -> None:
