@@ -272,9 +272,9 @@ class Shared:
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
-        """Returns the files that clients have opened before the catalog knew them, as (source,
-        relative path). For each file, the value tells whether a program has read so much of it that
-        the file is worth a copy.
+        """Returns the files that clients have opened before the catalog knew them. A key of the
+        result is (source, relative path). The value tells whether a program has read so much of the
+        file that the file is worth a copy.
 
         stuck : the slots that clients were writing at the last call, each with its ticket; this
             call updates the dict. If a slot still has the same ticket and is not finished, its

@@ -81,9 +81,9 @@ FIRST_OPEN_MS = 5
 #     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
-# Programs wait for the sources if their opens there take longer than this on average [s]. Only then
-# does the loop rest for a shorter time, to fill files ahead. With a source that answers sooner,
-# such as a local disk, programs need the processors more.
+# Programs count as waiting for the sources if their opens at the sources take longer than this on
+# average [s]. Only then does the loop rest for a shorter time, to fill files ahead. With a source
+# that answers sooner, such as a local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5

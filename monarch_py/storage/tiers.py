@@ -162,8 +162,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more than their rounded size: the copy's number -> how many bytes
-        # more it occupies.
+        # The copies that occupy more room than their size rounded up to whole blocks: the copy's
+        # number -> how many bytes more it occupies.
         self._excess: dict[int, int] = {}
         # If the disk became full before the quota was used up: the limit on the room that copies
         # may use [bytes].
