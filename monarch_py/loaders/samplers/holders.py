@@ -159,7 +159,7 @@ def kept_by_daemons(
             " configuration, or give quota= to keep samples without daemons"
         )
     if files.paths is None:
-        raise ConfigError("files: daemons keep whole files; give the files' paths, or give quota=")
+        raise ConfigError("files: the paths decide which files daemons keep; give paths, or quota=")
     loaded = load_config(named)
     own = _within_sources(files.paths, loaded, named)
     further = _within_sources([os.path.abspath(path) for path in others], loaded, named)
