@@ -242,7 +242,7 @@ class Tier:
         return listed
 
     def last_number(self) -> int:
-        """The number of the copy with the largest number in the directory; 0 if there is no copy."""
+        """The largest of the numbers of the copies in the directory; 0 if there is no copy."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 
