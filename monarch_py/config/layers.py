@@ -73,8 +73,8 @@ class Layers:
 
     @property
     def lack_sources(self) -> bool:
-        """Whether no layer names a dataset, and the site's file, which may leave the choice of the
-        datasets to its users, is the only layer."""
+        """Whether the site's file is the only layer, and names no dataset. (A site may leave the
+        choice of the datasets to its users.)"""
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:

@@ -432,10 +432,10 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Called between two parts of the loop's iteration. Lets the engine order fills if it has
-        not been allowed to order any for LET_S. Programs hand over descriptors of files at any
-        time. Without this call, the fills of these files would be ordered only after the iteration.
-        An iteration takes long if there are more running threads than processors."""
+        """Lets the engine order fills if it has not been allowed to order any for LET_S. Called
+        between two parts of the loop's iteration: programs hand over descriptors of files at any
+        time, and without this call, the fills of these files would be ordered only after the
+        iteration. An iteration takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()

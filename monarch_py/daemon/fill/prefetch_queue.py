@@ -53,7 +53,7 @@ class PrefetchQueue:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that were handed out back at the head of their queue (see `add`)."""
+        """Puts files at the head of their queue again, after they were handed out (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():

@@ -94,9 +94,9 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # `lines` are two straight lines. The second line takes over somewhere between two measured
-        # numbers of workers, but it is not known where. So the lines are used only at the measured
-        # numbers. The values between these numbers are interpolated.
+        # `lines` are at most two straight lines. The second line takes over somewhere between two
+        # measured numbers of workers, but it is not known where. So the lines are used only at the
+        # measured numbers. The values between these numbers are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
