@@ -93,7 +93,7 @@ class Shared:
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
         # The engine stores a stamp in the modification time of each copy in the staging area
-        # (monarch_stamp). `stamped` is the area's tier number, plus 1.
+        # (monarch_stamp). `stamped` is the area's tier number plus 1, because 0 means no tier.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
