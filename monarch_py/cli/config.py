@@ -59,7 +59,8 @@ def check(config_file: Path, sources: tuple[Path, ...]) -> None:
         try:
             serving_address(found)
         except ConfigError as error:
-            # This is only a warning, because a daemon that runs alone does not use the interface.
+            # This is only a warning, because a daemon that runs alone does not use
+            # `peers.interface`.
             warn(str(error))
     from monarch_py.commands.doctor import occupied_by_others
 

@@ -60,7 +60,7 @@ def source() -> None:
 @served_config_option
 @click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
 def add(config_file: Path, paths: tuple[str, ...]) -> None:
-    """Add the datasets PATH to the daemon that runs, for all jobs that use it.
+    """Add the datasets PATH to the daemon that runs, for all jobs that use the daemon.
 
     The datasets share the quotas of the tiers, and stay until the daemon ends. `monarch run` and
     `monarch start` add the sources of their configuration by themselves.

@@ -55,7 +55,7 @@ class _OpenFiles(threading.Thread):
                 if self._is_over.wait(OPEN_S):
                     return
         except SessionError:
-            return  # the next request of the view itself also fails, and reports the error
+            return  # The view's own next request fails too, and reports the error.
 
     def end(self) -> None:
         self._is_over.set()

@@ -1,7 +1,8 @@
 """Brings the daemons of all nodes up together.
 
-Every rank prepares its node, rank 0 lists the sources, and every rank starts its daemon. If some
-daemons of a cluster run already, the missing daemons are started, and rejoin the cluster.
+Every rank prepares its node, rank 0 lists the files of the sources, and every rank starts its
+daemon. If some daemons of a cluster run already, the missing daemons are started, and rejoin the
+cluster.
 """
 
 import os

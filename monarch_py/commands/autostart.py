@@ -75,8 +75,9 @@ def is_wished(config: Config) -> bool:
 
 def _is_open_below(roots: tuple[str, ...]) -> bool:
     """Whether a program with the preload library has a file open below one of the directories
-    `roots`. A program that opens such a file while this process holds the claim cannot launch a
-    starter of its own. So this process must find the file itself."""
+    `roots`. While this process holds the claim (the descriptor CLAIM), a program that opens such a
+    file cannot launch a second starter. So this process must find out itself that the file is
+    open."""
     for process in mapping(str(LIBRARY.resolve())):
         with suppress(OSError):  # the program has ended
             for fd in (process / "fd").iterdir():

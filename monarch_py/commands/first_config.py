@@ -217,7 +217,7 @@ def _tiers_apart(taken: Collection[int], sources: Sequence[Path]) -> list[str]:
     """Returns the tiers in memory and on local disks, as texts for the configuration.
 
     taken : the device numbers of file systems that must not have a tier
-    sources : directories that must neither contain nor lie in a tier
+    sources : directories that must not contain a tier, and that no tier may contain
     """
     tiers = []
     ram = shared_memory()

@@ -19,7 +19,8 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
-# The most groups of files for which a report has sums. The number limits the report's size.
+# A report divides the files into at most this many groups, and has sums for each group. The number
+# limits the report's size.
 MOST_GROUPS = 2000
 
 

@@ -172,7 +172,7 @@ def _end(session: SessionDir, swept: Swept) -> None:
         if not daemon.wait(KILL_LIMIT_S):
             raise SessionError(
                 f"the daemon (process {daemon.pid}) cannot be killed, so its copies stay; run"
-                " `monarch sweep` when its file system answers again"
+                " `monarch sweep` when the file system in which it hangs answers again"
             )
     swept.stopped += 1
 

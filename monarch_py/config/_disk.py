@@ -28,7 +28,7 @@ def is_inside(inner: Path, outer: Path) -> bool:
 
 
 def capacity_bytes(directory: Path) -> int | None:
-    """Returns the size of the file system of `directory` [bytes]; None if its size is not
+    """Returns the size [bytes] of the file system of `directory`; None if the size is not
     limited."""
     status = os.statvfs(directory)
     # ramfs, and tmpfs with size=0, report no blocks at all.

@@ -73,7 +73,8 @@ class Layers:
 
     @property
     def lack_sources(self) -> bool:
-        """Whether the site leaves the datasets to its users, and this user has named none."""
+        """Whether the site's file is the only layer, and names no dataset. (A site may leave the
+        choice of the datasets to its users.)"""
         return "sources" not in self.given and all(each.name == "site" for each in self.layers)
 
     def of(self, spot: Spot) -> str:
@@ -148,7 +149,7 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
     if name == "user" and "limits" in top:
         raise top.of("limits").error(
             "only the site's configuration may have limits",
-            f"remove the key, or name this file in {SITE} if it is the site's",
+            f"remove the key, or set {SITE} to this file if it is the site's configuration",
         )
     for number, tier in enumerate(given.get("tiers", ())):
         _warn_of_block_size(tier, top.of("hierarchy").of(number))

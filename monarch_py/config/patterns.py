@@ -58,8 +58,8 @@ class PathFilter:
 
 
 def checked_glob(glob: str) -> str:
-    """Returns the glob. Raises ValueError, with one sentence, if it cannot be parsed or can never
-    match."""
+    """Returns the same glob. Raises ValueError, with one sentence, if the glob cannot be parsed or
+    can never match."""
     list(_parts(glob))
     return glob
 

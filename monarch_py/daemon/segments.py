@@ -93,7 +93,7 @@ class Shared:
         self._control.publish()
         self.catalog = Catalog(session, ffi.addressof(self.control, "generation"))
         # The engine stores a stamp in the modification time of each copy in the staging area
-        # (monarch_stamp). `stamped` is the area's tier number, plus 1.
+        # (monarch_stamp). `stamped` is the area's tier number plus 1, because 0 means no tier.
         self.catalog.c.stamped = len(config.tiers) + 1
         self.catalog.c.evicting = sum(1 << number for number in config.evicting)
         self.catalog.c.salt = secrets.randbits(64)
@@ -272,9 +272,9 @@ class Shared:
         return totals["source_opens"], totals["source_open_ns"] / 1e9
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
-        """Returns the files that clients have opened before the catalog knew them, as (source,
-        relative path). For each file, the value tells whether a program has read so much of it that
-        the file is worth a copy.
+        """Returns the files that clients have opened before the catalog knew them. A key of the
+        result is (source, relative path). The value tells whether a program has read so much of the
+        file that the file is worth a copy.
 
         stuck : the slots that clients were writing at the last call, each with its ticket; this
             call updates the dict. If a slot still has the same ticket and is not finished, its

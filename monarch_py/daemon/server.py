@@ -81,9 +81,9 @@ FIRST_OPEN_MS = 5
 #     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.1, 0.01, 0.001
 REST_BACK, NAMES_REST = 30, 1 / 4
-# Programs wait for the sources if their opens there take longer than this on average [s]. Only then
-# does the loop rest for a shorter time, to fill files ahead. With a source that answers sooner,
-# such as a local disk, programs need the processors more.
+# Programs count as waiting for the sources if their opens at the sources take longer than this on
+# average [s]. Only then does the loop rest for a shorter time, to fill files ahead. With a source
+# that answers sooner, such as a local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
@@ -433,10 +433,10 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills between two parts of an iteration, if the engine has not been
-        allowed to order any for LET_S. Programs hand over descriptors of files at any time. Without
-        this call, the fills of these files would be ordered only after the iteration. An iteration
-        takes long if there are more running threads than processors."""
+        """Lets the engine order fills if it has not been allowed to order any for LET_S. Called
+        between two parts of the loop's iteration: programs hand over descriptors of files at any
+        time, and without this call, the fills of these files would be ordered only after the
+        iteration. An iteration takes long if there are more running threads than processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -549,9 +549,10 @@ class Daemon:
             self._open_tiers.close(are_used=self._end_threads() > 0)
 
     def _end_threads(self) -> int:
-        """Ends the threads of the engine, the comparison and the scan. Returns the number of
-        threads that hang in calls to a source that does not answer. Those threads end with the
-        process. Until then, the memory and descriptors that they use stay valid."""
+        """Ends the threads of the engine and the scan, and the thread that compares directories
+        with the sources. Returns the number of threads that hang in calls to a source that does not
+        answer. Those threads end with the process. Until then, the memory and descriptors that they
+        use stay valid."""
         until = time.monotonic() + END_LIMIT_S
         left = self.filler.close(END_LIMIT_S)
         self.metadata.close()

@@ -100,9 +100,10 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Returns MONARCH_MAX_SOURCES mappings, one for each number of a source. The mappings of
-        unused numbers are empty. A mapping's keys are (state, reason). Its values are (files,
-        bytes): how many files of the source have that state and reason, and their total size."""
+        """Returns MONARCH_MAX_SOURCES mappings, of which mapping n belongs to source n. If there is
+        no source n, the mapping is empty. A mapping's keys are (state, reason). Its values are
+        (files, bytes): how many files of the source have that state and reason, and their total
+        size."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [
@@ -112,8 +113,9 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog for the daemon, which adds entries and sets words. If the catalog is full, it is
-    copied into a larger segment, which is published as the next generation.
+    """The catalog for the daemon, which adds entries and changes their words. (The word of an entry
+    has its state, and the tier and number of its copy.) If the catalog is full, it is copied into a
+    larger segment, which is published as the next generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
         number is written only after clients can open the segment of that generation

@@ -88,8 +88,11 @@ class Shares:
     # --- notes ------------------------------------------------------------------------------------
 
     def note_daemon(self, daemon: Identity | None) -> None:
-        """Records the daemon that the last run must end; None if the runs leave the daemon running.
-        Removes the lines of runs and commands that have ended."""
+        """Records the daemon that the last run must end. Removes the lines of runs and commands
+        that have ended.
+
+        daemon : None if the last run must leave the daemon running
+        """
         lines = [str(each) for each in ("" if daemon is None else daemon, *self.commands())]
         text = "\n".join(lines).encode()
         # The file is truncated only after the write. If it were truncated first, the disk might

@@ -131,7 +131,7 @@ def _young_s(found: os.stat_result) -> float:
     is needed."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server whose clock is ahead. A
-    # time far in the future was set by a program, so every change of the file will alter it.
+    # time far in the future was set by a program. Every later change of the file replaces the time.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 

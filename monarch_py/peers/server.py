@@ -103,8 +103,8 @@ class PeerServer(ABC):
 
     @abstractmethod
     def _begin(self, bounds: Any) -> Any:
-        """Starts a struct monarch_peer_server that answers from the shared files, and returns it;
-        NULL if no thread can be started."""
+        """Starts a struct monarch_peer_server that answers requests for the files that this node
+        shares, and returns the struct; NULL if no thread can be started."""
 
     @abstractmethod
     def _end(self, server: Any) -> None:

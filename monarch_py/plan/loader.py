@@ -83,8 +83,8 @@ class Loader:
             )
         if self.steps == 0:
             raise ConfigError(
-                f"batch_size: {self.batch_size} leaves no full batch of the {self.sampler.count}"
-                f" samples for {self.world_size} ranks; write a smaller one or 'drop_last: false'"
+                f"batch_size: {self.batch_size} leaves no full batch if {self.world_size} ranks"
+                f" share {self.sampler.count} samples; write a smaller one or 'drop_last: false'"
             )
 
     def _check_sampler(self) -> None:

@@ -131,8 +131,8 @@ class _Progress:
 
     @property
     def is_ending(self) -> bool:
-        # The end of a run is its last two windows, because the front lags behind the node's
-        # accesses. In a short run, the end is the last half of the run.
+        # The last two windows of a run count as its end, because `front` lags behind the node's
+        # accesses. In a short run, the last half of the run counts as its end.
         end = min(2 * self.run.window, len(self.run) // 2)
         return max(self.front, self.count) >= len(self.run) - end
 
@@ -312,7 +312,7 @@ class PositionEstimator:
     def is_lost(self) -> bool:
         """Whether the last accesses fit hardly better than accesses in random order would fit. If
         so, the node is elsewhere in its plan, or does not follow the plan. The result is False if
-        accesses in random order would fit too, because this proves nothing."""
+        even most accesses in random order would fit, because then the fit shows nothing."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property

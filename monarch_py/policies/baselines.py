@@ -68,8 +68,8 @@ def lbann_dynamic(job: Job) -> Decision:
     than all memories together.
     """
     _need_all_memory(job, "lbann-dynamic")
-    # If several nodes use a sample first at the same time, the node with the lowest number keeps
-    # it.
+    # If several nodes make the first use of a sample at the same time, the node with the lowest
+    # number keeps the sample.
     owner, first = job.first_use.argmin(axis=0), job.first_use.min(axis=0)
     order = used_in_order(first)
     copies = copies_of(

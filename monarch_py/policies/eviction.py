@@ -55,7 +55,8 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Accesses these files in the cache, in order. Returns what each access did.
+        """Accesses these files in the cache, in order. Returns in which class each access found its
+        file, and to which classes it has written.
 
         sizes : the sizes of these files [bytes]
         """

@@ -126,11 +126,11 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
-        """Returns (n, ASKED) the nodes that a fill asks for each file, one after the other; NOBODY
-        means that the source is read. This node reads its own files from the source, and also files
-        that no node keeps. Of two holders, the holder with the shorter queue is asked first. If it
-        does not send the file, the second holder is asked. If a holder has no copy yet, it makes a
-        copy on request only if it is the owner.
+        """Returns (n, ASKED), for each file, the nodes that a fill of the file asks; NOBODY means
+        that the source is read. This node reads its own files from the source, and also files that
+        no node keeps. Of two holders, the holder with the shorter queue is asked first. If that
+        holder does not send the file, the second holder is asked. If a holder has no copy yet, it
+        makes a copy on request only if it is the owner.
 
         queues : (nodes,) how many fills of this node wait for each node
         """

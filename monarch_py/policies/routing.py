@@ -70,7 +70,7 @@ class Routing:
         return chosen
 
     def sure_bytes(self) -> int:
-        """Returns the size of the largest file that every node delivers within NOTICED_S [bytes]. A
+        """Returns the size [bytes] of the largest file that every node delivers within NOTICED_S. A
         file up to this size never comes from the source if a node has it."""
         least = float(LARGEST)
         for node, queue in enumerate(self.queues.tolist()):

@@ -240,6 +240,6 @@ class Decision:
     notes: tuple[str, ...] = ()
 
 
-# Returns the decision for a job. Raises PolicyError if the policy's paper excludes jobs like this
-# one.
+# A policy is a function that returns its decision for a job. It raises PolicyError for a job that
+# the policy's paper excludes.
 Policy = Callable[[Job], Decision]

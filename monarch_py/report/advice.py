@@ -340,14 +340,14 @@ class _Model:
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (
-                "the training computes nothing, because its own speed is not known: the source"
-                " always delayed it; so the gains may be smaller than shown here (give --compute)"
+                "the training computes nothing (its own speed is not known, because the source"
+                " always delayed it); so the gains may be smaller than shown here (give --compute)"
             )
         kinds = {tier.kind for tier in run.report.tiers} | {"ram"}
         rates = [f"{kind} gives {_rate(TIER_RATES[kind])}" for kind in TIER_RATES if kind in kinds]
         yield (
-            f"the tiers' rates were not measured; assumed are {', '.join(rates)}, or the rate of"
-            " copies in this run if that is higher"
+            f"the tiers' rates were not measured; it is assumed that {', '.join(rates)}, or as much"
+            " as copies gave in this run if that is more"
         )
         if run.nodes > 1:
             link = _rate(self._network or TIER_RATES["ssd"])

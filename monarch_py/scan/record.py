@@ -116,7 +116,7 @@ class RecordedScan:
             self.is_finished = True
             return None
         entries, text = unpack(data, self._number)
-        # `_text` keeps the memory alive until the next batch is taken.
+        # `_text` keeps the memory of the batch's paths alive until the next batch is taken.
         self._text = ffi.from_buffer(text)
         return Batch(entries, ffi.cast("char *", self._text), len(text))
 

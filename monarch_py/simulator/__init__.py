@@ -1,1 +1,1 @@
-"""Simulates training jobs under policies: scenarios, the performance model, and the engine."""
+"""Simulates training jobs under policies: for a scenario, predicts the time of a job's epochs."""

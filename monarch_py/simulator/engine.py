@@ -186,7 +186,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
         if decision.threads is not None:
             threads = decision.threads(epoch, order)
             if threads.shape != (*order.shape[:2], ranks) or threads.min() < 1:
-                raise ValueError(f"the threads of epoch {epoch} do not match this job's ranks")
+                raise ValueError(f"`threads` of epoch {epoch} does not match this job's ranks")
             fields["threads"] = threads
         struct = _Struct("struct monarch_sim_epoch", **fields)
         if not lib.monarch_sim_give(sim, struct.c):

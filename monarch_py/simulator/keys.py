@@ -83,7 +83,7 @@ def _ranks_per_node(scenario: Scenario, top: Spot) -> int:
     if world % nodes:
         raise spot.error(
             f"{world} ranks cannot be divided evenly among {nodes} nodes",
-            f"write a multiple of {nodes}, or ranks for single nodes in 'overrides'",
+            f"write a multiple of {nodes}, or set the ranks of single nodes in 'overrides'",
         )
     return world // nodes
 

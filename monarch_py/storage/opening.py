@@ -68,8 +68,8 @@ class OpenTiers:
 
     def end_unused(self) -> None:
         """Ends the keepers of a daemon that has served nothing. If this daemon would have had to
-        check the copies of a tier, the next daemon must check them instead. All other tiers count
-        as ended cleanly."""
+        check the copies of a tier, the next daemon must check them instead. The manifests of all
+        other persistent tiers record a clean end."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()

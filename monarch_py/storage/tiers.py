@@ -91,9 +91,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Refuses a mount point below which another user could replace the directory of copies by
-    another directory. Raises TierError if it is certain that the user could, and logs a warning if
-    this process cannot decide it."""
+    """Checks whether another user could replace the directory of copies below a mount point by
+    another directory. Raises TierError if this is certain. Logs a warning if this process cannot
+    tell."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -162,8 +162,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more than their rounded size: the copy's number -> how many bytes
-        # more it occupies.
+        # The copies that occupy more room than their size rounded up to whole blocks: the copy's
+        # number -> how many bytes more it occupies.
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.
@@ -242,7 +242,7 @@ class Tier:
         return listed
 
     def last_number(self) -> int:
-        """The largest number of a copy in the directory; 0 if the directory has no copy."""
+        """The largest of the numbers of the copies in the directory; 0 if there is no copy."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 

@@ -166,7 +166,8 @@ def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
 
 
 def all_declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns the keys that a class declares, by name, and the keys of its groups."""
+    """Returns the keys that a class declares, by name, and the keys of the mappings in its
+    GROUPS."""
     found = dict(declared(keys))
     for group in keys.GROUPS.values():
         found |= declared(group)
@@ -224,8 +225,9 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # The declared path of a key in a group does not contain the group's name. So the keys
-            # are read as if they were in the mapping that contains the group.
+            # `value` is a group, a mapping inside the mapping at `node`. The spot of a key in a
+            # group does not contain the group's name: the keys are read as if they were directly in
+            # the mapping at `node`.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

@@ -23,7 +23,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML file, or a layer of a configuration that is not a file.
+    """A YAML file, or another origin of a configuration's values, such as an environment variable.
 
     name : the name as the user wrote it
     warnings : the warnings about the document

@@ -364,7 +364,7 @@ def test_a_state_is_small_and_counts_what_was_handed_out() -> None:
 def test_states_of_something_else_are_refused() -> None:
     (sampler,) = samplers(LocalFirstSampler, 40, 4, 1, 1)
     (other,) = samplers(LocalFirstSampler, 41, 4, 1, 1)
-    with pytest.raises(ConfigError, match="dataset has 40 samples, but this one has 41"):
+    with pytest.raises(ConfigError, match="dataset with 40 samples, but this dataset has 41"):
         other.load_state_dict(sampler.state_dict())
     with pytest.raises(ConfigError, match="not a state of Monarch's samplers"):
         other.load_state_dict({"epoch": 1})

@@ -156,7 +156,7 @@ def test_what_tells_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         LocalFirstSampler([tmp_path / "b"], quota=1)
     with pytest.raises(ConfigError, match=r"^files: give the paths"):
         LocalFirstSampler(7, quota=1)
-    with pytest.raises(ConfigError, match=r"^files: daemons keep whole files"):
+    with pytest.raises(ConfigError, match=r"^files: the paths decide which files daemons keep"):
         LocalFirstSampler(SimpleNamespace(sizes=[1, 2]), config=tmp_path / "tiers.yaml")
 
 

@@ -61,9 +61,9 @@ class Counted:
 
 class Delay:
     """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
-    6817), the current wait is compared with the least wait of the last minute. The least wait
-    already includes the wait that programs cause each other. Only opens are judged, because the
-    time of a read depends on its size."""
+    6817), the present mean time of an open is compared with the least mean time of the last minute.
+    The least mean time already includes the time for which programs make each other wait. Reads are
+    not judged, because the time of a read depends on its size."""
 
     def __init__(self) -> None:
         # The measurements of the mean time of an open that ended in the last MEMORY_S. Each is a
@@ -77,14 +77,15 @@ class Delay:
         self.mean_s, self.was_usual = 0.0, True
 
     def forget(self) -> None:
-        """Forgets the least wait of the last minute, so that it is measured anew from the next
-        opens."""
+        """Forgets the mean times of the last minute, so that the least mean time is found anew from
+        the next opens."""
         self._least.clear()
         self._spell = (-math.inf, 0, 0.0)
 
     def is_late(self, now_s: float, opens: int, open_s: float) -> bool:
-        """Whether the opens since the last judgement were late. Fewer than SOME_OPENS opens are not
-        judged; they are added to the next judgement.
+        """Judges the opens since the last judgement. Returns whether these opens were late: whether
+        their mean time was more than LATE times the least mean time. If there are fewer than
+        SOME_OPENS opens, they are not judged now, but together with the next opens.
 
         opens, open_s : the number of all opens so far, and their total time [s]
         """
@@ -196,11 +197,10 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
-        have not helped, they are undone; if the width is at its lower bound, it stays. In both
-        exceptions the programs wait because of a busy machine or other users of the source, not
-        because of the fills. So `_delay` measures its least wait anew, and the present wait then
-        counts as normal."""
+        """Reduces the width because programs wait. If earlier decreases have not helped, they are
+        undone instead. If the width is at its lower bound, it stays. In these two cases the cause
+        of the wait is not the fills, but a busy machine or other users of the source. So the least
+        mean time of an open is found anew, and the present mean time then counts as normal."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -251,9 +251,10 @@ class ReadsInFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Rate:
-    """How fast the fills have read from the sources in one window.
+    """How fast the fills have read from the sources in one window, which is the time between two
+    decisions on the width.
 
-    files : how many files arrived in the window
+    files : how many files were read to their end in the window
     """
 
     bytes_per_s: float

@@ -25,8 +25,8 @@ from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 # MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
-# For each rank, the sum of the bytes that it has opened decays exponentially with the time constant
-# MEMORY_S [s]. A rank whose decayed sum is below one byte is not active.
+# For each rank, the total size of the files that it has opened decays exponentially with the time
+# constant MEMORY_S [s]. A rank whose decayed total is below one byte is not active.
 MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
 # best division of the slices among the ranks. The cost of the search grows with the square of the

@@ -84,8 +84,8 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories of which programs probably read all files, from the files that they
-    have read so far (NAMES)."""
+    """Finds the directories that programs read through: directories of which programs are likely to
+    read every file. NAMES says how many files programs must have read for this."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -120,8 +120,8 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Orders fills in the directories that programs read through. Runs in the daemon's loop, never
-    blocks, and handles files by arrays, not one by one.
+    """Orders fills in the directories that programs read through (see `Directories`). Runs in the
+    daemon's loop, never blocks, and handles files by arrays, not one by one.
 
     is_on : whether anything is prefetched
     unused : files that were prefetched and that no program has opened

@@ -150,9 +150,9 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """With `prefetch: eager`, queues files that have become ABSENT to be filled ahead again.
-        Without it, the files are filled when programs read them. Call it for files that no command
-        requests."""
+        """Call this for files that have become ABSENT and that no command requests. With
+        `prefetch: eager`, queues these files again, so that they are filled ahead. Without `eager`,
+        they are filled when programs read them."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 

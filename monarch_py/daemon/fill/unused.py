@@ -19,7 +19,7 @@ BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
 # file.  REFUSED : in an earlier use of the file, there was no room for a copy.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# All opens of a file within this time [s] after an open count as one use of the file.
+# If programs open a file again within this time [s], the opens count as one use of the file.
 ONE_USE_S = 1.0
 
 
@@ -121,8 +121,8 @@ class UnusedPrefetch:
     def _leave(self, ids: Ids) -> None:
         self._marks[ids] &= ~ORDERED
         self.files -= len(ids)
-        # The difference may be negative, because a file may have grown since its size was added to
-        # `bytes_`.
+        # Without `max`, `bytes_` might become negative: a file may have grown since its size was
+        # added to `bytes_`.
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:

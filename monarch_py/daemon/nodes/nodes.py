@@ -33,8 +33,8 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 log = logging.getLogger("monarch.nodes")
 
 # At its start, the daemon computes which node keeps which file. Readers wait for this computation,
-# but only until this time after the daemon's start [s]. If one node has scanned for all nodes, the
-# computation takes less than this time.
+# but only until the daemon has run for this long [s]. If one node has scanned for all nodes, the
+# computation ends earlier.
 START_LIMIT_S = 1.0
 # A background request is a request of another node that no reader waits for. While this node scans
 # by itself, background requests are held back, but at most until this time after the daemon's start

@@ -53,7 +53,7 @@ class ReplicaServer(PeerServer):
         for number, tier in enumerate(tiers):
             if tier is not None:
                 lib.monarch_holdings_tier(self._c, number, tier.fd)
-        # This reference keeps the segment mapped, because C reads the segment.
+        # C reads the catalog's segment. This reference keeps the segment mapped.
         self._catalog: CatalogReader | None = None
         self.follow_catalog()
         lib.monarch_engine_holdings(engine.c, self._c)

@@ -328,9 +328,9 @@ class PlanManager:
     # --- eviction -------------------------------------------------------------------------------
 
     def _foresee(self) -> Future[Distances] | None:
-        """Starts to compute the next two uses of each file in a thread, for `Evictions`. All plans
-        are assumed to advance at the same pace. Returns a Future of the result. Returns None while
-        no plan is followed, or while the present or the next run of a plan is not known."""
+        """Has a thread compute, for `Evictions`, the next two uses of each file. All plans are
+        assumed to advance at the same pace. Returns a Future of the result. Returns None while no
+        plan is followed, or while the present or the next run of a plan is not known."""
         active = [tracker for tracker in self.trackers if tracker.state != "dropped"]
         if not active or not all(tracker.sees_far for tracker in active):
             return None

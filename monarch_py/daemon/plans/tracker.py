@@ -170,7 +170,8 @@ class PlanTracker:
     def _search_if_lost(self, estimator: PositionEstimator) -> None:
         if self.state == "following":
             # Near the end of a run, accesses that do not fit the run may belong to the next run. A
-            # thread computes the next run; until it has ended, the accesses cannot be judged.
+            # thread computes the next run. Until this thread has ended, the accesses cannot be
+            # judged.
             if not estimator.is_lost or (estimator.is_ending and self._drawing is not None):
                 return
             self.state, self._in_vain, self._search_at = "searching", 0, estimator.judged

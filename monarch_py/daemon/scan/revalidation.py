@@ -108,8 +108,9 @@ class Metadata:
     # --- the thread ---------------------------------------------------------------------------
 
     def _start(self, work: Callable[[], None]) -> None:
-        """Starts a thread for `work`. If no thread can be started, the work is skipped. The next
-        comparison, which a later iteration starts, makes up for it."""
+        """Starts a thread for `work`. If no thread can be started, the work is skipped: a later
+        iteration starts a comparison, which includes everything that the skipped work would have
+        done."""
         thread = threading.Thread(target=work, name="metadata", daemon=True)
         with suppress(RuntimeError):
             thread.start()

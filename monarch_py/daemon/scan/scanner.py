@@ -44,8 +44,7 @@ MISSES = 256
 MOST_COUNTED = 65536
 
 
-# One file as the source has described it: its source, its entry (1,), and the pool that holds its
-# path.
+# One file as the source has described it: its source, its entry (1,), and the memory with its path.
 Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions in one tier that match their files: the files' entries, the copies'
 # rows of the manifest, and the number of the tier.
@@ -98,8 +97,8 @@ class Validator:
         return found, rows[found]
 
     def rest(self) -> Array:
-        """Returns the rows of copies that have matched no file, because their files are gone or
-        were replaced."""
+        """Returns the manifest's rows that have matched no file: the files of these rows are gone
+        or were replaced."""
         return self.rows[~self.matched]
 
 
@@ -279,8 +278,8 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the rows (n,) of copies of datasets that are not configured, and
-        forgets them."""
+        """Returns, by tier, the manifest's rows (n,) of copies of datasets that are not configured.
+        Forgets these rows."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 

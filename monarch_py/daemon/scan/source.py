@@ -16,8 +16,9 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers the last WANTS directories that programs have read through. The number is the
-# same as WANTS in csrc/scan/scan.h.
+# A `Source` remembers the last WANTS directories of which programs were found to read every file
+# (`Directories` in fill/directory_prefetch.py). The number is the same as WANTS in
+# csrc/scan/scan.h.
 WANTS = 16
 
 
@@ -34,7 +35,8 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory. Returns False if its listing was requested before."""
+        """Adds a directory to those that are to be listed. Returns False if this adds no listing:
+        an earlier call has added the directory, or a directory above it with all subdirectories."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)

@@ -20,8 +20,8 @@ THREADS = 4
 WAITING = 1024
 # If a running scan has not found a file within this time [s], the file is looked up at the source.
 SCAN_S = 0.1
-# If at most this many files wait, each call of `take_met` searches the catalog for all of them. If
-# more files wait, the call searches only for those that are due to be looked up at the source.
+# If at most this many files wait to be looked up at the source, each call of `take_met` searches
+# the catalog for all of them. If more files wait, it searches only for the files that are due.
 FEW = 32
 
 

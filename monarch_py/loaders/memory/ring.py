@@ -35,7 +35,8 @@ def check_owner(owner: int) -> None:
 
 @dataclass(frozen=True)
 class Pickled:
-    """Says that the beginning of a slot contains the keys of samples as a pickle of `n_bytes`."""
+    """A request for samples: the beginning of a slot contains the samples' keys as a pickle of
+    `n_bytes`."""
 
     n_bytes: int
 

@@ -86,10 +86,10 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns where a chunk holds its part of a row, as slices of the chunk. A chunk at the
-        edge of the dataset may be wider than the part.
+        """Returns which part of a chunk holds `corner`, as slices of the chunk. A chunk at the edge
+        of the dataset may also hold elements outside the dataset.
 
-        corner : the part, as `corners` returns it
+        corner : the part of a row that the chunk holds, as `corners` returns it
         """
         return tuple(slice(0, each.stop - each.start) for each in corner)
 

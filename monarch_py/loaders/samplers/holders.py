@@ -59,8 +59,8 @@ class Files:
             self.sample_sizes = self.sizes
         else:
             raise ConfigError(
-                "files: give the paths of the samples' files in their order, an index, or a dataset"
-                " with sizes"
+                "files: give the paths of the files in the order of the samples, an index, or a"
+                " dataset with sizes"
             )
 
     def _of_index(self, index: Index) -> None:
@@ -159,7 +159,7 @@ def kept_by_daemons(
             " configuration, or give quota= to keep samples without daemons"
         )
     if files.paths is None:
-        raise ConfigError("files: daemons keep whole files; give the files' paths, or give quota=")
+        raise ConfigError("files: the paths decide which files daemons keep; give paths, or quota=")
     loaded = load_config(named)
     own = _within_sources(files.paths, loaded, named)
     further = _within_sources([os.path.abspath(path) for path in others], loaded, named)

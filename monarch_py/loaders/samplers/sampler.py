@@ -92,7 +92,8 @@ class _Ahead:
     def result(self) -> RankEpoch:
         if self._pid == os.getpid():
             self._thread.join()
-        # If the thread has failed, there is no result. Computing it again raises the error here.
+        # If the thread has failed, there is no result. Computing the result again, in this thread,
+        # raises the thread's error for the caller.
         return self._make() if self._found is None else self._found
 
 

@@ -64,7 +64,7 @@ class State:
         state = cls(**{name: text[name] for name in names})
         if state.length != length:
             raise ConfigError(
-                f"state: its dataset has {state.length} samples, but this one has {length};"
-                " load it with the same dataset"
+                f"state: it belongs to a dataset with {state.length} samples, but this dataset has"
+                f" {length}; load the state with the same dataset"
             )
         return state

@@ -94,9 +94,9 @@ class SampleTime:
     def _of(self, lines: PiecewiseLinear, workers: int) -> float:
         if workers > self.counts[-1]:
             return float(lines(workers))
-        # The two straight lines meet somewhere between two measured numbers of workers, but it is
-        # not known where. So the lines are used only at the measured numbers. The values between
-        # these numbers are interpolated.
+        # `lines` are at most two straight lines. The second line takes over somewhere between two
+        # measured numbers of workers, but it is not known where. So the lines are used only at the
+        # measured numbers. The values between these numbers are interpolated.
         return float(np.interp(workers, self.counts, lines(self.counts)))
 
 
@@ -202,8 +202,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. Before that, drops the earlier measurements
-        if the model that fits them differs from a time of this epoch by more than CHANGED."""
+        """Adds the epoch's measurements to `measured`. If the earlier measurements foretell a time
+        that differs from the time measured in this epoch by more than the factor CHANGED, first
+        drops the earlier measurements."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

@@ -58,7 +58,8 @@ class GroupShuffle(Sampler):
         for number in count(start):
             rng = np.random.default_rng([self.seed % (1 << 64), number])
             order = _groups_in_runs(self.length, min(self.group, self.length), self.run, rng)
-            # np.resize repeats the head as often as needed, or cuts the tail.
+            # If `order` is too short, np.resize repeats the beginning of `order` at its end. If
+            # `order` is too long, np.resize cuts its end off.
             yield np.resize(order, self.count)
 
 

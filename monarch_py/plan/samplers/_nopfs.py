@@ -17,9 +17,8 @@ _MODULUS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class NoPFSSampler(Sampler):
-    """Shuffles one array with std::shuffle in each epoch, starting from the order of the previous
-    epoch. The random numbers come from std::default_random_engine, which is std::minstd_rand0 in
-    libstdc++.
+    """Shuffles the order of the previous epoch with std::shuffle. The random engine is
+    std::default_random_engine, which is std::minstd_rand0 in libstdc++.
 
     Each rank takes a slice of each global batch (a Loader with `split: slices`).
     """

@@ -24,7 +24,8 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# When a DataLoader draws the seed of its workers from the sampler's generator, with two draws:
+# A DataLoader may draw the seed of its workers from the sampler's generator, by two draws. The
+# values of `loader_draws` say when it does so:
 # none : never, because the program has not passed this generator to the DataLoader
 # every_epoch : before each epoch
 # first_epoch : only before the first epoch, because the DataLoader has persistent_workers

@@ -194,8 +194,9 @@ class _Nodes:
             yield Served(holder.reshape(nodes, -1), cls, into, into)
 
     def _find(self, node: int, files: Ints, holder: Ints, cls: Ints) -> None:
-        """Finds which node holds each of a step's samples, and in which of its storage classes.
-        Writes the nodes into `holder`, and the classes into `cls`."""
+        """Finds, for each sample of a step on `node`, a node that holds the sample, and the storage
+        class in which that node holds it. Writes the nodes into `holder`, and the classes into
+        `cls`."""
         levels = self._levels(files)
         nearest = np.where(levels[node] != MISS, node, (levels != MISS).argmax(axis=0))
         cls[:] = levels[nearest, np.arange(len(files))]

@@ -105,8 +105,8 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
     If the nodes have room for all files, each node first reserves the room that it wants for copies
     of files that other nodes own. Without these reservations, all room that is left in the end
-    would be on the nodes that are filled last. Owners are then assigned within the other room.
-    Files that get no owner there may use the reserved room too.
+    would be on the nodes that are filled last. Owners are then assigned within the room that is not
+    reserved. Files that get no owner there may use the reserved room too.
     """
     owner = np.full(len(program.sizes), PFS, dtype=np.int32)
     left = np.array(program.quotas, dtype=np.int64)

@@ -51,7 +51,7 @@ def planned(job: Job) -> Decision:
     `planned` equals `nopfs`, and it raises the same errors.
     """
     decision, wanted = _placed(job, "planned")
-    # Without `due`, nodes ask a file's owner even if the owner does not have the file yet.
+    # `due` is None, so nodes ask a file's owner even if the owner does not have the file yet.
     owner = owners_of(decision.copies, wanted)
     return replace(decision, owner=owner, pfs=False, due=None)
 

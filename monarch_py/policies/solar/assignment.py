@@ -56,6 +56,6 @@ def _take(
         row_of[column] = before
         if before == row:
             return
-        # The row `before` had another column until now. The next pass of the loop gives that column
-        # to another row.
+        # Until now, the row `before` had another column. The next pass of the loop gives that other
+        # column to the preceding row of the path.
         column = int(had[had != column][0])

@@ -68,7 +68,7 @@ def edge_costs(
 
 
 def path_cost(costs: npt.NDArray[np.integer], path: Ints) -> int:
-    """Returns the cost of a path, which is the sum over its edges [samples]."""
+    """Returns the cost of a path: the sum of the costs of its edges [samples]."""
     return int(costs[path[:-1], path[1:]].sum())
 
 
@@ -112,8 +112,8 @@ def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
-    """Returns the path that starts with the cheapest edge and continues with the cheapest next
-    epoch each time."""
+    """Returns the path that starts with the cheapest edge, and goes on from each epoch by the
+    cheapest edge to an epoch that is not on the path yet."""
     open_costs = costs.copy()
     np.fill_diagonal(open_costs, np.inf)
     current = int(open_costs.min(axis=1).argmin())

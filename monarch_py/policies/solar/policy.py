@@ -121,7 +121,7 @@ class Solar:
         all unwanted samples in the read; the read's other samples have 0.
 
         spare : (nodes,), how many more unwanted samples each node may read. Each load of this step
-            increases it, and each unwanted sample that is read decreases it
+            increases the number, and each unwanted sample that is read decreases it
         """
         answer = np.zeros(len(files), dtype=np.int64)
         if self.gap == 0:
