@@ -10,6 +10,8 @@ static char steps[3 * 4096];
 __attribute__((format(printf, 1, 2))) static void step(const char *format, ...) {
     size_t n = strlen(steps);
     va_list args;
+    if (n + 3 > sizeof steps)
+        return;
     va_start(args, format);
     n += (size_t)snprintf(steps + n, sizeof steps - n, "%s", n ? ", " : "");
     vsnprintf(steps + n, sizeof steps - n, format, args);
