@@ -81,6 +81,7 @@ EXPORT void attach_end(void) {
 }
 EXPORT void *attach_current(void) { return monarch_current; }
 EXPORT void attach_set_current(struct session *s) { monarch_current = s; }
+EXPORT void attach_set_lacks_room(int is) { lacks_room = (uint32_t)is; }
 EXPORT int attach_is_waiting(void) { return monarch_current == &monarch_waiting; }
 EXPORT void *attach_for_change(void) { return monarch_session_for_change(); }
 /* Returns the session for a read. is_later: whether at least a second has passed since the process

@@ -4,6 +4,7 @@ and which file a path opens."""
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -422,4 +423,61 @@ def test_descriptor_0_is_like_any_other(files: Files) -> None:
         os.close(files.open(files.file, BOTH))
         fd = files.open(files.file.with_name("new"), CREATE | os.O_EXCL | WRITE)
         assert fd == 0
+        os.close(fd)
+
+
+def is_recorded(files: Files, path: Path) -> bool:
+    """Whether the library has recorded that the file has changed."""
+    found = path.stat()
+    return bool(files.lib.watch_is_changed(files.served.s, found.st_dev, found.st_ino))
+
+
+def test_with_metadata_from_the_source_each_open_compares_the_file(files: Files) -> None:
+    """If the file has changed, nobody gets its copy any more, and its reader gets the new
+    version."""
+    files.served.control.metadata_cached = 0
+    counted = Counted(files)
+    for path in (files.file, files.link):
+        assert files.read(path) == b"copied"
+    assert files.read(files.file, NOFOLLOW) == b"copied"
+    assert files.read(files.link, NOFOLLOW) == -errno.ELOOP
+    assert counted.changes() == {name: 3 * n for name, n in OF_COPY.items()}
+    assert not is_recorded(files, files.file)
+    files.file.write_bytes(b"changed")
+    assert files.read(files.link) == b"changed"
+    assert is_recorded(files, files.file)
+
+
+def test_a_file_that_is_gone_is_not_replaced_by_its_copy(files: Files) -> None:
+    files.served.control.metadata_cached = 0
+    files.file.rename(files.file.with_name("other"))
+    assert files.read(files.file) == -errno.ENOENT
+    assert is_recorded(files, files.file.with_name("other"))
+
+
+def test_only_the_owner_may_leave_the_time_of_access(files: Files) -> None:
+    """The caller owns the copy, so an open of the copy with O_NOATIME would succeed for anybody."""
+    flags, counted = os.O_NOATIME, Counted(files)
+    assert files.read(files.file, flags) == b"copied" and counted.changes() == OF_COPY
+    files.served.entry("f").uid += 1
+    assert files.read(files.file) == b"copied" and counted.changes() == OF_COPY
+    found = files.read(files.file, flags)
+    assert found == (b"source" if os.geteuid() == files.file.stat().st_uid else -errno.EPERM)
+
+
+@pytest.mark.parametrize("flags", [os.O_DSYNC, os.O_SYNC])
+def test_an_open_with_a_flag_that_the_library_uses_itself_gets_the_source(
+    files: Files, flags: int
+) -> None:
+    assert files.read(files.file, flags) == b"source"
+
+
+def test_the_flags_of_an_open_reach_the_copy(files: Files) -> None:
+    for flags in (READ, os.O_CLOEXEC, os.O_NONBLOCK, os.O_NOCTTY, NOFOLLOW):
+        fd = files.open(files.file, flags)
+        assert os.fstat(fd).st_ino == files.copy.stat().st_ino
+        assert files.lib.descriptors_fcntl(fd, fcntl.F_GETFL, 0) & flags == flags & ~(
+            os.O_CLOEXEC | os.O_NOCTTY
+        )
+        assert fcntl.fcntl(fd, fcntl.F_GETFD) == bool(flags & os.O_CLOEXEC)
         os.close(fd)
