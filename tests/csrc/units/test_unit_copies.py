@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from csrc.units.loading import ffi
-from csrc.units.place import Place
+from csrc.units.place import Place, is_open, without_stdin
 from csrc.units.serving import Served
 
 KIB = 1024
@@ -85,6 +85,19 @@ def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command:
         ffi.buffer(asked)[:32] = lock(fcntl.F_UNLCK)
         assert copied.lib.descriptors_fcntl(copied.fd, SET[command], at) == 0
         fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
+
+
+def test_a_lock_is_taken_at_the_source_though_descriptor_0_is_free(copied: Copied) -> None:
+    """The library's own descriptor may get this number for a moment."""
+    asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
+    with copied.source.open("r+b") as other:
+        with without_stdin():
+            assert copied.lib.descriptors_fcntl(
+                copied.fd, fcntl.F_SETLK, int(ffi.cast("intptr_t", asked))
+            ) == 0  # fmt: skip
+            assert not is_open(0)
+        with pytest.raises(BlockingIOError):
+            fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
 
 
 @pytest.mark.parametrize("command", GET)

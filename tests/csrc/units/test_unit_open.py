@@ -7,13 +7,12 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from csrc.units.loading import Made, ffi
-from csrc.units.place import Place, open_descriptors
+from csrc.units.place import Place, open_descriptors, without_stdin
 from csrc.units.serving import Served
 
 from monarch_py.native import State
@@ -224,18 +223,6 @@ class Files:
             return os.read(fd, 100)
         finally:
             os.close(fd)
-
-
-@contextmanager
-def without_stdin() -> Iterator[None]:
-    """Closes descriptor 0, so that the next open gets this number."""
-    kept = os.dup(0)
-    os.close(0)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 0)
-        os.close(kept)
 
 
 @pytest.fixture
