@@ -265,6 +265,20 @@ def test_a_descriptor_whose_file_has_a_copy_is_direct_no_longer(readers: Readers
     assert not readers.lib.track_word(other) & DIRECT
 
 
+def test_the_close_of_a_descriptor_that_was_handed_over_needs_nothing(readers: Readers) -> None:
+    new = readers.path.with_name("new")
+    new.write_bytes(b"x" * 10)
+    fd, unmet = readers.open(), readers.open_unmet(new)
+    readers.read(fd, SIZE)
+    readers.read(unmet, 10)
+    assert len(readers.handed()) == 2
+    for one in (fd, unmet):
+        os.lseek(one, 0, os.SEEK_SET)
+        readers.close(one)
+    assert readers.is_in_transit() and not readers.is_wanted()
+    assert not readers.clients.scan_hint[0].path_len
+
+
 def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
     """The program may read it for longer than a claim lasts. A small file is read sooner."""
     new = readers.path.with_name("new")
