@@ -496,6 +496,17 @@ def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
     assert measure(of, work, Decision(free=True)).epoch_end[0] == pytest.approx(20)
 
 
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_checkpoint_is_written_when_the_slowest_node_has_written_it(slow: int) -> None:
+    """The file system gives 10 bytes/s to each of three nodes, and serves their requests in any
+    order. The link of one node has only 1 byte/s."""
+    of = scenario(Machine({1: 10, 2: 20, 3: 30}), nodes=3, epochs=1, batch=1, files=3)
+    override = NodeOverride((slow,), pfs_link=1.0)
+    of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20), overrides=(override,))
+    work = job(of, [10] * 3, [[[[0]], [[1]], [[2]]]])
+    assert measure(of, work, Decision(free=True)).epoch_end[0] == pytest.approx(20)
+
+
 def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
     """A local read does not wait for a remote file that is being copied into the same class.
 

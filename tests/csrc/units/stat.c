@@ -69,6 +69,23 @@ EXPORT int64_t stat_of_version(int call, int version, int fd, const char *path, 
     return r == 0 ? st.st_size : -errno;
 }
 
+static const char *removed;
+static int stat_and_remove(int fd, struct stat *st) {
+    long r = sys_fstat(fd, st);
+    sys6(SYS_unlinkat, AT_FDCWD, (long)removed, 0, 0, 0, 0);
+    return (int)monarch_result(r);
+}
+/* Calls fstat for a descriptor of the copy, which the daemon removes right after the kernel has
+ * answered. Returns the inode. */
+EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
+    struct stat st = {.st_ino = 0};
+    removed = copy;
+    monarch_real.fstat = (void *)stat_and_remove;
+    int r = fstat(fd, &st);
+    monarch_real.fstat = NULL;
+    return r == 0 ? st.st_ino : 0;
+}
+
 /* Makes the call statx. If `is_lacking` is 1, makes it as with an older libc, which has no statx.
  * Returns 0 or -errno. */
 EXPORT int statx_of(int dir, const char *path, int flags, unsigned mask, int is_lacking,

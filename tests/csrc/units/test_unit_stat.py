@@ -162,6 +162,18 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
     os.close(fd)
 
 
+def test_a_copy_that_is_removed_during_the_call_shows_the_sources_file(stats: Stats) -> None:
+    """The daemon has dropped the copy. The kernel's answer says that the copy has a name, although
+    it has none any more."""
+    for name in ("f", "d/other"):
+        copy, entry = stats.served.publish(name, b"x" * 1234), stats.served.entry(name)
+        fd = os.open(copy, os.O_RDONLY)
+        entry.word = entry.word & ~15 | State.ABSENT
+        assert stats.lib.stat_while_removed(fd, bytes(copy)) == stats.file.stat().st_ino
+        assert not copy.exists()
+        os.close(fd)
+
+
 @pytest.mark.parametrize("change", ["mode", "time", "size", "replaced"])
 def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: str) -> None:
     """If only the mode of the source's file has changed, the descriptor shows the new mode and the
