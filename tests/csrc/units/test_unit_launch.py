@@ -7,7 +7,6 @@ import os
 import resource
 import select
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from csrc.units.loading import ffi
 from csrc.units.place import open_descriptors
+from support.session import wait_until
 
 LIMIT_S = 60
 # The program shows what it has inherited. Its descriptor 3 gets all of this. The shell itself reads
@@ -80,10 +80,7 @@ class Launch:
         self.run("/bin/sh", "-c", SCRIPT, "a name", **how)
 
     def wait_until_over(self) -> None:
-        limit = time.monotonic() + LIMIT_S
-        while not self.lib.launch_is_over():
-            assert time.monotonic() < limit
-            time.sleep(0.001)
+        wait_until(self.lib.launch_is_over, timeout=LIMIT_S)
 
     def output(self) -> dict[str, str]:
         """Waits for the program's end. Returns what it has shown: name -> value."""
