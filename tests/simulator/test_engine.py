@@ -385,6 +385,25 @@ def test_what_a_policy_says_is_served_is_served() -> None:
     assert measured.epoch_end.tolist() == pytest.approx([11.5])
 
 
+@pytest.mark.parametrize(
+    ("holders", "end"),
+    [([0, 1, 2, 3], 10), ([1, 2, 3, 0], 10), ([0, 0, 2, 3], 20), ([3, 3, 3, 1], 30),
+     ([2, 2, 2, 2], 40)],
+)  # fmt: skip
+def test_each_node_has_classes_of_its_own(holders: list[int], end: int) -> None:
+    """Each of four nodes reads a sample of 10 bytes from a class, its own or that of another node.
+    Every class gives 1 byte/s, so reads of the same class take 10 s each, one after the other."""
+    none = np.zeros((4, 1), np.int8)
+    held = np.array(holders, np.int32).reshape(4, 1)
+    served = Served(held, np.ones((4, 1), np.int8), none, none)
+    decision = Decision(served=lambda epoch, order: served)
+    machine = Machine({4: 10}, cache_rate=1)
+    measured = run(machine, [10] * 4, [[[[i]] for i in range(4)]], decision)
+    assert measured.epoch_end.tolist() == pytest.approx([end])
+    local = sum(holder == node for node, holder in enumerate(holders))
+    assert measured.bytes[0].tolist() == [0, 10 * local, 10 * (4 - local), 0]
+
+
 @pytest.mark.parametrize(("into", "end"), [(0, 11), (1, 21)])
 def test_what_comes_into_a_class_takes_its_time(into: int, end: int) -> None:
     """Writing a file into a class delays later reads of that class.
@@ -497,6 +516,17 @@ def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
     before = Decision(copies=Copies.of([(0, 1, np.array([0, 1]))]), when=When.BEFORE)
     assert measure(of, work, before).first_step == pytest.approx(20)
     of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20))
+    assert measure(of, work, Decision(free=True)).epoch_end[0] == pytest.approx(20)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2])
+def test_a_checkpoint_is_written_when_the_slowest_node_has_written_it(slow: int) -> None:
+    """The file system gives 10 bytes/s to each of three nodes, and serves their requests in any
+    order. The link of one node has only 1 byte/s."""
+    of = scenario(Machine({1: 10, 2: 20, 3: 30}), nodes=3, epochs=1, batch=1, files=3)
+    override = NodeOverride((slow,), pfs_link=1.0)
+    of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20), overrides=(override,))
+    work = job(of, [10] * 3, [[[[0]], [[1]], [[2]]]])
     assert measure(of, work, Decision(free=True)).epoch_end[0] == pytest.approx(20)
 
 

@@ -1,5 +1,10 @@
+#include <errno.h>
+
+#include "preload/autostart/autostart.h"
 #include "preload/descriptors/track.h"
 #include "preload/session/copies.h"
+#include "preload/session/tell.h"
+#include "steps.h"
 
 /* The file with this inode counts as a copy of this session. */
 static struct {
@@ -22,6 +27,20 @@ static void untrack_session(unsigned number) {
     monarch_untrack_session(number);
     overtake();
 }
+/* What happens at the load of the library is only written down. is_starting: whether the library
+ * begins to start a daemon then. */
+static int is_starting;
+static void warn_of(const char *what, const char *name, const char *hint) {
+    step("warning: %s %s; %s", what, name, hint);
+}
+static int init_autostart(const char *config, const struct session *s) {
+    step("autostart %s%s", config, s ? " beside a daemon" : "");
+    errno = EIO;
+    return is_starting;
+}
+#define monarch_warn(what, name, hint) warn_of(what, name, hint)
+#define monarch_pass_warning_on() step("passed on")
+#define monarch_autostart_init(config, s) init_autostart(config, s)
 #define monarch_behind_copy(s, c, st) find_copy(s, c, st)
 #define monarch_untrack_session(number) untrack_session(number)
 #include "preload/attach/attach.c"
@@ -61,6 +80,8 @@ EXPORT void attach_end(void) {
     monarch_current = NULL;
 }
 EXPORT void *attach_current(void) { return monarch_current; }
+EXPORT void attach_set_current(struct session *s) { monarch_current = s; }
+EXPORT void attach_set_lacks_room(int is) { lacks_room = (uint32_t)is; }
 EXPORT int attach_is_waiting(void) { return monarch_current == &monarch_waiting; }
 EXPORT void *attach_for_change(void) { return monarch_session_for_change(); }
 /* Returns the session for a read. is_later: whether at least a second has passed since the process
@@ -104,3 +125,21 @@ EXPORT int attach_has_attributes(int fd) {
            a.st_mode == b.st_mode && a.st_nlink == b.st_nlink && a.st_size == b.st_size &&
            a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
+/* Loads the library, in a process with this name. starts: whether a daemon is being started.
+ * Returns whether errno has stayed the same. */
+EXPORT int attach_load(const char *process, int starts) {
+    char name[16] = "";
+    sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);
+    sys6(SYS_prctl, PR_SET_NAME, (long)process, 0, 0, 0, 0);
+    memset(&first, 0, sizeof first);
+    last_tick = lacks_room = 0;
+    is_starting = starts;
+    monarch_current = NULL;
+    steps[0] = 0;
+    errno = 54321;
+    load();
+    int is_same = errno == 54321;
+    sys6(SYS_prctl, PR_SET_NAME, (long)name, 0, 0, 0, 0);
+    return is_same;
+}
+EXPORT const char *attach_steps(void) { return steps; }

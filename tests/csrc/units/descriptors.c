@@ -40,3 +40,32 @@ EXPORT int descriptors_stream(int fd) {
     FILE *f = fdopen(fd, "r");
     return f && fclose(f) == 0;
 }
+
+/* The kernel's answer to the next calls of copy_file_range: the errno of the first call, the second
+ * one, ...; 0: the call succeeds. `moved` gets the descriptors from which the calls have copied. */
+static int refused[2], moved[3], moves;
+static ssize_t move(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
+    moved[moves++] = from;
+    if (moves <= 2 && refused[moves - 1]) {
+        errno = refused[moves - 1];
+        return -1;
+    }
+    return (ssize_t)monarch_result(
+        sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags));
+}
+/* Calls copy_file_range. Returns its result, or -errno. Writes to `from_all` the descriptors from
+ * which the kernel was asked to copy, and -1 after the last one. */
+EXPORT int64_t descriptors_copy_refused(int from, int64_t *at, int to, uint64_t n, int first,
+                                        int second, int *from_all) {
+    refused[0] = first;
+    refused[1] = second;
+    moves = 0;
+    monarch_real.copy_file_range = (void *)move;
+    errno = 54321;
+    int64_t r = copy_file_range(from, at, to, NULL, n, 0);
+    int error = errno;
+    monarch_real.copy_file_range = NULL;
+    for (int i = 0; i < 3; i++)
+        from_all[i] = i < moves ? moved[i] : -1;
+    return r < 0 ? -error : error == 54321 ? r : -9999;
+}

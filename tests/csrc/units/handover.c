@@ -26,3 +26,17 @@ EXPORT int handover_find_path(struct session *s, int fd, char *out) {
     memcpy(out, what.path, what.path_len + 1);
     return strlen(out) == what.path_len ? (int)what.source : -2;
 }
+EXPORT void handover_note_read(int fd, int64_t n, int64_t at) { monarch_note_read(fd, n, at); }
+EXPORT void handover_close(int fd) { monarch_close_direct(fd, monarch_tracked(fd)); }
+EXPORT int handover_is_over(int fd) { return monarch_direct_is_over(fd, monarch_tracked(fd)); }
+EXPORT void handover_keep(int fd) { monarch_keep_descriptor(fd); }
+/* Begins to follow the reads of a file without an entry. Returns whether that is possible. */
+EXPORT int handover_read_unmet(struct session *s, int fd) {
+    struct stat st;
+    sys_fstat(fd, &st);
+    return monarch_read_unmet(s, fd, &st);
+}
+EXPORT int handover_head(int has_path) {
+    return has_path ? (int)offsetof(struct monarch_handover, path)
+                    : (int)offsetof(struct monarch_handover, source);
+}

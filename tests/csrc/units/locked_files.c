@@ -1,4 +1,18 @@
+/* In this unit, the tests look at the process's locks each time a descriptor is closed, and the
+ * clock goes on by a second with each look at it. */
+#include <stdint.h>
+
+#include "shared/sys.h"
+
+static int watch(int fd);
+static uint64_t second(void);
+static void take_round(void);
+#define sys_close(fd) watch(fd)
+#define monarch_now_ns() second()
+#define sys_relax(n) take_round()
 #include "preload/descriptors/locked_files.c"
+#undef sys_close
+#undef monarch_now_ns
 
 #include "made.h"
 
@@ -17,3 +31,73 @@ EXPORT int locked_ranges(int fd, int64_t *out) {
     }
     return (int)h.count;
 }
+EXPORT void locked_note(int fd) {
+    struct stat st;
+    sys_fstat(fd, &st);
+    monarch_note_locks(st.st_dev, st.st_ino);
+}
+EXPORT int locked_has(uint64_t dev, uint64_t ino) { return monarch_has_locks(dev, ino); }
+EXPORT void locked_note_file(uint64_t dev, uint64_t ino) { monarch_note_locks(dev, ino); }
+EXPORT void locked_forget(void) { memset(locked, 0, sizeof locked); }
+
+/* A descriptor of the file, through which a lock is asked for after each close. The request asks
+ * whether the first byte could be locked for writing. moments: number of closes; free_moments: of
+ * these, the closes after which it could; open_to_signals: those while a signal was not blocked;
+ * unannounced: those while no closing was under way. */
+static int watcher = -1;
+static int moments, free_moments, open_to_signals, unannounced;
+static int watch(int fd) {
+    int r = sys_close(fd);
+    if (watcher < 0)
+        return r;
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    sys_fcntl(watcher, F_OFD_GETLK, (long)&lock);
+    uint64_t blocked = 0;
+    sys6(SYS_rt_sigprocmask, SIG_BLOCK, 0, (long)&blocked, sizeof blocked, 0, 0);
+    moments++;
+    free_moments += lock.l_type == F_UNLCK;
+    open_to_signals += !(blocked >> (SIGUSR1 - 1) & 1);
+    unannounced += count_of(under_way, (uint32_t)sys_getpid()) != 1;
+    return r;
+}
+EXPORT void locked_close(int fd, int kept, int watched_by) {
+    watcher = watched_by;
+    moments = free_moments = open_to_signals = unannounced = 0;
+    monarch_close_unseen(fd, kept);
+    watcher = -1;
+}
+EXPORT int locked_moments(void) { return moments; }
+EXPORT int locked_free_moments(void) { return free_moments; }
+EXPORT int locked_open_to_signals(void) { return open_to_signals; }
+EXPORT int locked_unannounced(void) { return unannounced; }
+
+static uint64_t seconds;
+static int rounds, ends_in_round;
+static uint64_t second(void) { return ++seconds * 1000000000; }
+static void take_round(void) {
+    if (++rounds == ends_in_round)
+        count(0);
+}
+/* Makes closings of the process `pid` be under way, or of this process if `pid` is 0. One of them
+ * ends in the given round of a wait; 0: none ends. */
+EXPORT void locked_under_way(uint32_t pid, uint32_t closings, int round) {
+    under_way = (uint64_t)(pid ? pid : (uint32_t)sys_getpid()) << 32 | closings;
+    rounds = 0;
+    ends_in_round = round;
+}
+EXPORT int locked_count_of(void) { return (int)(uint32_t)under_way; }
+/* Begins (more 1) or ends (more 0) a closing. Returns how many are under way then. */
+EXPORT int locked_count(int more) {
+    if (more)
+        begin_closing();
+    else
+        count(0);
+    return (int)count_of(under_way, (uint32_t)sys_getpid());
+}
+/* Returns the number of rounds that the wait has taken, or -1 - rounds if it was given up. Stores
+ * the number of closings that have begun. */
+EXPORT int locked_await(uint32_t *closings) {
+    rounds = 0;
+    return monarch_await_closings(closings) ? rounds : -1 - rounds;
+}
+EXPORT int locked_has_closed_since(uint32_t closings) { return monarch_has_closed_since(closings); }

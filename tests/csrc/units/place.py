@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,3 +58,15 @@ def open_descriptors() -> set[str]:
     """Returns the numbers of this process's descriptors. Leaves out the descriptor by which they
     are listed."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+
+@contextmanager
+def without_stdin() -> Iterator[None]:
+    """Closes descriptor 0, so that the next open gets this number."""
+    kept = os.dup(0)
+    os.close(0)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)

@@ -1,3 +1,11 @@
+#include "preload/lookup/metadata.h"
+
+static int learnt; /* how many paths the library has learned from calls */
+static void learn(const char *path, const struct stat *st) {
+    learnt++;
+    monarch_learn_stat(path, st);
+}
+#define monarch_learn_stat(path, st) learn(path, st)
 #include "preload/calls/stat.c"
 
 #include "made.h"
@@ -38,3 +46,59 @@ EXPORT int stat_of(int call, int dir, const char *path, int flags, int64_t *out)
         out[i] = all[i];
     return 0;
 }
+
+EXPORT int stat_learnt(void) {
+    int n = learnt;
+    learnt = 0;
+    return n;
+}
+/* Makes a call that programs built before glibc 2.33 make, for another layout of struct stat. If
+ * `is_lacking` is 1, libc does not have these calls. Returns -errno on failure, otherwise the
+ * file's size. */
+EXPORT int64_t stat_of_version(int call, int version, int fd, const char *path, int is_lacking) {
+    struct stat st = {.st_size = -9999};
+    void *none = is_lacking ? (void *)1 : NULL;
+    monarch_real.__xstat = monarch_real.__lxstat = none;
+    monarch_real.__fxstat = monarch_real.__fxstatat = none;
+    int r = call == 0   ? __xstat(version, path, &st)
+            : call == 1 ? __lxstat(version, path, &st)
+            : call == 2 ? __fxstat(version, fd, &st)
+                        : __fxstatat(version, AT_FDCWD, path, &st, 0);
+    monarch_real.__xstat = monarch_real.__lxstat = NULL;
+    monarch_real.__fxstat = monarch_real.__fxstatat = NULL;
+    return r == 0 ? st.st_size : -errno;
+}
+
+static const char *removed;
+static int stat_and_remove(int fd, struct stat *st) {
+    long r = sys_fstat(fd, st);
+    sys6(SYS_unlinkat, AT_FDCWD, (long)removed, 0, 0, 0, 0);
+    return (int)monarch_result(r);
+}
+/* Calls fstat for a descriptor of the copy, which the daemon removes right after the kernel has
+ * answered. Returns the inode. */
+EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
+    struct stat st = {.st_ino = 0};
+    removed = copy;
+    monarch_real.fstat = (void *)stat_and_remove;
+    int r = fstat(fd, &st);
+    monarch_real.fstat = NULL;
+    return r == 0 ? st.st_ino : 0;
+}
+
+/* Makes the call statx. If `is_lacking` is 1, makes it as with an older libc, which has no statx.
+ * Returns 0 or -errno. */
+EXPORT int statx_of(int dir, const char *path, int flags, unsigned mask, int is_lacking,
+                    void *out) {
+    monarch_real.statx = is_lacking ? (void *)1 : NULL;
+    int r = statx(dir, path, flags, mask, out);
+    monarch_real.statx = NULL;
+    return r == 0 ? 0 : -errno;
+}
+/* Makes the system call itself. */
+EXPORT int statx_of_kernel(int dir, const char *path, int flags, unsigned mask, void *out) {
+    return (int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)out, 0);
+}
+EXPORT uint64_t statx_size(void) { return sizeof(struct statx); }
+/* Whether the mounts of this process have been compared with the daemon's is forgotten. */
+EXPORT void statx_forget_mounts(struct session *s) { s->mounts = 0; }

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from csrc.units.loading import Made, ffi
-from csrc.units.place import Place, control, is_open, open_descriptors
+from csrc.units.place import Place, control, is_open, open_descriptors, without_stdin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draws import examples
@@ -631,6 +631,25 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
     os.waitpid(dead, 0)
     control.pid = dead
     assert launched() == 1
+
+
+@pytest.mark.parametrize("text", ["", "autostart: true"])
+def test_a_process_without_standard_input_keeps_descriptor_0_free(
+    program: Program, text: str
+) -> None:
+    """What the library opens for a moment may get this number. It is as good as any other."""
+    program.place.config.write_text(text)
+
+    def found() -> tuple[bool, bool, int]:
+        is_on = program.load()
+        return is_on, bool(program.lib.autostart_is_planned()), program.opens() if is_on else 0
+
+    for record in ((), ("wish yes",), ("wish no",)):
+        program.record(*record)
+        expected = found()
+        with without_stdin():
+            assert found() == expected
+            assert not is_open(0), record
 
 
 def test_the_starter_gets_the_environment_without_the_jobs_own(

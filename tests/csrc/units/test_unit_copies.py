@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from csrc.units.loading import ffi
-from csrc.units.place import Place
+from csrc.units.place import Place, is_open, without_stdin
 from csrc.units.serving import Served
 
 KIB = 1024
@@ -85,6 +85,19 @@ def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command:
         ffi.buffer(asked)[:32] = lock(fcntl.F_UNLCK)
         assert copied.lib.descriptors_fcntl(copied.fd, SET[command], at) == 0
         fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
+
+
+def test_a_lock_is_taken_at_the_source_though_descriptor_0_is_free(copied: Copied) -> None:
+    """The library's own descriptor may get this number for a moment."""
+    asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
+    with copied.source.open("r+b") as other:
+        with without_stdin():
+            assert copied.lib.descriptors_fcntl(
+                copied.fd, fcntl.F_SETLK, int(ffi.cast("intptr_t", asked))
+            ) == 0  # fmt: skip
+            assert not is_open(0)
+        with pytest.raises(BlockingIOError):
+            fcntl.fcntl(other, F_OFD_SETLK, lock(fcntl.F_WRLCK))
 
 
 @pytest.mark.parametrize("command", GET)
@@ -161,3 +174,85 @@ def test_requests_about_the_file_go_to_the_source(
     lib: Any, request_: int, is_of_source: int
 ) -> None:
     assert lib.ioctl_is_of_source(request_) == is_of_source
+
+
+class Copying:
+    """Copies with copy_file_range from the descriptor of the copy. The kernel refuses the first
+    calls with the given errors."""
+
+    def __init__(self, copied: Copied) -> None:
+        self.copied = copied
+        self.out = os.open(copied.source.with_name("out"), os.O_RDWR | os.O_CREAT)
+
+    def copy(
+        self, fd: int, to: int, n: int, *refused: int, at: Any = ffi.NULL
+    ) -> tuple[int, list[int]]:
+        """Returns the result, and the descriptors from which the kernel was asked to copy."""
+        first, second = (*refused, 0, 0)[:2]
+        out = ffi.new("int[]", 3)
+        done = self.copied.lib.descriptors_copy_refused(fd, at, to, n, first, second, out)
+        return int(done), [one for one in out if one >= 0]
+
+    def behind(self) -> int:
+        return int(self.copied.lib.backing_number(self.copied.fd))
+
+    def content(self) -> bytes:
+        return os.pread(self.out, SIZE, 0)
+
+
+@pytest.fixture
+def copying(copied: Copied) -> Iterator[Copying]:
+    one = Copying(copied)
+    yield one
+    os.close(one.out)
+
+
+def test_a_copy_on_another_file_system_is_copied_at_the_source(copying: Copying) -> None:
+    """The kernel refuses to copy between file systems, but the program knows nothing of the copy's
+    file system. The offset of the descriptor moves as far as bytes were copied."""
+    fd = copying.copied.fd
+    os.lseek(fd, 64 * KIB, os.SEEK_SET)
+    done, asked = copying.copy(fd, copying.out, 8 * KIB, errno.EXDEV)
+    assert (done, asked) == (8 * KIB, [fd, copying.behind()])
+    assert copying.content() == b"s" * 4 * KIB + bytes(4 * KIB), "the source's bytes"
+    assert os.lseek(fd, 0, os.SEEK_CUR) == 72 * KIB
+    at = ffi.new("int64_t *", 66 * KIB)
+    done, asked = copying.copy(fd, copying.out, 2 * KIB, errno.EXDEV, at=at)
+    assert (done, asked) == (2 * KIB, [fd, copying.behind()])
+    assert copying.content()[8 * KIB :] == b"s" * 2 * KIB
+    assert (os.lseek(fd, 0, os.SEEK_CUR), at[0]) == (72 * KIB, 68 * KIB)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])
+def test_any_other_refusal_is_the_programs(copying: Copying, error: int) -> None:
+    fd = copying.copied.fd
+    assert copying.copy(fd, copying.out, KIB, error) == (-error, [fd])
+    assert copying.behind() == -1
+    assert copying.copy(fd, copying.out, KIB, errno.EXDEV, error)[0] == -error
+    assert os.lseek(fd, 0, os.SEEK_CUR) == 0 and copying.content() == b""
+    assert copying.copy(fd, copying.out, KIB) == (KIB, [fd])
+    assert os.lseek(fd, 0, os.SEEK_CUR) == KIB
+
+
+def test_without_a_copy_the_kernels_refusal_stands(copying: Copying) -> None:
+    fd = os.open(copying.copied.source, os.O_RDONLY)
+    assert copying.copy(fd, copying.out, KIB, errno.EXDEV) == (-errno.EXDEV, [fd])
+    assert copying.copy(fd, copying.out, KIB) == (KIB, [fd])
+    os.close(fd)
+    assert copying.copy(fd, copying.out, KIB) == (-errno.EBADF, [fd])
+
+
+def test_a_file_is_copied_into_itself_at_the_source(copying: Copying) -> None:
+    """The kernel refuses ranges of one file that overlap. It would not notice them if it copied
+    from the copy."""
+    fd = copying.copied.fd
+    to = os.open(copying.copied.source, os.O_RDWR)
+    os.lseek(fd, 64 * KIB, os.SEEK_SET)
+    done, asked = copying.copy(fd, to, 4 * KIB)
+    assert (done, asked) == (4 * KIB, [copying.behind()])
+    assert os.lseek(fd, 0, os.SEEK_CUR) == 68 * KIB
+    assert os.pread(to, 4 * KIB, 0) == b"s" * 4 * KIB
+    at = ffi.new("int64_t *", 0)
+    assert copying.copy(fd, to, 8 * KIB, at=at)[0] == -errno.EINVAL
+    assert at[0] == 0 and os.lseek(fd, 0, os.SEEK_CUR) == 68 * KIB
+    os.close(to)

@@ -144,6 +144,42 @@ def test_the_groups_of_a_process_are_its_effective_and_its_supplementary_ones(
     assert not lib.rights_has_daemons_groups(session.s)
 
 
+def set_groups(session: Made, groups: set[int]) -> None:
+    session.control.groups = len(groups)
+    for i, group in enumerate(sorted(groups)):
+        session.control.group[i] = group
+
+
+def test_a_process_may_have_very_many_groups(lib: Any, session: Made) -> None:
+    """Usually few groups are expected. The list of more groups is as right, and leaves no memory
+    behind."""
+    session.control.users = Path("/proc/self/ns/user").stat().st_ino
+    own = {os.getegid(), *os.getgroups()}
+    other = next(group for group in range(1000, 9999) if group not in own)
+    mapped = Path("/proc/self/maps").read_text().count("\n")
+    for i in range(200):
+        set_groups(session, own | ({other} if i % 2 else set()))
+        assert lib.rights_has_many_groups(session.s) == (i % 2 == 0)
+    assert Path("/proc/self/maps").read_text().count("\n") < mapped + 100
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give itself groups")
+@pytest.mark.parametrize("n", [1, 62, 63, 64, 65, 300])
+def test_the_daemons_groups_are_found_among_any_number_of_groups(
+    lib: Any, session: Made, n: int
+) -> None:
+    session.control.users = Path("/proc/self/ns/user").stat().st_ino
+    groups = set(range(20000, 20000 + n))
+    child = os.fork()
+    if child == 0:
+        os.setgroups(sorted(groups))
+        set_groups(session, groups | {os.getegid()})
+        right = bool(lib.rights_has_daemons_groups(session.s))
+        set_groups(session, groups | {30000})
+        os._exit(not (right and not lib.rights_has_daemons_groups(session.s)))
+    assert os.waitpid(child, 0)[1] == 0
+
+
 # --- mounts and tiers -------------------------------------------------------------------------
 
 
@@ -221,6 +257,22 @@ def test_a_source_is_ours_while_its_path_leads_to_it(
     assert ours() == [1, 0, 0, 0, 1, 0]
     lib.roots_may_differ()
     assert ours() == [1, 0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("by_alias", [0, 1])
+def test_a_source_is_its_device_and_its_inode(
+    lib: Any, session: Made, tmp_path: Path, by_alias: int
+) -> None:
+    """A directory with another device or inode is another one, even if its numbers are near those
+    of the source."""
+    found, source = tmp_path.stat(), session.control.source[0]
+    session.control.sources = 1
+    source.path = source.alias = os.fsencode(tmp_path)
+    for dev in (-1, 0, 1):
+        for ino in (-1, 0, 1):
+            source.dev, source.ino = found.st_dev + dev, found.st_ino + ino
+            lib.roots_may_differ()
+            assert lib.roots_is_ours(session.s, 0, by_alias) == (dev == ino == 0)
 
 
 # --- copies -----------------------------------------------------------------------------------

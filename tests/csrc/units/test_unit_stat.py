@@ -163,6 +163,18 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
     os.close(fd)
 
 
+def test_a_copy_that_is_removed_during_the_call_shows_the_sources_file(stats: Stats) -> None:
+    """The daemon has dropped the copy. The kernel's answer says that the copy has a name, although
+    it has none any more."""
+    for name in ("f", "d/other"):
+        copy, entry = stats.served.publish(name, b"x" * 1234), stats.served.entry(name)
+        fd = os.open(copy, os.O_RDONLY)
+        entry.word = entry.word & ~15 | State.ABSENT
+        assert stats.lib.stat_while_removed(fd, bytes(copy)) == stats.file.stat().st_ino
+        assert not copy.exists()
+        os.close(fd)
+
+
 @pytest.mark.parametrize("change", ["mode", "time", "size", "replaced"])
 def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: str) -> None:
     """A file at the source changes while a descriptor of its copy is open. If only the mode has
@@ -188,4 +200,58 @@ def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: st
     if change == "mode":
         expected[11] = now.st_ctime_ns
     assert stats.call(FSTAT, "", 0, fd) == tuple(expected)
+    os.close(fd)
+
+
+@pytest.mark.parametrize("call", range(4), ids=NAMES[OLD:])
+def test_another_layout_of_the_attributes_is_libcs_task(stats: Stats, call: int) -> None:
+    """libc refuses a layout that it does not know. A libc without the old calls has only one
+    layout."""
+    fd = os.open(stats.file, os.O_RDONLY)
+    size = stats.file.stat().st_size
+    for version, known in ((1, True), (0, True), (2, False), (99, False), (-1, False)):
+        found = [
+            stats.lib.stat_of_version(call, version, fd, bytes(stats.file), lacks)
+            for lacks in (0, 1)
+        ]
+        assert found == [size if known else -errno.EINVAL, size], version
+    os.close(fd)
+
+
+@pytest.mark.parametrize("call", range(8), ids=NAMES)
+def test_a_path_is_learned_from_the_kernels_answer(stats: Stats, call: int) -> None:
+    """Nothing is learned from a call that fails or that the catalog answers, from a path that
+    starts from a descriptor, or from the name of a copy's descriptor."""
+    outside = stats.root.parent
+    by_path = call % OLD != FSTAT
+    fd = os.open(outside, os.O_RDONLY)
+    copy = os.open(stats.served.publish("f", b"x" * 1234), os.O_RDONLY)
+    stats.lib.stat_learnt()
+    assert stats.call(call, outside, 0, fd if not by_path else AT_FDCWD) != -1
+    assert stats.lib.stat_learnt() == by_path
+    assert isinstance(stats.call(call, outside / "none", 0, -1), int)
+    assert stats.lib.stat_learnt() == 0
+    if call % OLD != LSTAT:
+        assert stats.call(call, f"/proc/self/fd/{copy}", 0, copy) == stats.scanned
+        assert stats.lib.stat_learnt() == 0
+    if by_path:
+        assert stats.call(call, stats.file) == stats.scanned
+        assert stats.lib.stat_learnt() == 0
+    if call % OLD == FSTATAT:
+        stats.call(call, ".", 0, fd)
+        assert stats.lib.stat_learnt() == 0
+        stats.call(call, outside, 0, fd)
+        assert stats.lib.stat_learnt() == 1
+    os.close(fd)
+    os.close(copy)
+
+
+def test_without_a_daemon_every_file_is_the_kernels(stats: Stats) -> None:
+    """Even a file with the mode of a copy."""
+    stats.file.chmod(0o400)
+    fd = os.open(stats.file, os.O_RDONLY)
+    stats.lib.attach_set_current(ffi.NULL)
+    found = stats.call(FSTAT, "", 0, fd)
+    stats.lib.attach_set_current(stats.served.s)
+    assert found == attributes(os.fstat(fd))
     os.close(fd)

@@ -1,0 +1,44 @@
+#include "preload/calls/stdio.c"
+
+#include "made.h"
+
+/* What is known of a stream that a test has opened. */
+static int is_inherited, was_offset_used;
+static uint64_t inode;
+
+/* Reads the stream's content, and closes the stream. Returns the number of bytes, or -errno. */
+static int64_t content_of(FILE *f, int error, char *out, uint64_t room) {
+    struct stat st = {.st_ino = 0};
+    if (!f)
+        return -error;
+    if (error != 54321)
+        return -9999;
+    int fd = fileno(f);
+    is_inherited = !(sys_fcntl(fd, F_GETFD, 0) & FD_CLOEXEC);
+    was_offset_used = (monarch_tracked(fd) & TRACK_OFFSET) != 0;
+    sys_fstat(fd, &st);
+    inode = st.st_ino;
+    int64_t n = (int64_t)fread(out, 1, room, f);
+    return fclose(f) == 0 ? n : -8888;
+}
+/* Opens a stream and returns content_of. */
+EXPORT int64_t stdio_open(const char *path, const char *mode, char *out, uint64_t room) {
+    errno = 54321;
+    FILE *f = fopen(path, mode);
+    return content_of(f, errno, out, room);
+}
+/* Opens a stream on the first path for reading, and then opens it again by freopen. Returns
+ * content_of. */
+EXPORT int64_t stdio_reopen(const char *first, const char *path, const char *mode, char *out,
+                            uint64_t room) {
+    FILE *f = fopen(first, "r");
+    if (!f)
+        return -7777;
+    errno = 54321;
+    f = freopen(path, mode, f);
+    return content_of(f, errno, out, room);
+}
+EXPORT uint64_t stdio_inode(void) { return inode; }
+EXPORT int stdio_is_inherited(void) { return is_inherited; }
+EXPORT int stdio_was_offset_used(void) { return was_offset_used; }
+EXPORT int stdio_only_reads(const char *mode) { return only_reads(mode); }
