@@ -127,7 +127,8 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share. In the test's directory, only file 1 has a copy."""
+    """The session that all tests share. In the requesting test's own directory, only file 1 has a
+    copy."""
     # The engine takes no descriptor before it is granted room, and the daemon grants room only
     # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)

@@ -94,8 +94,8 @@ def explore(
 
     most : the most orders that each process runs
     limit_s : the time within which all processes must have ended [s]
-    nth : orders are run only if the number of the decision at which their first interrupt comes is
-        a multiple of `nth`
+    nth : if `nth` is n, the first interrupt of each order comes at a decision whose number is a
+        multiple of n; other orders are left out
     """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()

@@ -17,8 +17,8 @@
 #define TRIAL_THREADS 4
 struct trial {
     const char *name;
-    /* Threads that reset() starts run until all of them wait. Only then do the functions of
-     * `thread` start. */
+    /* May start threads. They run until all of them wait. Only then do the functions of `thread`
+     * start. */
     void (*reset)(void);
     void (*thread[TRIAL_THREADS])(void);
     void (*check)(void);

@@ -1,6 +1,7 @@
-"""SOLAR: order of epochs, mapping, balance and chunks.
+"""SOLAR: the order of the epochs, the choice of the node that uses a sample, the balance of the
+nodes' loads, and reads of chunks.
 
-There are examples of twelve samples computed by hand, and bounds for all inputs."""
+Some tests compute examples by hand, and others check bounds for random inputs."""
 
 from __future__ import annotations
 

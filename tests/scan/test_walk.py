@@ -32,8 +32,8 @@ SCAN_H = Path(__file__).resolve().parents[2] / "csrc" / "scan" / "scan.h"
 def scan(
     root: Path, threads: int, **parts: Any
 ) -> tuple[dict[str, int], dict[str, int], list[float]]:
-    """Scans a tree. Returns the inode of each reported path, the number of names of each listed
-    directory, and the time of each batch since the start [s]."""
+    """Scans a tree. Returns the inode of each reported path, the number of names in each listed
+    directory, and for each batch of entries the time from the start to its arrival [s]."""
     inodes: dict[str, int] = {}
     listed: dict[str, int] = {}
     times: list[float] = []
