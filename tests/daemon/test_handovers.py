@@ -306,8 +306,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads it, so that the daemon does not read the file too. A
-    claim ends after a second, but a slow reader's claim is renewed as long as it reads."""
+    """While a program reads a file, it claims the file, so that the daemon does not read the file
+    too. A claim ends after a second, but a slow reader renews its claim as long as it reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"
