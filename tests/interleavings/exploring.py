@@ -94,8 +94,8 @@ def explore(
 
     most : the most orders that each process runs
     limit_s : the time within which all processes must have ended [s]
-    nth : if `nth` is n, the first interrupt of each order comes at a decision whose number is a
-        multiple of n; other orders are left out
+    nth : an order is left out if its first interrupt comes at a decision whose number is not a
+        multiple of `nth`
     """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()

@@ -167,8 +167,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
-    # With is_deep, the subdirectories of `directory` are wanted too, so they come before those of
-    # `other`. Without it, they would come after them.
+    # With is_deep, the subdirectories of `directory` are wanted too. So the scan comes to them
+    # before it comes to the subdirectories of `other`.
     if is_deep:
         assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 
