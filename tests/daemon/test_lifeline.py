@@ -1,5 +1,5 @@
-"""A daemon ends on a signal. A daemon that shares files with daemons of other nodes also ends if
-the process that starts these daemons dies before it has started all of them."""
+"""A daemon ends on a signal. Daemons that share files are started together by one process. If this
+process dies before all of these daemons have started, they end too."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_who_misses_more_is_served_more_often(
         assert abs(of_many - DEMANDED / 2) <= 1, first
 
 
-# --- whose files are filled ahead of their readers ----------------------------------------------
+# --- the rank whose files are filled ahead ------------------------------------------------------
 
 
 class Progress:

@@ -85,8 +85,8 @@ step(bool({holds}))
 """
 
 
-# One case for each code path in the library: a move of the offset, a read, a duplicate, a child,
-# other flags, and another file on the descriptor's number.
+# Without --long, only these cases are tested, one for each of the library's code paths: a move of
+# the offset, a read, a duplicate, a child, other flags, and another file on the descriptor.
 SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it", "vfork"]
 
 
