@@ -1,5 +1,5 @@
-"""A daemon ends on a signal. Daemons that share files are started together by one process. If this
-process dies before all of these daemons have started, they end too."""
+"""A daemon ends on a signal. A daemon that shares files with other nodes also ends if the process
+that started it dies before the daemons of all nodes have started."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The ranks of a node share the rate of the source. If one rank finds no copies for twice as many
-bytes as another rank, it gets twice the rate."""
+"""The ranks of a node share the rate of the source. A rank gets twice the rate of another rank if
+it finds no copies for twice as many bytes."""
 
 from __future__ import annotations
 
@@ -262,8 +262,8 @@ def test_ranks_that_miss_unequally(
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
     session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
-    # The source is so slow that readers wait for copies of its files. For copies of a fast source's
-    # files, no reader waits.
+    # The source is so slow that readers wait for copies of its files. No reader would wait for
+    # copies of a fast source's files.
     source.latency(read=0.001)
     absent, present = all_files[: sum(MISSED)], all_files[sum(MISSED) :]
     with Reader(epoch_reader, session, "read", SIZE, 4, source.mountpoint, present) as reader:

@@ -1,5 +1,5 @@
-"""NoPFS's placement: examples computed by hand, the upper bound of its value, whether every file
-gets a holder, and the cost with many files."""
+"""NoPFS's placement: examples computed by hand, the upper bound on a placement's value, whether
+every file gets a holder, and the cost with many files."""
 
 from __future__ import annotations
 

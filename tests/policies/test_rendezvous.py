@@ -33,7 +33,7 @@ def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> N
 
 
 def test_neighbours_lie_on_nodes_of_their_own() -> None:
-    """With four nodes, a quarter of all files go to the same node as the file before."""
+    """With four nodes, a quarter of all files go to the same node as the preceding file."""
     first = scores(file_keys(FILES), np.ones(4)).argmin(axis=1)
     assert np.mean(first[1:] == first[:-1]) == pytest.approx(0.25, abs=0.02)
 

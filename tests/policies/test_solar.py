@@ -1,7 +1,7 @@
 """SOLAR: the order of the epochs, the choice of the node that uses a sample, the balance of the
 nodes' loads, and reads of chunks.
 
-Some tests compute examples by hand, and others check bounds for random inputs."""
+Some tests have examples computed by hand, and others check bounds for random inputs."""
 
 from __future__ import annotations
 
