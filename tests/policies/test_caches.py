@@ -1,4 +1,4 @@
-"""First fit, LRU and Belady: small examples computed by hand, and bounds that hold for all inputs."""
+"""First fit, LRU and Belady: examples computed by hand, and bounds that hold for all inputs."""
 
 from __future__ import annotations
 
