@@ -38,7 +38,7 @@ from support import lines
 #   takes a tenth less time.
 # - With 16 lines of Python, the loop rests longer if it has names for fills ahead. This takes an
 #   eighth less processor time. If the scan finds no names, the loop searches for names again and
-#   again. Before it did so, a first epoch of 600 files sometimes took a third more time.
+#   again. When it searched only once, a first epoch of 600 files sometimes took a third more time.
 # - With 2 lines, the loop rests longer in the first 0.4 s of fills. It then takes an eighth less
 #   processor time.
 # - With 131 lines of C, a program sees its own change of a file or directory that a process without

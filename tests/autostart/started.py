@@ -152,8 +152,9 @@ class Started:
         """Makes a record of the configuration, as a starter does, but does not start a daemon."""
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
-            # `start` makes the record. Then it starts a daemon only if `_is_open_below` returns
-            # True: a process under the library has a file of the source open.
+            # `start` first records the configuration. Then it starts a daemon only if
+            # `_is_open_below` returns True: a process under the library has a file of the source
+            # open.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")

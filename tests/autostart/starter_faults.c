@@ -225,8 +225,8 @@ static void send_to(int to, int fd) {
         die("sendmsg");
 }
 
-/* Adds to the filter a pair of instructions that asks the supervisor before each system call with
- * this number. Returns the new number of instructions. */
+/* Adds two instructions to the filter: before each system call with this number, the kernel asks
+ * the supervisor. Returns the new number of instructions. */
 static unsigned short ask_before(int number, struct sock_filter *code, unsigned short n) {
     code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1);
     code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);

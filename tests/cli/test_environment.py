@@ -75,7 +75,7 @@ def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Pat
 def test_the_lines_put_a_shells_programs_under_the_library(served: Session) -> None:
     """When a shell has evaluated the lines of `monarch env`, the programs that it starts run under
     the library. A configuration that was named by a relative path is exported with its absolute
-    path, which also holds after `cd`."""
+    path, so that the path is also right after `cd`."""
     relative = os.path.relpath(served.config)
     lines = shell(
         f'eval "$(python -m monarch_py env -c {shlex.quote(relative)})"\n'

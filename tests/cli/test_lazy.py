@@ -25,7 +25,7 @@ def test_every_command_is_known_by_its_module() -> None:
 
 
 # The modules are imported in this order in one process, and loaded modules stay loaded. `lifecycle`
-# comes first, because it prints no table: a test checks that rich is not loaded by then.
+# prints no table, and a test checks that its import does not load rich. So it comes first.
 MODULES = ["lifecycle", "view", "warm", "plan"]
 IMPORTS = """
 import sys

@@ -568,8 +568,8 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
     assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
-    # If the user may not write to Monarch's packages, pip would install the package in a directory
-    # that Monarch does not search.
+    # If the user may not write to the directory of Monarch's package, pip would install the other
+    # package in a directory that Monarch does not search.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     packages = Path(monarch_py.__file__).parents[1]

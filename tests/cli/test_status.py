@@ -52,7 +52,8 @@ REASONS = {reason.name.lower() for reason in Reason} - {"none"}
 
 
 def fields_of_columns(heading: str) -> set[str]:
-    """Returns the fields of a table in which one row may describe several fields."""
+    """Returns the fields that the table below this heading of the page describes. One row of the
+    table may describe several fields."""
     section = PAGE.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?`) \| list", section, re.M)
     return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}

@@ -1,5 +1,5 @@
-"""Each rank examines its environment and network, and ranks are refused if they do not fit
-together."""
+"""What a rank finds out about its launcher and its network, and checks of whether the daemons of
+several nodes can form one cluster."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ def test_an_interface_can_be_named(machines: Machines, tmp_path: Path, tree: Pat
 def test_the_same_address_on_all_machines_is_refused(
     machines: Machines, tmp_path: Path, tree: Path
 ) -> None:
-    """A start is refused if the nodes have the same address, as bridges for containers often
-    have."""
+    """A start is refused if the nodes have the same address. Bridges for containers often have the
+    same address on all nodes."""
     add_bridge(machines, lambda _: "172.31.0.1")
     config = write(tmp_path, tree, peers={"interface": "bridge"})
     done = together(machines, "start", "-c", config)

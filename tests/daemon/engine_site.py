@@ -145,8 +145,8 @@ class Engine:
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """Claims a file like a program that reads it. With the flag MONARCH_CLAIM_HANDED, claims it
-        like a program that has handed it over."""
+        """Claims a file like a program that reads the file. With the flag MONARCH_CLAIM_HANDED,
+        claims it like a program that has handed over a descriptor of the file."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
 

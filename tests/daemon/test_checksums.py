@@ -51,8 +51,9 @@ def source(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
 def test_copies_made_in_any_order_have_their_own_checksums(
     session_factory: Callable[..., Session], source: SlowSource, threads: int
 ) -> None:
-    """A copy has the right checksums whichever units a reader demands first. In `end_of_a_block`,
-    the last unit of the first block is there before the fill comes to the rest of that block."""
+    """A copy has the right checksums, no matter which units a reader demands first. In
+    `end_of_a_block`, the reader gets the last unit of the first block before the fill has read the
+    rest of this block."""
     files = dict(zip(ORDERS, make_files(source.backing, len(ORDERS), SIZE), strict=True))
     session = session_factory(source.mountpoint, shared_tpool_size=threads, **IN_UNITS).start()
     session.wait_scanned()

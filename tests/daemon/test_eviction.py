@@ -143,7 +143,7 @@ def make(
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
     # The run without eviction is made only with --long. It shows that, without eviction, the
-    # training exceeds the bound on the bytes that are read.
+    # training reads more bytes than the bound permits.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]

@@ -33,8 +33,8 @@ from monarch_py.plan.samplers import DistributedSampler
 
 
 def copies_of(session: Session, names: list[str]) -> list[int]:
-    """Returns, for each file, the number that the daemon gave to its copy, or 0 if there is no
-    copy. A copy that was begun later has a higher number."""
+    """Returns, for each file, the number that the daemon gave to the file's copy, or 0 if there is
+    no copy. A copy that was begun later has a higher number."""
     generation = session.connection.ask("where")["generation"]
     catalog = CatalogReader.open(session.paths, generation)
     return [int(word.copy(catalog.words[catalog.find(0, name)])) for name in names]

@@ -127,7 +127,8 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share. In the test's directory, only file 1 has a copy."""
+    """The session that all tests share. In the requesting test's own directory, only file 1 has a
+    copy."""
     # The engine takes no descriptor before it is granted room, and the daemon grants room only
     # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
@@ -305,8 +306,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
 def test_a_large_file_is_its_readers_for_as_long_as_it_reads(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads it, so that the daemon does not read the file too. A
-    claim ends after a second, but a slow reader's claim is renewed as long as it reads."""
+    """While a program reads a file, it claims the file, so that the daemon does not read the file
+    too. A claim ends after a second, but a slow reader renews its claim as long as it reads."""
     add_large(source, "101")
     entry = entry_of(session, source, "101")
     script = "import os, sys, time\nfd = os.open(sys.argv[1], 0)\nos.read(fd, 100_000)"

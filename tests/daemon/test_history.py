@@ -31,7 +31,7 @@ def test_a_run_of_any_length_has_few_points() -> None:
     found = told(history)
     assert {len(column) for column in found.values()} == {len(found["seconds"])}
     assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
-    # The points are about equally far apart in time. Each point has the counts of its own time.
+    # The points are about equally far apart in time, and each has the counts noted at its time.
     assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
     assert found["seconds"][-1] > seconds - 40
     turns = np.round(np.array(found["seconds"]) / 0.05) - 1

@@ -1,5 +1,5 @@
-"""Descriptors that were handed over wait until a fill of their file is ordered, so that the engine
-need not open the file again."""
+"""The engine keeps the descriptors that programs have handed over until a fill of their file is
+ordered. Then the engine need not open the file again."""
 
 from __future__ import annotations
 

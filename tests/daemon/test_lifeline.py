@@ -1,5 +1,5 @@
-"""A daemon ends on a signal. A daemon that shares files with daemons of other nodes also ends if
-the process that starts these daemons dies before it has started all of them."""
+"""A daemon ends on a signal. A daemon that shares files with other nodes also ends if the process
+that started it dies before the daemons of all nodes have started."""
 
 from __future__ import annotations
 

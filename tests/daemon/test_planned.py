@@ -1,6 +1,6 @@
 """The daemon follows plans while DataLoaders read with the library, from a slow source that counts
-operations. Tests that do not depend on the order of torch's own loader use a stand-in for this
-loader, which starts sooner."""
+operations. Tests that do not depend on the order of torch's own loader use a stand-in, which starts
+sooner than torch's loader."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_a_copy_serves_before_anybody_takes_its_result(engine: Engine) -> None:
     present = word.make(State.PRESENT, 0, 0, copy)
     wait_until(lambda: engine.word(1) == present, what="the copy")
     wait_until(lambda: engine.slots() == 0, what="the slot of its fill")
-    assert not is_rung(engine), "the loop must not be woken for a single copy that serves already"
+    assert not is_rung(engine), "the loop must not be woken for a single copy that is published"
     (result,) = engine.result()
     assert result["is_published"]
     assert engine.catalog.find_copy(0, int(result["copy_ino"])) == 1

@@ -60,8 +60,8 @@ def test_the_slowest_rank_is_no_further_from_the_others_than_with_equal_shares(
     loads = np.maximum(misses, LEAST_LOAD * np.mean(misses))
     seconds = loads / shares_of(loads)
     assert np.ptp(seconds) <= np.ptp(loads / SLICES) * 1.000001
-    # A rank's share is a whole number of slices, and there are only eight slices per rank. So the
-    # slowest rank may take up to 1.4 times the mean time.
+    # A rank's share is rounded to a whole number of slices, and there are only eight slices per
+    # rank. Because of the rounding, the slowest rank may take up to 1.4 times the mean time.
     assert seconds.max() / seconds.mean() <= 1.4
 
 

@@ -1,5 +1,5 @@
-"""The ranks of a node share the rate of the source. Each rank's share is proportional to the number
-of bytes for which the rank has found no copies."""
+"""The ranks of a node share the rate of the source. A rank gets twice the rate of another rank if
+it finds no copies for twice as many bytes."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_who_misses_more_is_served_more_often(
         assert abs(of_many - DEMANDED / 2) <= 1, first
 
 
-# --- whose files are filled ahead of their readers ----------------------------------------------
+# --- the rank whose files are filled ahead ------------------------------------------------------
 
 
 class Progress:
@@ -262,8 +262,8 @@ def test_ranks_that_miss_unequally(
     all_files = list(make_files(source.backing, 2 * FILES, SIZE))
     session = session_factory(source.mountpoint, handover_size=0).start()
     session.wait_scanned()
-    # The source is slow enough for readers to wait for copies. If a source is fast, no reader waits
-    # for copies of its files.
+    # The source is so slow that readers wait for copies of its files. No reader would wait for
+    # copies of a fast source's files.
     source.latency(read=0.001)
     absent, present = all_files[: sum(MISSED)], all_files[sum(MISSED) :]
     with Reader(epoch_reader, session, "read", SIZE, 4, source.mountpoint, present) as reader:

@@ -30,8 +30,8 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
-    """A source that throws away a file's pages at each open, so that they are read again, as on a
-    file system under load."""
+    """A source that drops a file's pages from the page cache at each open, as a file system under
+    load may do."""
     mounted = slow_factory()
     mounted.rate(200e6)
     mounted.latency(read=0.0005)

@@ -51,8 +51,8 @@ static ino_t inode[FILES + SCRATCHES];
 static uint64_t done[deeds], wrong;
 static volatile int over;
 
-/* A descriptor's number from which all threads read, and the index of the file that was opened on
- * this number. */
+/* Each slot holds the number of a descriptor from which all threads read, and the index of the file
+ * that was opened on this number. */
 static struct slot {
     pthread_mutex_t lock; /* held by a thread that replaces `fd` and `file` */
     int fd, file;

@@ -74,8 +74,8 @@ def wait_served(source: SlowSource, more: int) -> None:
 
 def wait_in_the_middle(source: SlowSource, session: Session) -> None:
     wait_served(source, FILES * SIZE // 4)
-    # A wait is counted when it ends. The readers share the source's rate, so they finish their
-    # first units, and with them their first waits, at about the same time.
+    # A wait is counted when it ends. The reader's threads share the source's rate, so their first
+    # waits all end at about the same time.
     wait_until(lambda: session.totals()["waits"] > 0, what="a reader that has waited")
     assert session.totals()["fills"] < FILES
 

@@ -113,8 +113,8 @@ def test_after_a_daemon_was_stopped_nothing_is_said(
 def test_a_wrapper_that_becomes_the_job_does_not_say_it_twice(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """A process that loads the library twice reports only once that no daemon serves. This happens
-    if a job script ends with `exec`."""
+    """If a job script ends with `exec`, its process loads the library a second time, but reports
+    only once that no daemon serves."""
     session = session_factory(files.root)
     done = session.run(["sh", "-c", f"exec env nice cat {files.path('f00000')} > /dev/null"])
     assert done.returncode == 0

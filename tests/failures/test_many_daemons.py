@@ -75,8 +75,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # The process has mapped at most three segments (control, clients and catalog) of the newest
         # daemon, and three of the daemon before it.
         assert len(segments_of(process, session)) <= 6
-        # The process began without a daemon. So it had nothing to unmap when the first daemon came,
-        # and must not have mapped memory at address 0 instead.
+        # The process began without a daemon. So it had no segment to unmap when the first daemon
+        # came. It must not have taken address 0 for the address of a segment.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
             # The segments of a daemon that has ended must not stay mapped. So the process must grow
@@ -207,8 +207,8 @@ def test_what_is_open_of_an_old_session_goes_on_until_it_is_closed(
         process.end()
 
 
-# The first thread has a copy open. A second thread has a table of descriptors of its own, in which
-# it has closed the copy. While each daemon serves, the second thread opens a file for writing.
+# The first thread has a copy open. A second thread has its own table of descriptors, in which it
+# has closed the copy. Each time a new daemon serves, the second thread opens a file for writing.
 APART = """
 root, CLONE_FILES = sys.argv[1], 0x400
 fd = os.open(root + "/f00003", os.O_RDONLY)

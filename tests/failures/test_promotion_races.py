@@ -85,8 +85,8 @@ step(bool({holds}))
 """
 
 
-# One case for each code path in the library: a move of the offset, a read, a duplicate, a child,
-# other flags, and another file on the descriptor's number.
+# Without --long, only these cases are tested, one for each of the library's code paths: a move of
+# the offset, a read, a duplicate, a child, other flags, and another file on the descriptor.
 SOME_MEANWHILE = ["lseek", "read", "F_DUPFD", "fork", "F_SETFL", "dup2_over_it", "vfork"]
 
 
@@ -162,8 +162,9 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# The cases of the other file, which gets the descriptor's number during a read: the flags of its
-# open, its offset, and the results that the read may have besides bytes of one of the two files.
+# During a read, another file gets the descriptor's number. For each case: the flags with which the
+# other file was opened, its offset, and the other results that the read may have. The read may
+# always give bytes of one of the two files.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),

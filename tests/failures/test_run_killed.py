@@ -86,7 +86,7 @@ def is_gone(session: Session) -> bool:
 def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], files: Files) -> None:
     plain, left, taken, shared = (session_factory(files.root) for _ in range(4))
     reader = (sys.executable, "-I", "-S", "-c", READER, str(files.path("f00001")))
-    # The command ends when its `monarch run` ends, but the reader that it has started goes on.
+    # The command ends when its `monarch run` ends, but the reader that the command started goes on.
     script = 'exec 3<&0; "$@" <&3 & while kill -0 $PPID 2>/dev/null; do sleep 0.1; done'
     with ExitStack() as stack:
         # Neither the shell nor cat opens a file of the source.

@@ -66,7 +66,7 @@ def plan(
         late_ms = LATE_READER_MS if bearer == "reader" else LATE_DAEMON_MS
         for fault in faults_of(call.call, call.target, turn, late_ms):
             if fault.action == "kill" and bearer != role:
-                continue  # "kill" would kill the role's process, but a reader makes this call
+                continue  # the call is a reader's, but "kill" would kill the role's process
             yield f"{role}: {fault.name} in {what}", call, fault
 
 

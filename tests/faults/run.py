@@ -52,8 +52,8 @@ class RunSite(Site):
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            # If the program still runs, or has ended with status 0, it has printed no reason for
-            # the error.
+            # Only a program that has ended with an error may have missed its laps. It must have
+            # printed the reason.
             if not reading.process.poll():
                 raise
             said = reading.finish(2 * END_LIMIT_S)

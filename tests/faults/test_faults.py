@@ -80,7 +80,7 @@ def test_a_sample_of_faults_breaks_no_promise(
 def test_a_fault_in_the_programs_own_call_is_found(
     traced: Callable[[str], tuple[Site, list[CallClass]]],
 ) -> None:
-    """A read error of the source that reaches the program is reported as a broken promise."""
+    """If the program itself gets a read error of the source, the outcome has a broken promise."""
     site, classes = traced("reader")
     read = next(call for call in classes if call.call == "read" and "/source" in call.target)
     outcome = site.fault("reader", read, "error=5")

@@ -1,5 +1,5 @@
-/* The functions that the library calls in place of libc's. Each makes its system call, then a step.
- */
+/* The functions that the library calls in place of libc's. Each makes its system call, and then
+ * calls step(), so that the scheduler can switch threads. */
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/syscall.h>

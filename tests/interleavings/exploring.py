@@ -94,8 +94,8 @@ def explore(
 
     most : the most orders that each process runs
     limit_s : the time within which all processes must have ended [s]
-    nth : orders are run only if the number of the decision at which their first interrupt comes is
-        a multiple of `nth`
+    nth : an order is left out if its first interrupt comes at a decision whose number is not a
+        multiple of `nth`
     """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
     found = Explored()

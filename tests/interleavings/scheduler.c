@@ -47,7 +47,8 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-static int is_exploring; /* 0: no choices; the first ready thread runs, until all threads wait */
+/* If 0, there are no choices: the first thread that can go on runs, until all threads wait. */
+static int is_exploring;
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
 

@@ -17,8 +17,8 @@
 #define TRIAL_THREADS 4
 struct trial {
     const char *name;
-    /* Threads that reset() starts run until all of them wait. Only then do the functions of
-     * `thread` start. */
+    /* May start threads. They run until all of them wait. Only then do the functions of `thread`
+     * start. */
     void (*reset)(void);
     void (*thread[TRIAL_THREADS])(void);
     void (*check)(void);
@@ -34,9 +34,8 @@ struct trial {
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
 /* Divides the orders among `of` processes, so that explore() in this process runs only the share
- * with the number `number`. Orders are run only if the number of the decision at which their first
- * interrupt comes is a multiple of `nth`. Every process also runs the orders without an
- * interrupt. */
+ * with the number `number`. Leaves out an order if its first interrupt comes at a decision whose
+ * number is not a multiple of `nth`. Every process also runs the orders without an interrupt. */
 void take_share(unsigned number, unsigned of, unsigned nth);
 
 /* Each of these functions makes a step. Call one of them after an action that other threads may

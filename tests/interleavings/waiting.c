@@ -29,7 +29,8 @@ static void reset_waiting(void) {
     EXPECT(held_fd >= 0);
 }
 
-/* Like reset_waiting. The file has one claim, so the daemon may have only one descriptor of it. */
+/* Like reset_waiting, for two threads that read the same file. A file has only one claim, so the
+ * daemon may have only one descriptor of this file. */
 static void reset_shared(void) {
     most_handed = 1;
     reset_waiting();

@@ -93,7 +93,7 @@ def test_samples_lie_in_the_buffer_and_nothing_copies_them(
     assert job.statistics()["samples"] == 12
 
 
-# Without --long, "spawn" is left out: test_staged.py has spawned workers.
+# Without --long, "spawn" is left out, because test_staged.py tests spawned workers in every run.
 @pytest.mark.parametrize("method", cases(["fork", "spawn"], short=["fork"]))
 def test_an_image_folder_in_batches(images: Path, make: Callable[..., Job], method: str) -> None:
     job = make(images, 4, EPOCHS, seed=3, multiprocessing_context=method, workers=1)

@@ -252,7 +252,7 @@ def test_ranks_are_those_of_the_process_group_or_the_launcher(
     files = SimpleNamespace(sizes=np.ones(100, dtype=np.int64))
     for name in itertools.chain.from_iterable(LAUNCHERS.items()):
         monkeypatch.delenv(name, raising=False)
-    # Slurm sets this in a batch script too, which is a single process
+    # Slurm sets SLURM_NTASKS in a batch script too, although the script is a single process
     monkeypatch.setenv("SLURM_NTASKS", "4")
     assert LocalFirstSampler(files, quota=100).ranks.world_size == 1
     for name in LAUNCHERS:

@@ -27,8 +27,8 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     """The owner first reads the parts of the file that the other node requests. So the other node
     need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
-    # With `fetch: holders`, a node asks the other node first, even if the source is faster, as may
-    # happen on a busy machine.
+    # With `fetch: holders`, a node asks the other node first, even if the source is faster. On a
+    # busy machine, the source may be faster.
     more = {"peers": {"fetch": "holders"}}
     cluster = cluster_factory(2, 1, size, block_size=block, **more)
     owner = owner_of_all(cluster)
@@ -65,7 +65,7 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
-@pytest.mark.long  # without --long, test_crowds.py tests orders that wait for a node
+@pytest.mark.long  # in every run, test_crowds.py tests orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

@@ -43,7 +43,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
     assert all(map(follows, planned.all))
     assert planned.read_by_fills() == FILES * SIZE
     assert sum(each["fallbacks"] for each in totals) == 0
-    # Each node owns a third of the files. According to the plan, it keeps more files than these.
+    # Each node owns a third of the files. According to the plan, it also keeps files that it does
+    # not own.
     assert sum(each["bytes_from_peers"] for each in totals) > 0
     assert all(node.nodes()["kept_files"] > FILES // RANKS for node in planned.all)
 

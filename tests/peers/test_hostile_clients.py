@@ -247,7 +247,7 @@ def test_who_takes_nothing_is_left_alone_and_others_are_served(
     server_factory: Callable[..., FileServer], offer: Callable[..., Offer]
 ) -> None:
     """Clients that do not receive their answers must not delay other clients. In this test, there
-    are more of them than server threads, and each answer is larger than the socket buffers."""
+    are more such clients than server threads. Each answer is larger than the socket buffers."""
     stall_s = sized(1.2, 2.0)
     server = server_factory(threads=2, stall_s=stall_s)
     large, small = offer(bytes(64 << 20), 1), offer(CONTENT, 2).share(server)

@@ -46,7 +46,8 @@ def flip(at: int) -> Change:
 
 
 def cut(size: int) -> Change:
-    """Returns a change that keeps only the first `size` bytes that one side sends."""
+    """Returns a function that changes the bytes that one side sends: it keeps only the first `size`
+    of them."""
     return lambda data, begins: data[: max(0, size - begins)]
 
 

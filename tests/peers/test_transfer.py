@@ -37,8 +37,8 @@ CONTENT = os.urandom(5 * BLOCK + 1234)
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[tuple[Peer, dict[str, FileId]]]:
-    """Yields a peer, and its two files, one of which has known sums. The tests that share this
-    server do not change its files."""
+    """Yields a peer, and its two files. The peer's server knows the checksums of only one of these
+    files. The tests that share this server do not change its files."""
     with PeerServerContext() as server, Offer(CONTENT, 1) as known, Offer(CONTENT, 2) as unknown:
         known.share(server)
         unknown.share(server, known=False)

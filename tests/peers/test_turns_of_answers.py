@@ -166,7 +166,7 @@ def test_who_waits_behind_one_whose_link_breaks_is_told(made: tuple[Peer, Silent
     assert ends[0] is ends[1]
     ends[0].shutdown(socket.SHUT_RDWR)
     assert results[0].get(timeout=LIMIT_S) == PeerStatus.CUT
-    # The second fetch asks over another link, unless the peer's pause has begun by then.
+    # The second fetch asks over another link, or ends if the peer's pause has begun already.
     wait_until(lambda: not results[1].empty() or not silent.requests.empty())
     status = PeerStatus.CUT
     if not silent.requests.empty():

@@ -272,8 +272,8 @@ def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: f
     """The estimator looks for a place in the plan where the last accesses lie close together. It
     accepts the place only if random accesses would hardly lie as close together.
 
-    If SEARCHED accesses are random, they all lie in a given part of the units with the probability
-    p ** SEARCHED. p is the size of this part as a share of all units."""
+    If SEARCHED accesses are random, all of them lie in one given part of the plan with the
+    probability p ** SEARCHED, where p is the size of this part as a share of the plan."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

@@ -123,8 +123,9 @@ def test_numbers_with_replacement_take_two_draws_from_large_datasets(high: int) 
 @example(257, 8)
 @EXAMPLES
 def test_the_permutation_of_a_large_dataset_in_small(length: int, seed: int) -> None:
-    """Compares the algorithm that torch uses for the largest datasets with a second implementation,
-    for a few items. The long test below compares it with torch."""
+    """Compares Monarch's version of the algorithm that torch uses for the largest datasets with a
+    second version in this test, for a few items. The long test below compares Monarch's version
+    with torch."""
     expected: list[int] = []
     draws = Mersenne(seed).draw64(length).tolist()
     for item, drawn in enumerate(draws):

@@ -1,4 +1,4 @@
-"""First fit, LRU and Belady: small examples computed by hand, and bounds for all inputs."""
+"""First fit, LRU and Belady: examples computed by hand, and bounds that hold for all inputs."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_belady_up_down_and_up_again() -> None:
 
     In epoch 0, the next use of file f is access 23 - f: the later a file was read, the sooner it is
     used again. Files 8 to 11 stay, and epoch 1 finds them. In epoch 1, the next use of file f is
-    access 24 + f, so this is true again. Files 3 to 0 stay, and epoch 2 finds them. In epoch 2,
-    each file is used again 12 accesses later, so the cached files are used sooner than any new
-    file. No file is evicted, and epoch 3 finds the same four files."""
+    access 24 + f, so again the file read last is used first. Files 3 to 0 stay, and epoch 2 finds
+    them. In epoch 2, each file is used again 12 accesses later, so the cached files are used sooner
+    than any new file. No file is evicted, and epoch 3 finds the same four files."""
     job = written([UP, DOWN, UP, UP], cluster([[4]]))
     decision = belady(job)
     assert loads(job, decision) == [12, 8, 8, 8]

@@ -47,7 +47,8 @@ def test_a_plan_says_more_of_its_files_and_is_forgotten() -> None:
     policy.lose(ids(0))
     assert not policy.keeps(ids(0)).any()
     policy.forget_plan()
-    # The plan's holders remain. This node keeps file 0, and node 1 owns it.
+    # The policy has forgotten the plan, but not the plan's holders: this node keeps file 0, and
+    # node 1 owns it.
     assert policy.keeps(ids(0, 1, 2)).tolist() == [True, True, False]
     assert policy.owners(ids(0, 1, 2)).tolist() == [1, 0, 0]
 

@@ -1,4 +1,5 @@
-"""NoPFS's placement: examples computed by hand, the upper bound, coverage, and scale."""
+"""NoPFS's placement: examples computed by hand, the upper bound on a placement's value, whether
+every file gets a holder, and the cost with many files."""
 
 from __future__ import annotations
 

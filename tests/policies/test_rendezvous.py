@@ -24,8 +24,8 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The number of files that a node gets has a binomial distribution. It is within five standard
-    deviations of its mean."""
+    """The number of files that a node gets has a binomial distribution. The number lies within five
+    standard deviations of its mean."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
     spread = np.sqrt(FILES * share * (1 - share))
@@ -33,7 +33,7 @@ def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> N
 
 
 def test_neighbours_lie_on_nodes_of_their_own() -> None:
-    """With four nodes, a file goes to the same node as the file before it in a quarter of cases."""
+    """With four nodes, a quarter of all files go to the same node as the preceding file."""
     first = scores(file_keys(FILES), np.ones(4)).argmin(axis=1)
     assert np.mean(first[1:] == first[:-1]) == pytest.approx(0.25, abs=0.02)
 

@@ -23,8 +23,8 @@ ORDERS = [[[[0, 7, 8], [1, 2, 3]], [[9, 4, 10], [5, 6, 11]]]]
 
 
 def test_locality_aware_exchanges_within_a_step() -> None:
-    """Nodes exchange samples within a step, so that each node reads as many of the samples that it
-    holds as possible.
+    """Nodes exchange samples within a step, so that as many samples as possible are read by nodes
+    that hold them.
 
     Node 0 holds samples 0 to 5, and node 1 holds samples 6 to 11. Each node takes three samples in
     a step. Step 0 has samples 0 4 7 8 9 10: node 0 gets 0 and 4, node 1 gets three of the four

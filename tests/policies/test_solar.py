@@ -1,6 +1,7 @@
-"""SOLAR: order of epochs, mapping, balance and chunks.
+"""SOLAR: the order of the epochs, the choice of the node that uses a sample, the balance of the
+nodes' loads, and reads of chunks.
 
-There are examples of twelve samples computed by hand, and bounds for all inputs."""
+Some tests have examples computed by hand, and others check bounds for random inputs."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, 
     counts = np.bincount(node[loaded], minlength=nodes)
     assert taken.max() <= most
     assert (node[~loaded] == holder[~loaded]).all()
-    # If a node loads at least two samples fewer than another node, it has reached the cap.
+    # A node that loads at least two samples fewer than another node has reached the cap.
     assert (taken[counts < counts.max() - 1] == most).all()
 
 

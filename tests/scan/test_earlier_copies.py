@@ -1,5 +1,5 @@
-"""Copies of an earlier session serve the next job from its beginning, because the scan that finds
-the copies does not slow down for the job."""
+"""Copies of an earlier session serve the next job from the job's beginning. As long as a scan finds
+such copies, it does not slow down for the job."""
 
 from __future__ import annotations
 

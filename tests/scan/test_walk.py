@@ -32,8 +32,8 @@ SCAN_H = Path(__file__).resolve().parents[2] / "csrc" / "scan" / "scan.h"
 def scan(
     root: Path, threads: int, **parts: Any
 ) -> tuple[dict[str, int], dict[str, int], list[float]]:
-    """Scans a tree. Returns the inode of each reported path, the number of names of each listed
-    directory, and the time of each batch since the start [s]."""
+    """Scans a tree. Returns the inode of each reported path, the number of names in each listed
+    directory, and for each batch of entries the time from the start to its arrival [s]."""
     inodes: dict[str, int] = {}
     listed: dict[str, int] = {}
     times: list[float] = []
@@ -167,8 +167,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
-    # With is_deep, the subdirectories of `directory` are wanted too, so they come before those of
-    # `other`. Without it, they would come after them.
+    # With is_deep, the subdirectories of `directory` are wanted too. So the scan comes to them
+    # before it comes to the subdirectories of `other`.
     if is_deep:
         assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 

@@ -340,8 +340,8 @@ def test_an_owner_reads_for_another_what_it_does_not_want_itself() -> None:
 
 
 def test_a_read_for_two_samples_is_counted_once() -> None:
-    """Two threads of node 0 prefetch file 0 at the same time, for the first and the second epoch.
-    They read it from the file system only once."""
+    """Two threads of node 0 prefetch file 0 at the same time, one for the first epoch and one for
+    the second. The file is read from the file system only once."""
     decision = Decision(owner=np.array([0], np.int32), pfs=False)
     machine = Machine({1: 10}, staging_threads=2)
     measured = run(machine, [10], [[[[0]]]] * 2, decision)

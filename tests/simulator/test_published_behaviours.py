@@ -22,8 +22,8 @@ from monarch_py.simulator.result import Result
 B = Behaviour
 TINY = {"staging": 3000}  # the staging buffer holds less than a batch
 ROOMY = {"ram": 400_000, "disk": 700_000}  # a node has room for the dataset
-# For each published behaviour that the simulator can switch on: a policy and the settings of a
-# scenario whose result depends on this behaviour.
+# The simulator can switch on each of these published behaviours. For each of them: a policy and
+# the settings of a scenario. The scenario's result depends on whether the behaviour is on.
 CASES: dict[Behaviour, tuple[str, dict[str, Any]]] = {
     B.SHUFFLES_BEFORE_SIZES: ("perfect", {}),
     B.WHOLE_CLASS_FOR_ONE_THREAD: ("lbann-dynamic", {}),

@@ -238,7 +238,7 @@ mv {after}.new {after}""",
     assert jobs.copies() == ""
 
 
-# This test needs --long, because test_slurm_site.py also ends a job and its daemon.
+# This test needs --long, because test_slurm_site.py ends a job and its daemon in every run.
 @pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Each daemon has its own shared memory and copies on its node. After scancel, Slurm's setting
@@ -333,7 +333,8 @@ def test_copies_are_staged_while_the_job_waits(jobs: Jobs, tree: Path) -> None:
     assert (run["totals"]["hits"], run["totals"]["opens"]) == (FILES, FILES)
 
 
-# This test needs --long, because tests/cluster/test_refusals.py tests the same under mpiexec.
+# This test needs --long, because tests/cluster/test_refusals.py tests the same under mpiexec in
+# every run.
 @pytest.mark.long
 def test_a_node_that_cannot_go_on_ends_the_step(jobs: Jobs) -> None:
     jobs.config.write_text(jobs.config.read_text() + "peers: {interface: no0}\n")

@@ -1,4 +1,4 @@
-"""A site's prolog, epilog and task prolog under Slurm. Slurm kills the jobs of a user."""
+"""A site's prolog, epilog and task prolog under Slurm, which kills the jobs of a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files whose every byte encodes its position, and programs/epoch_reader.c, which reads them."""
+"""Files in which every byte depends on its position, and the reader programs/epoch_reader.c."""
 
 from __future__ import annotations
 

@@ -340,8 +340,8 @@ if __name__ == "__main__":
     from monarch_py.config.schema import Config
     from monarch_py.yaml_files.keys import declared
 
-    # Here these modules are imported, and the declared keys are read, once for all forked
-    # processes. Otherwise each daemon or command would do this again when it first needs them.
+    # This process imports these modules and reads the declared keys once for all processes that it
+    # forks. Otherwise each daemon or command would have to do so itself.
     for name in ("difflib", "encodings.ascii", "encodings.utf_8_sig", "numpy.ma"):
         import_module(name)
     declared(Config)

@@ -52,7 +52,7 @@ class Node(Session):
     def begin(self, *, is_forked: bool = True) -> None:
         """Starts the node's daemon without waiting for it.
 
-        is_forked : whether the daemon may be forked from a process that has its modules loaded
+        is_forked : whether the daemon may be forked from a process that has loaded its modules
         """
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)

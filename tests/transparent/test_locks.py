@@ -55,7 +55,8 @@ KINDS_OF_PAIRS = {
     "no_writer": ((False, False), WRITES),
     "writer": ((True, False), WRITES),
 }
-# Name of a pair -> name of the pair without the library that must get the same answers.
+# Name of a pair -> name of another pair, which runs without the library. Both pairs must get the
+# same answers.
 LIKE = {"both": "none", "first": "none", "second": "none", "writer": "no_writer"}
 
 
@@ -124,7 +125,7 @@ def test_random_programs(lockers: Lockers, program: list[tuple[int, tuple[Any, .
 SH, EX, UN = "LOCK_SH", "LOCK_EX", "LOCK_UN"
 TRY: list[tuple[int, tuple[Any, ...]]] = [(1, ("flock", 0, EX)), (1, ("flock", 0, UN))]
 READ = ("fcntl", 0, "F_SETLK", "F_RDLCK", 0, 0)
-# F_OFD_GETLK asks whether a write lock would be refused: two read locks would not conflict.
+# F_OFD_GETLK asks for a write lock, because a read lock would not conflict with another read lock.
 ASK = (1, ("fcntl", 0, "F_OFD_GETLK", "F_WRLCK", 0, 0))
 SCENES: dict[str, list[tuple[int, tuple[Any, ...]]]] = {
     "flock_and_close": [(0, ("flock", 0, EX)), *TRY, (0, ("close", 0)), *TRY],

@@ -262,7 +262,7 @@ def test_changes_from_outside_are_seen_in_time(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     """Processes without the library change files. If `revalidate` is set, programs under the
-    library see these changes after a while. Each change is made in its own tree."""
+    library see these changes after a while. Each change is made in a tree of its own."""
     source = tmp_path / "source"
     for change in CHANGES_FROM_OUTSIDE:
         make(source / change.__name__)

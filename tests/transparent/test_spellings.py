@@ -47,8 +47,8 @@ for place, directory in places.items():
 """
 
 
-# Opens many paths through a link outside the source, in several rounds. Prints the number of opens
-# of a round.
+# Opens many paths through a link outside the source, in several rounds. Prints how many opens a
+# round makes.
 THROUGH = """
 import os, sys
 rounds, source, names = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
