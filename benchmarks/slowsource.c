@@ -152,8 +152,8 @@ static void op_fsync(fuse_req_t req, fuse_ino_t ino, int data_only, struct fuse_
     done(req, data_only ? fdatasync((int)fi->fh) : fsync((int)fi->fh));
 }
 
-/* With the option `flush`, a close sends this request, which counts as fsync, and waits for the
- * answer. */
+/* With the option `flush`, each close of a descriptor sends a flush request and waits for the
+ * answer. The request is counted and delayed like an fsync, but writes nothing to the disk. */
 static void op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi) {
     if (!refused(req, k_fsync))
         fuse_reply_err(req, 0);

@@ -147,8 +147,10 @@ def _sizes(scenario: Scenario, random: np.random.RandomState) -> Floats:
 def _orders(
     scenario: Scenario, random: np.random.RandomState
 ) -> tuple[list[Numbers], list[list[int]]]:
-    """Returns the orders and the starts of batches. In each epoch, which is shuffled independently,
-    every node has an equal slice of every batch."""
+    """Returns the values of `Inputs.orders` and `Inputs.starts`: for each node, the files in the
+    order in which it reads them, and the indices in this order at which its batches begin. Each
+    epoch is shuffled independently. Every full batch is divided equally among the nodes. The
+    incomplete last batch of an epoch may be divided unequally, or is dropped."""
     nodes, files, batch = scenario.nodes, scenario.dataset.files, scenario.batch_per_rank
     whole, rest = divmod(files, nodes * batch)
     orders: list[list[Numbers]] = [[] for _ in range(nodes)]

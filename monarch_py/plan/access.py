@@ -149,8 +149,8 @@ def check(status: int) -> None:
         )
     if status == -2:
         raise ConfigError(
-            "epochs: a unit is accessed more than 65,535 times by one node; plan fewer epochs, or"
-            " ask for one node at a time"
+            "epochs: one node accesses a unit more than 65,535 times, which is the most that can be"
+            " counted; plan fewer epochs"
         )
 
 

@@ -25,8 +25,9 @@ static struct monarch_catalog *catalog;
 
 static uint64_t any(uint64_t n) { return below(&rng, n); }
 
-/* Returns a random number. Most of these numbers often reveal errors: small numbers, and powers of
- * two and their neighbours. */
+/* Returns a random number. In three of five cases, it is a number of a kind that often reveals
+ * errors: it is small, or a power of two, or slightly below a power of two (2^64 included). In a
+ * fourth case, it is less than twice the size of the catalog. */
 static uint64_t any_number(void) {
     switch (any(5)) {
     case 0:

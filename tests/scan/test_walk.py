@@ -1,4 +1,5 @@
-"""How a scan walks a tree. Its threads also share the names of a single directory."""
+"""How a scan walks a tree. The threads of a scan divide the directories among themselves, and even
+the names of a single large directory."""
 
 from __future__ import annotations
 

@@ -233,9 +233,9 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
-        needs this for the fills that it orders by itself. From the first call on, it orders fills
-        only of files that a call has named. It leaves all other files to Python. Raises MemoryError
-        if there is no memory.
+        needs this for the fills that it orders by itself. From the first call of this method on,
+        the engine orders fills only of files whose entries were passed in some call. Python must
+        order the fills of all other files. Raises MemoryError if there is no memory.
 
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not

@@ -91,11 +91,12 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """Runs one iteration: at intervals, predicts the ranks' loads and divides the engine's
-        threads accordingly.
+        """Call this in each iteration of the daemon's loop. If the last prediction is old enough,
+        predicts the ranks' loads anew, and divides the engine's threads accordingly. Otherwise does
+        nothing.
 
-        planned : returns the loads that a plan predicts, in the order of the ranks' numbers. If
-            there is no plan, it returns None, and each rank's recent misses are the prediction
+        planned : a function that returns the loads that a plan predicts, in the order of the ranks'
+            numbers. If it returns None, the loads are predicted from the ranks' recent misses
         """
         now = self._clock()
         if not self.is_on or now < self._next_look:

@@ -22,9 +22,11 @@ RISING_BYTES = 8 << 20
 # the scan has found a file or directory among the names granted last, but after this time [s] at
 # the latest.
 LOOK_S = 0.2
-# Until files have been filled for AHEAD_S, the scan assumes that the rate of fills rises by this
-# factor until the next iteration of the loop. With a smaller factor, such as 2, the scan would find
-# too few files for a rising number of concurrent fills.
+# In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. During this
+# time, `lasts_s` assumes that files are filled RISE times as fast as measured, so the daemon's loop
+# rests for a shorter time before it lets the scan go on. With a smaller factor, such as 2, the loop
+# would rest too long, and the scan would find too few files for a rising number of concurrent
+# fills.
 RISE = 4.0
 # For every OPENS_A_NAME opens of programs at the source, the scan may examine one name in
 # directories that programs do not read.
@@ -120,8 +122,9 @@ class ScanPace:
         return wanted, more_others
 
     def lasts_s(self, files: int) -> float:
-        """Returns how long [s] it takes to fill `files` files at the present rate. Until files have
-        been filled for AHEAD_S, the rate still rises, so RISE times the present rate is assumed."""
+        """Returns how long [s] it takes to fill `files` files at the present rate. In the first
+        AHEAD_S seconds after fills have begun, the rate still rises, so RISE times the present rate
+        is assumed."""
         is_steady = self._filled[0][1] > self._filled_before
         rate = self._rate if is_steady else RISE * self._rate
         return files / rate if rate else 0.0

@@ -211,9 +211,10 @@ TEST(the_loop_is_woken_once_for_all) {
     done();
 }
 
-/* After a fill that has published no copy, the daemon's loop is woken. After a PAGE_IN, it is never
- * woken. After an order of any other kind, it is woken only if a reader still waits whose demand
- * the threads have left to the loop. Until the loop rests, it is not woken a second time. */
+/* An order that publishes no copy may leave work to the daemon's loop. A fill always wakes the
+ * loop, and a PAGE_IN never does. An order of any other kind wakes the loop only if a demand that
+ * the threads have refused still waits. After one wake, the loop is not woken again before it has
+ * rested. */
 TEST(an_order_without_a_copy_leaves_work) {
     const struct {
         int kind, waits, is_woken;

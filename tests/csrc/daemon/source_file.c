@@ -395,8 +395,8 @@ TEST(bytes_of_a_source_are_counted_once) {
     done();
 }
 
-/* Some reads that could be direct go through the page cache. For each of them, it is noted whether
- * it took CACHED_NS or longer, because it then waited for the source. */
+/* Some reads that could be direct go through the page cache. For each such read, the engine notes
+ * whether the read waited for the source: a read that takes CACHED_NS or longer has waited. */
 TEST(a_read_through_the_page_cache_tells_whether_it_waited) {
     make(DIRECT_BYTES);
     struct fill f = {.job = job, .units = 1, .from = -1};
