@@ -55,8 +55,7 @@ static ssize_t move(int from, off64_t *at, int to, off64_t *to_at, size_t n, uns
         sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags));
 }
 /* Calls copy_file_range. first, second: see `refused`. Returns the call's result, or -errno. Writes
- * to `from_all` the descriptors from which the kernel was asked to copy, and -1 after the last one.
- * */
+ * to `from_all` the descriptors from which the kernel was asked to copy, followed by -1. */
 EXPORT int64_t descriptors_copy_refused(int from, int64_t *at, int to, uint64_t n, int first,
                                         int second, int *from_all) {
     refused[0] = first;

@@ -1,5 +1,5 @@
-/* In this unit, functions that fail stand for libc's functions, so that a test sees which calls
- * reach libc: the fortified functions fail with EOVERFLOW, and the others with ENOTTY. */
+/* In this unit, libc's functions are replaced by functions that fail, so that a test sees which
+ * calls reach libc. The fortified functions fail with EOVERFLOW, the others with ENOTTY. */
 #include "preload/calls/look.c"
 
 #include "made.h"

@@ -53,8 +53,7 @@ EXPORT void mappings_forget(uint64_t at, uint64_t n) {
 EXPORT void mappings_refuse(int is) { monarch_mappings_refuse(is); }
 EXPORT void mappings_end(void) { monarch_mappings_end(); }
 EXPORT void mappings_after_fork(void) { monarch_mappings_after_fork(); }
-/* Sets whether this process believes that the thread runs. Returns what it has believed until now.
- * */
+/* Sets whether this process believes that the thread runs. Returns what it believed before. */
 EXPORT int mappings_helper(int is) {
     int was = own ? (int)own->helper : 0;
     if (own)

@@ -86,8 +86,8 @@ static int original_addopen(posix_spawn_file_actions_t *list, int fd, const char
     return (void)list, ask("addopen", fd, path, flags, mode);
 }
 
-/* is = 1: replaces the originals of all calls by the functions above. is = 0: the library finds
- * libc's functions again. is = -1: as 1, but libc lacks the functions that an older libc lacks. */
+/* is = 1: replaces libc's functions by the functions above. is = 0: the library finds libc's
+ * functions again. is = -1: as 1, but libc lacks the functions that an older libc lacks. */
 static void replace(int is) {
     void *const none = is < 0 ? (void *)1 : NULL;
 #define ORIGINAL(name, function) monarch_real.name = is ? (void *)(function) : NULL;

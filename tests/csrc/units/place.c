@@ -1,5 +1,5 @@
-/* In this unit, the calls in preload/calls/place.c do not reach the kernel. Each call of a function
- * of libc, and each step that the library takes before or after it, is written down. */
+/* In this unit, the functions of preload/calls/place.c do not reach the kernel. Each call of a
+ * function of libc, and each step that the library takes before or after it, is written down. */
 #include <stdarg.h>
 
 #include "preload/mappings/mappings.h"
@@ -58,8 +58,8 @@ static int original_setresgid(gid_t real, gid_t effective, gid_t saved) {
     return result;
 }
 
-/* Replaces libc's functions of all calls by the functions above (is = 1), or lets the library find
- * libc's functions again (is = 0). */
+/* Replaces libc's functions by the functions above (is = 1), or lets the library find libc's
+ * functions again (is = 0). */
 static void replace(int is) {
 #define ORIGINAL(name) monarch_real.name = is ? (void *)original_##name : NULL;
     ORIGINAL(chroot)
@@ -98,8 +98,7 @@ static int make(const char *call, int flags) {
     return setresgid(1, 2, 3);
 }
 
-/* Makes the call. libc's function returns `returned`. Returns what the library's function returns.
- * */
+/* Makes the call. libc's function returns `returned`. Returns what the call returns. */
 EXPORT int place_call(const char *call, int flags, int returned) {
     steps[0] = 0;
     result = returned;
@@ -139,8 +138,7 @@ static int original_clone(int (*run)(void *), void *top, int flags, void *data, 
         memset(stack, 0xaa, (size_t)((char *)top - stack));
     return run ? run(data) : result;
 }
-/* Calls clone. has_run, has_stack: whether the program passes a function and a stack for the child.
- * */
+/* Calls clone. has_run, has_stack: whether the program passes a function and a stack. */
 EXPORT int place_clone(int flags, int has_run, int has_stack, int returned) {
     steps[0] = 0;
     result = returned;

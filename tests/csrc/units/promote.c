@@ -49,8 +49,7 @@ EXPORT void promote_forget(void) {
     memset(closings, 0, sizeof closings);
     rounds = ends_in_round = 0;
 }
-/* Begins a closing of the file. Returns the number of the closing's slot, or -1 if no slot is free.
- * */
+/* Begins a closing of the file. Returns the number of its slot, or -1 if no slot is free. */
 EXPORT int promote_begin(uint64_t dev, uint64_t ino) {
     const uint64_t *slot = begin_closing(closing_of(dev, ino));
     return slot ? (int)(slot - closings) : -1;

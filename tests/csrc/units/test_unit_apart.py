@@ -28,9 +28,9 @@ def gate() -> Iterator[int]:
 def test_the_thread_has_descriptors_of_its_own(
     lib: Any, tmp_path: Path, gate: int, is_old: int
 ) -> None:
-    """So the thread always has a free descriptor number, and the process does not get the
-    descriptors that the thread opens. On an older kernel, the thread has a copy of the process's
-    table, in which descriptor 0 is closed."""
+    """A thread with its own table always has a free descriptor number, and the process does not get
+    the descriptors that the thread opens. On an older kernel, the thread has a copy of the
+    process's table, in which descriptor 0 is closed."""
     (tmp_path / "f").touch()
     out, before = ffi.new("int[]", 3), open_descriptors()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])

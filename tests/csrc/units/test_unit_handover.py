@@ -116,7 +116,7 @@ class Readers:
         return found
 
     def is_wanted(self) -> bool:
-        """Whether a fill was requested since the last call."""
+        """Returns whether a fill of f was requested since the last call."""
         word, bit = self.id // 64, 1 << self.id % 64
         found = bool(self.clients.wanted.word[word] & bit)
         self.clients.wanted.word[word] = 0

@@ -69,10 +69,11 @@ class Launch:
     ) -> None:  # fmt: skip
         """Launches the program words[0] with the arguments `words`.
 
-        has_errors : whether the program's descriptor 2 is a file, and not /dev/null
-        keeps : whether there is a file for descriptor 3; without it, no program is started
-        waits : whether the program starts only when the test opens the FIFO `gate`
-        is_old : whether the kernel lacks close_range
+        has_errors : whether the program's descriptor 2 is the file `errors`; if not, it is
+        /dev/null
+        keeps : whether the program's descriptor 3 is the FIFO; if not, no program is started
+        waits : whether the program starts only when the test opens `gate`
+        is_old : whether the kernel seems to lack close_range
         """
         variables = ["PATH=/usr/bin:/bin", "ONE=1"]
         files = [(self.fifo, keeps), (self.errors, has_errors), (self.gate, waits)]

@@ -35,8 +35,8 @@ class Locks:
         is none
         keeps : 0: another thread takes too long to replace a descriptor of the source's file
         awaits : 0: the library takes too long to close a descriptor of its own
-        doubts : number of rounds whose result is doubtful, because the library has meanwhile closed
-        a descriptor of its own
+        doubts : number of rounds whose result is doubtful, because the library has closed a
+        descriptor of its own during the lock call
         error : errno with which the kernel refuses the lock; 0: the kernel grants the lock
         """
         result = -1 if error else 0
@@ -62,7 +62,8 @@ def test_a_lock_is_taken_on_the_sources_file(
 ) -> None:
     """After a lock was granted, the library compares the file with the catalog, because the lock's
     previous holder may have changed the file. Before a call that changes POSIX locks or asks about
-    one (F_GETLK), the library waits until it is closing no descriptor of its own."""
+    one (F_GETLK), the library waits until it has closed those of its own descriptors that it is
+    closing."""
     on = 5 if behind < 0 else behind
     changes = (kind, command) in CHANGING
     before = [f"keep {on}"]
@@ -99,10 +100,10 @@ def test_while_a_descriptor_is_being_closed_no_lock_changes(locks: Locks) -> Non
 def test_a_doubtful_result_is_tried_again(
     locks: Locks, kind: int, command: int, error: int
 ) -> None:
-    """A result is doubtful if the library has meanwhile closed a descriptor of its own: a granted
-    lock may be lost again, and a refusal may be due to a lock of the library itself. If the result
-    is still doubtful after ROUNDS calls, a granted lock is reported as ENOLCK, and a refusal with
-    the kernel's errno."""
+    """A result is doubtful if the library has closed a descriptor of its own during the call: a
+    granted lock may be lost again, and a refusal may be due to a lock of the library itself. If the
+    result is still doubtful after ROUNDS calls, a granted lock is reported as ENOLCK, and a refusal
+    with the kernel's errno."""
     one_round = "await, " + locks.text(kind, command, 5)
     after = "" if error else ", compare 5"
     for doubts in (0, 1, 5, ROUNDS - 1):

@@ -93,7 +93,7 @@ def test_each_file_keeps_its_own_locks(files: Files, has_kept: bool) -> None:
 
 def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
     """During the close, the thread's signals are blocked, and other threads see that a closing is
-    under way. A write lock, by contrast, is not in force for a moment."""
+    under way. A write lock, by contrast, is dropped for a moment."""
     files.lock(files.f, (READ, 0, 1))
     files.close(files.open())
     assert files.lib.locked_moments() >= 2
@@ -159,8 +159,8 @@ def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
 
 
 def test_closings_are_counted_for_each_process(lib: Any) -> None:
-    """A forked child has a copy of its parent's count. The child ignores this count, because none
-    of its threads ends the parent's closings."""
+    """A forked child has a copy of its parent's count. The child ignores this count, because no
+    thread of the child ends the parent's closings."""
     lib.locked_under_way(0, 0, 0)
     assert [lib.locked_count(more) for more in (1, 1, 0, 1, 0, 0)] == [1, 2, 1, 2, 1, 0]
     assert lib.locked_count(0) == 0

@@ -95,9 +95,9 @@ def test_what_exists_is_known(looks: Looks, call: int) -> None:
 
 @pytest.mark.parametrize("call", range(len(NAMES)), ids=NAMES)
 def test_only_what_the_daemon_could_do_is_certainly_allowed(looks: Looks, call: int) -> None:
-    """The daemon has shown that it may read d/f, because it has copied it, and that it may list d
-    and look up names in d, because it has scanned d. It has not shown that it may write to a file
-    or execute one."""
+    """The daemon has shown that it may read d/f, because it has copied this file, and that it may
+    list d and look up names in d, because it has scanned this directory. It has not shown that it
+    may write to a file or execute one."""
     for name, mode in (
         ("d/f", R), ("d/l", R), ("d", R), ("d", X), ("d", R | X), ("to_d", X),
     ):  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_process_of_another_user_asks_libc(looks: Looks) -> None:
 
 @pytest.mark.parametrize("call", range(len(READLINK)), ids=READLINK)
 def test_a_link_is_read_from_the_catalog(looks: Looks, call: int) -> None:
-    """If a target is too long for the buffer, its end is cut off, as the kernel does."""
+    """If a target is too long for the buffer, the library cuts off its end, as the kernel does."""
     assert looks.link(call, "d/l") == b"f" and looks.link(call, "d/none") == b"nowhere"
     assert looks.link(call, "to_d/none") == b"nowhere"
     for n in (1, 6, 7, 8):
@@ -189,7 +189,7 @@ def test_a_real_path_is_found_in_the_catalog(looks: Looks, call: int) -> None:
 
 
 def test_a_buffer_for_a_real_path_must_be_large_enough(looks: Looks) -> None:
-    """libc ends a program whose buffer is smaller than the longest path."""
+    """libc ends a program whose buffer has less than PATH_MAX bytes."""
     assert looks.real(3, "d/f", PATH_MAX - 1) == FORTIFIED
     assert looks.real(3, "d/f", PATH_MAX) == "/d/f"
 

@@ -1,4 +1,4 @@
-"""Tests mmap: whether the copy or the source's file is mapped, and what the library notes."""
+"""Tests mmap: whether the library maps the copy or the source's file, and what it records."""
 
 from __future__ import annotations
 

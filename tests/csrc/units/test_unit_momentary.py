@@ -1,5 +1,5 @@
-"""Tests that no descriptor that the library opens for a moment is open during a fork, so that no
-child inherits it: the descriptor waits for the fork, and the fork for the descriptor."""
+"""Tests momentary descriptors, which the library opens for a single call. No child may inherit one:
+a thread that is about to open one waits for forks, and a fork waits until all are closed."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_a_fork_waits_until_descriptors_are_closed(lib: Any) -> None:
 
 
 def test_a_descriptor_waits_for_a_fork(lib: Any) -> None:
-    """While a descriptor waits, it does not count as open: otherwise the fork would wait for it in
-    turn."""
+    """A thread that waits to open a descriptor does not count as having one open: otherwise the
+    fork would wait for this thread in turn."""
     lib.momentary_fork()
     lib.momentary_other(3, 1)
     assert lib.momentary_begin() == 3
@@ -60,8 +60,8 @@ def test_a_fork_that_was_left_by_a_jump_is_waited_for_briefly(lib: Any) -> None:
 
 
 def test_a_child_that_forgets_counts_from_zero(lib: Any) -> None:
-    """The child may end a descriptor's moment or a fork that its parent has begun. The child's
-    counts then stay 0."""
+    """The child may still report the end of a momentary descriptor or of a fork that its parent has
+    begun. The child's counts then stay 0."""
     lib.momentary_begin()
     lib.momentary_fork()
     lib.momentary_forget()

@@ -332,7 +332,7 @@ OF_SOURCE = {"misses": 1, "bytes_from_source": SIZE, "source_opens": 1}
 
 
 def test_each_open_is_counted_once(files: Files) -> None:
-    """The daemon also learns which files were opened, if it follows the opens."""
+    """If the daemon follows the opens (`follow_opens`), it also learns which files were opened."""
     counted, opened = Counted(files), files.served.clients.opened
     files.read(files.file)
     assert counted.changes() == OF_COPY
@@ -380,9 +380,9 @@ def test_an_open_gets_the_copy_for_which_it_has_waited(files: Files) -> None:
 
 
 def test_a_path_outside_the_sources_that_leads_into_one_gets_the_copy(files: Files) -> None:
-    """From the first open, the library learns where the link leads, and even this open gets the
-    copy. The source's file is opened if the flags require it, or if the entry of the file is being
-    changed."""
+    """From the first open, the library learns where the link outside the source leads, and even
+    this open gets the copy. The source's file is opened if the flags require it, or if the entry of
+    the file is being changed."""
     for name, flags, content, counts in (
         ("one", READ, b"copied", OF_COPY), ("two", os.O_NONBLOCK, b"copied", OF_COPY),
         ("three", os.O_DSYNC, b"source", {}),

@@ -82,9 +82,9 @@ def test_a_chroot_of_one_thread_ends_copies_before_it(
     calls: Calls, how: str, flags: int, is_own: bool
 ) -> None:
     """If a thread has a root directory of its own, the library cannot tell whose root a chroot
-    changes. So the process stops using copies before the chroot. It does so even if the call of
-    unshare or clone has failed that should have given a thread its own root, because the library
-    notes the flags before that call."""
+    changes. So the process stops using copies before the chroot. The library notes the flags of
+    unshare and clone before it makes these calls, so the process stops even if the call that should
+    have given a thread its own root has failed."""
     if how == "unshare":
         calls.make(how, -1, flags)
     else:

@@ -58,9 +58,9 @@ class Region:
 
 
 class Loaded:
-    """Simulates which libraries the process has loaded: those of the calls of `load`, in this
-    order. One of them can stand for Monarch's library. `find` looks up a function as Monarch's
-    library does at the first call of the function."""
+    """Simulates that the process has loaded the libraries for which `load` is called, in the order
+    of these calls. `find` looks up a function as Monarch's library does at the first call of the
+    function."""
 
     def __init__(self, lib: Any) -> None:
         self.lib = lib

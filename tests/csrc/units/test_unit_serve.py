@@ -87,8 +87,8 @@ def opens(lib: Any, session: Made, tmp_path: Path) -> Iterator[Opens]:
 
 
 def counted(size: int, missed: int | None = None) -> dict[str, int]:
-    """Returns the counts after one open at the source. missed: the bytes that count as missed by
-    the rank; None: all."""
+    """Returns what one open at the source of a file of `size` bytes counts. missed: the bytes that
+    count as missed by the rank; None: all."""
     bytes_missed = size if missed is None else missed
     found = {"misses": 1, "bytes_from_source": size, "source_opens": 1, "source_open_ns": 7,
              "opened": size, "missed": bytes_missed}  # fmt: skip
@@ -124,7 +124,8 @@ def test_a_file_that_gets_no_copy_is_only_counted(opens: Opens) -> None:
 
 def test_a_small_file_of_a_fast_source_is_left_alone(opens: Opens) -> None:
     """Such a file counts as read to its end, because tracking it would take longer than reading it.
-    It is tracked nevertheless if fills wait for the job's first reads (`fill_after`)."""
+    It is tracked nevertheless if the daemon fills a file only after programs have requested a part
+    of it (`fill_after`)."""
     opens.answers(at_hand=True)
     for size in (SMALL, UNIT):
         assert opens.opened(size) == f"progress {size}, count {size}"

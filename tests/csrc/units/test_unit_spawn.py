@@ -118,8 +118,8 @@ def test_a_relative_path_starts_from_the_childs_directory(
 
 
 def test_a_path_that_the_kernel_would_refuse_is_not_recorded(spawning: Spawning) -> None:
-    """The kernel refuses a path that is too long. A path of any length must fit into the library's
-    buffer or be left out."""
+    """The kernel refuses a path that is too long. Even a much longer path must not overflow the
+    library's buffer."""
     longest = int(spawning.lib.spawn_path_max()) - 2
     for directory in ("", "d" * 200):
         begin = [("chdir", directory)] if directory else []
@@ -141,8 +141,8 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_list_with_another_layout_is_not_read(lib: Any, wrong: str) -> None:
-    """The layout of the list is private to libc. So the library first checks where each field is in
-    a list of its own."""
+    """The layout of the list is private to libc. So before the library reads a program's list, it
+    checks in a list of its own that each field is where it should be."""
     assert not lib.spawn_is_layout_expected(wrong.encode())
     assert lib.spawn_is_layout_expected(b"")
 

@@ -156,8 +156,8 @@ def test_a_copys_descriptor_is_opened_again_as_the_sources_path(streams: Streams
 def test_a_stream_is_opened_again_without_a_path(
     streams: Streams, mode: str, content: bytes
 ) -> None:
-    """freopen without a path opens the stream's own file again. For a stream on a copy, this is the
-    source's file, whose readers get the copy."""
+    """freopen without a path opens the stream's own file again. If the stream is on a copy, the
+    library passes the path of the source's file, and a reader gets the copy again."""
     assert streams.reopen(None, mode, first=streams.f) == content
     assert streams.is_changed(streams.f) == (mode == "r+")
     assert streams.reopen(None, mode) == b"other"
@@ -186,7 +186,8 @@ def test_without_a_daemon_streams_are_libcs(streams: Streams) -> None:
 
 
 def test_an_open_gets_the_copy_for_which_it_has_waited(streams: Streams) -> None:
-    """A stream always waits, because its reads cannot be moved to the copy later."""
+    """An open of a stream always waits for the copy, because the stream's reads cannot be moved to
+    the copy later."""
     entry, lib = streams.served.entry("f"), streams.lib
     whole = int(entry.word)
     address = int(native.cast("uintptr_t", native.addressof(entry, "word")))

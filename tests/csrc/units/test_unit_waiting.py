@@ -36,14 +36,14 @@ class Mapping:
         self.is_mapped = False
 
     def add(self, n: int = 4 * PAGE, first: int = 0) -> int:
-        """Adds a range of `n` bytes from byte `first` of the mapping, as mmap does. Returns how
+        """Adds the range of `n` bytes from byte `first` of the mapping, as mmap does. Returns how
         many ranges are then waiting for their copies."""
         self.lib.mappings_add(self.session.s, 5, self.at + first, n, first)
         return int(self.lib.table_waiting())
 
     def forget(self, first: int, n: int) -> int:
-        """Forgets a range, as a call that changes the mapping does. Returns how many ranges are
-        then waiting for their copies."""
+        """Makes the library forget a range, as when a program changes the range by munmap or
+        mprotect. Returns how many ranges are then waiting for their copies."""
         self.lib.mappings_forget(self.at + first, n)
         return int(self.lib.table_waiting())
 
