@@ -9,8 +9,8 @@ static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *da
 #include "made.h"
 
 static struct dl_phdr_info library[100];
-/* libraries: number of loaded libraries; -1: those that are really loaded. looks: number of
- * searches through the libraries. */
+/* libraries: number of loaded libraries; -1: the libraries that are really loaded are searched.
+ * looks: number of searches through the libraries. */
 static int libraries = -1, looks;
 static int iterate(int (*visit_one)(struct dl_phdr_info *, size_t, void *), void *data) {
     looks++;

@@ -409,7 +409,7 @@ def test_descriptor_0_is_like_any_other(files: Files) -> None:
         os.close(fd)
         assert files.read(files.file, CREATE) == b"source"
         files.served.entry("f").word += 1 << 12
-        assert files.read(files.file) == b"source", "the copy has another number"
+        assert files.read(files.file) == b"source", "the entry names another copy"
         os.close(files.open(files.file, BOTH))
         fd = files.open(files.file.with_name("new"), CREATE | os.O_EXCL | WRITE)
         assert fd == 0
