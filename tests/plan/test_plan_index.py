@@ -235,9 +235,10 @@ def test_the_digest_knows_names_and_sizes_and_no_order() -> None:
 
 
 def test_the_digest_of_a_saved_plan_stays_valid() -> None:
-    """Plans hold digests, and are kept for longer than a version of Monarch. So the digest is this
-    sum over the files, on every machine: of the hash of name and size, and of a second hash, which
-    differs where the first is equal by accident."""
+    """A saved plan contains a digest, which later versions of Monarch must compute in the same way
+    on every machine. The digest consists of two sums over the files. The first sum is over a hash
+    of each file's name and size. The second sum is over another hash, which differs even between
+    files whose first hashes are equal by accident."""
     names, sizes = ["x", "yz", "d/ü", "n" * 300, ""], [1, 2**40, 0, 7, 2**63]
     total = [0, 0]
     for name, size in zip(names, sizes, strict=True):

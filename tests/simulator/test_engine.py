@@ -391,8 +391,9 @@ def test_what_a_policy_says_is_served_is_served() -> None:
      ([2, 2, 2, 2], 40)],
 )  # fmt: skip
 def test_each_node_has_classes_of_its_own(holders: list[int], end: int) -> None:
-    """Each of four nodes reads a sample of 10 bytes from a class, its own or that of another node.
-    Every class gives 1 byte/s, so reads of the same class take 10 s each, one after the other."""
+    """Each of four nodes reads one sample of 10 bytes from its own storage class or from that of
+    another node. `holders` lists, for each node, the node from whose class it reads. Each class
+    gives 1 byte/s in all, so each read from it adds 10 s."""
     none = np.zeros((4, 1), np.int8)
     held = np.array(holders, np.int32).reshape(4, 1)
     served = Served(held, np.ones((4, 1), np.int8), none, none)
@@ -521,8 +522,8 @@ def test_a_slow_link_bounds_copies_and_checkpoints_too() -> None:
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_a_checkpoint_is_written_when_the_slowest_node_has_written_it(slow: int) -> None:
-    """The file system gives 10 bytes/s to each of three nodes, and serves their requests in any
-    order. The link of one node has only 1 byte/s."""
+    """Each of three nodes writes 20 bytes to the file system, which gives each node 10 bytes/s. But
+    the link of the node `slow` has only 1 byte/s."""
     of = scenario(Machine({1: 10, 2: 20, 3: 30}), nodes=3, epochs=1, batch=1, files=3)
     override = NodeOverride((slow,), pfs_link=1.0)
     of = replace(of, checkpoint=Checkpoint(every=1, size_bytes=20), overrides=(override,))

@@ -1,5 +1,5 @@
-/* In this unit, the kernel can lack close_range, as before Linux 5.9, and the clock can go on by a
- * tenth of a second with each look at it. */
+/* In this unit, the kernel can lack close_range, as before Linux 5.9, and each reading of the clock
+ * can advance it by a tenth of a second. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -23,8 +23,8 @@ static uint64_t now_ns(void) { return is_hasty ? ++tenths * 100000000 : monarch_
 
 #include "made.h"
 
-/* What a thread does, and what it finds. path: the file that it opens; gate: a descriptor of the
- * process. */
+/* path: the file that the thread opens. gate: the number of a descriptor that is open in the
+ * process. The other members are what the thread finds out. */
 struct look {
     const char *path;
     int gate;
@@ -45,9 +45,10 @@ static void hang(void *data) {
     const struct look *l = data;
     sys_close(sys_openat(AT_FDCWD, l->path, O_RDONLY));
 }
-/* Runs a thread. Writes to `out` what it has found: the number of the descriptor of the opened
- * file, whether it sees the process's descriptor, and whether its signals are blocked. Returns
- * whether it has run, or -1 if errno has changed, and -2 if it was no thread of its own. */
+/* Runs look_around in a thread with its own table of descriptors. Writes to `out` the number of the
+ * descriptor that the thread has opened, whether the descriptor `gate` is open in the thread, and
+ * whether the thread's signals are blocked. Returns whether the thread has run, -1 if errno has
+ * changed, or -2 if the process's main thread has run look_around. */
 EXPORT int apart_look(const char *path, int gate, int is_old_kernel, int *out) {
     struct look l = {.path = path, .gate = gate, .is_other_thread = 1};
     lacks_close_range = is_old_kernel;
@@ -79,8 +80,8 @@ EXPORT int apart_without_threads(const char *path) {
     return errno == 54321 && l.opened == -1 ? done : -1;
 }
 static void fill_all(void *data) { memset(data, 7, MONARCH_APART_BYTES); }
-/* Runs a thread that changes all of its data, of `n` bytes. Returns whether all was copied back, or
- * -1 if the thread was refused. */
+/* Passes `n` bytes of data to a thread, which changes all of them. Returns whether exactly these
+ * bytes were copied back, or -1 if no thread has run. */
 EXPORT int apart_data(unsigned n) {
     char data[MONARCH_APART_BYTES + 1] = "";
     if (!monarch_run_apart(fill_all, data, n))

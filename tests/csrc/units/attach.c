@@ -6,7 +6,7 @@
 #include "preload/session/tell.h"
 #include "steps.h"
 
-/* The file with this inode counts as a copy of this session. */
+/* The file with the inode `ino` counts as a copy that belongs to `session`. */
 static struct {
     uint64_t ino;
     struct session *session;
@@ -27,8 +27,9 @@ static void untrack_session(unsigned number) {
     monarch_untrack_session(number);
     overtake();
 }
-/* What happens at the load of the library is only written down. is_starting: whether the library
- * begins to start a daemon then. */
+/* The functions below stand for functions that the library calls while it is loaded. They only
+ * write down their calls. is_starting: whether init_autostart reports that the library begins to
+ * start a daemon. */
 static int is_starting;
 static void warn_of(const char *what, const char *name, const char *hint) {
     step("warning: %s %s; %s", what, name, hint);
@@ -125,8 +126,8 @@ EXPORT int attach_has_attributes(int fd) {
            a.st_mode == b.st_mode && a.st_nlink == b.st_nlink && a.st_size == b.st_size &&
            a.st_mtim.tv_sec == b.st_mtim.tv_sec && a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
-/* Loads the library, in a process with this name. starts: whether a daemon is being started.
- * Returns whether errno has stayed the same. */
+/* Runs the library's constructor in a process named `process`. starts: whether the library begins
+ * to start a daemon. Returns whether errno is unchanged. */
 EXPORT int attach_load(const char *process, int starts) {
     char name[16] = "";
     sys6(SYS_prctl, PR_GET_NAME, (long)name, 0, 0, 0, 0);

@@ -41,8 +41,9 @@ EXPORT int descriptors_stream(int fd) {
     return f && fclose(f) == 0;
 }
 
-/* The kernel's answer to the next calls of copy_file_range: the errno of the first call, the second
- * one, ...; 0: the call succeeds. `moved` gets the descriptors from which the calls have copied. */
+/* refused: the errno with which the kernel refuses the first and the second of the next calls of
+ * copy_file_range; 0: it does not refuse the call. moved: the descriptors from which the calls were
+ * to copy. */
 static int refused[2], moved[3], moves;
 static ssize_t move(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     moved[moves++] = from;
@@ -53,8 +54,8 @@ static ssize_t move(int from, off64_t *at, int to, off64_t *to_at, size_t n, uns
     return (ssize_t)monarch_result(
         sys6(SYS_copy_file_range, from, (long)at, to, (long)to_at, (long)n, flags));
 }
-/* Calls copy_file_range. Returns its result, or -errno. Writes to `from_all` the descriptors from
- * which the kernel was asked to copy, and -1 after the last one. */
+/* Calls copy_file_range. first, second: see `refused`. Returns the call's result, or -errno. Writes
+ * to `from_all` the descriptors from which the kernel was asked to copy, followed by -1. */
 EXPORT int64_t descriptors_copy_refused(int from, int64_t *at, int to, uint64_t n, int first,
                                         int second, int *from_all) {
     refused[0] = first;

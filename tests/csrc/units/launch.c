@@ -16,8 +16,8 @@ BESIDE static long make_call(long number, long a, long b, long c, long d, long e
 #include "made.h"
 
 static struct monarch_launch launch;
-/* The files that become the program's descriptors 3 and 2. NULL: none. awaited: a FIFO that has to
- * be opened for writing before the program starts, or NULL. */
+/* kept, errors_to: the files that become the program's descriptors 3 and 2, or NULL for none.
+ * awaited: NULL, or a FIFO: the program starts only when the FIFO has been opened for writing. */
 static const char *kept, *errors_to, *awaited;
 BESIDE static int prepare(void *data, int *errors) {
     if (data != &launch)
@@ -28,8 +28,9 @@ BESIDE static int prepare(void *data, int *errors) {
         *errors = sys_openat(AT_FDCWD, errors_to, O_WRONLY | O_CLOEXEC);
     return kept ? sys_openat(AT_FDCWD, kept, O_WRONLY | O_CLOEXEC) : -1;
 }
-/* Launches a program with one argument and one variable. Returns whether the kernel has made a
- * process for it, or -1 if errno has changed. */
+/* Launches the program words[0] with the arguments `words` and the environment `variables`. For the
+ * three files, see `kept`, `errors_to` and `awaited`. Returns whether the kernel has made a process
+ * for the launch, or -1 if errno has changed. */
 EXPORT int launch_run(const char *const *words, const char *const *variables, const char *kept_file,
                       const char *error_file, const char *wait_for, int is_old_kernel) {
     kept = kept_file;
@@ -50,8 +51,9 @@ EXPORT int launch_run(const char *const *words, const char *const *variables, co
     return error == 54321 ? r : -1;
 }
 EXPORT int launch_is_over(void) { return monarch_launch_is_over(&launch); }
-/* Sets what is known of a launch: the process that has made it, and the three processes that take
- * part in it; 0: this one has ended. Returns whether the launch is over. */
+/* Returns whether a launch with these members of struct monarch_launch is over. owner: pid of the
+ * process that has made the launch. The others are pids of the launched processes; 0: there is no
+ * such process, or it no longer uses this process's memory. */
 EXPORT int launch_is_over_with(uint32_t owner, uint32_t between_runs, uint32_t runs,
                                uint32_t between) {
     struct monarch_launch l = {

@@ -1,5 +1,5 @@
-/* In this unit, the tests look at the process's locks each time a descriptor is closed, and the
- * clock goes on by a second with each look at it. */
+/* In this unit, the tests look at the process's locks after each close of a descriptor, and each
+ * reading of the clock advances it by a second. */
 #include <stdint.h>
 
 #include "shared/sys.h"
@@ -40,10 +40,10 @@ EXPORT int locked_has(uint64_t dev, uint64_t ino) { return monarch_has_locks(dev
 EXPORT void locked_note_file(uint64_t dev, uint64_t ino) { monarch_note_locks(dev, ino); }
 EXPORT void locked_forget(void) { memset(locked, 0, sizeof locked); }
 
-/* A descriptor of the file, through which a lock is asked for after each close. The request asks
- * whether the first byte could be locked for writing. moments: number of closes; free_moments: of
- * these, the closes after which it could; open_to_signals: those while a signal was not blocked;
- * unannounced: those while no closing was under way. */
+/* watcher: a descriptor of the file. After each close, `watch` asks through this descriptor whether
+ * the file's first byte could be locked for writing. moments: number of closes. The others are
+ * numbers of closes after which the byte could be locked (free_moments), a signal was not blocked
+ * (open_to_signals), or no closing was under way (unannounced). */
 static int watcher = -1;
 static int moments, free_moments, open_to_signals, unannounced;
 static int watch(int fd) {
@@ -78,15 +78,16 @@ static void take_round(void) {
     if (++rounds == ends_in_round)
         count(0);
 }
-/* Makes closings of the process `pid` be under way, or of this process if `pid` is 0. One of them
- * ends in the given round of a wait; 0: none ends. */
+/* From now on, this number of closings of the process `pid` is under way; pid 0: this process. One
+ * of the closings ends in round number `round` of a wait; 0: none ends. */
 EXPORT void locked_under_way(uint32_t pid, uint32_t closings, int round) {
     under_way = (uint64_t)(pid ? pid : (uint32_t)sys_getpid()) << 32 | closings;
     rounds = 0;
     ends_in_round = round;
 }
 EXPORT int locked_count_of(void) { return (int)(uint32_t)under_way; }
-/* Begins (more 1) or ends (more 0) a closing. Returns how many are under way then. */
+/* Begins a closing (more = 1) or ends one (more = 0). Returns the number of closings that are then
+ * under way. */
 EXPORT int locked_count(int more) {
     if (more)
         begin_closing();
@@ -94,8 +95,8 @@ EXPORT int locked_count(int more) {
         count(0);
     return (int)count_of(under_way, (uint32_t)sys_getpid());
 }
-/* Returns the number of rounds that the wait has taken, or -1 - rounds if it was given up. Stores
- * the number of closings that have begun. */
+/* Waits until no closing is under way, as a lock call does. Returns the number of rounds, or -1 -
+ * rounds if the wait was given up. Stores in *closings how many closings have begun. */
 EXPORT int locked_await(uint32_t *closings) {
     rounds = 0;
     return monarch_await_closings(closings) ? rounds : -1 - rounds;

@@ -1,5 +1,5 @@
-/* In this unit, a lock call does not reach the kernel. What the call does is written to a text, and
- * the test gives the answers. */
+/* In this unit, a lock call does not reach the kernel. The steps that the library takes are written
+ * down, and the test sets what each step returns. */
 #include "preload/descriptors/locked_files.h"
 #include "preload/promotion/backing.h"
 #include "preload/promotion/promote.h"
@@ -89,7 +89,7 @@ EXPORT void locks_answer(int settles, int backing, int keeps, int awaits, int do
     answer.error = error;
 }
 /* Makes a lock call on descriptor 5. kind 0: flock; 1: lockf; 2: fcntl with the command. Returns
- * what the call returns, or -errno, or -9999 if errno has changed without an error. */
+ * what the call returns, or -errno, or -9999 if the call has succeeded but has changed errno. */
 EXPORT int locks_call(int kind, int command) {
     steps[0] = 0;
     is_scripted = 1;

@@ -1,10 +1,11 @@
-/* In this unit, libc's functions only say that they were called: they fail with ENOTTY. */
+/* In this unit, libc's functions are replaced by functions that fail, so that a test sees which
+ * calls reach libc. The fortified functions fail with EOVERFLOW, the others with ENOTTY. */
 #include "preload/calls/look.c"
 
 #include "made.h"
 
-/* Asks whether the access is allowed. Returns 0 or -errno, or -9999 if errno has changed without an
- * error. */
+/* Asks whether the access is allowed. Returns 0 or -errno, or -9999 if the call has succeeded but
+ * has changed errno. */
 EXPORT int look_access(int call, int dir, const char *path, int mode, int flags) {
     errno = 54321;
     int r = call == 0   ? access(path, mode)
@@ -23,9 +24,10 @@ EXPORT int64_t look_link(int call, int dir, const char *path, char *target, uint
                             : __readlinkat_chk(dir, path, target, n, size);
     return r < 0 ? -errno : r;
 }
-/* Writes the real path to `out`, which has PATH_MAX bytes. Returns 0 or -errno. call 0, 1: realpath
- * with and without a buffer; 2: canonicalize_file_name; 3: the fortified call with a buffer of
- * `size` bytes. */
+/* Writes the real path to `out`, which has PATH_MAX bytes. Returns 0 or -errno, or -9999 if the
+ * call has returned the path in the wrong buffer. call 0: realpath with a buffer; 1: realpath
+ * without a buffer; 2: canonicalize_file_name; 3: the fortified realpath with a buffer of `size`
+ * bytes. */
 EXPORT int look_real(int call, const char *path, uint64_t size, char *out) {
     char buffer[PATH_MAX];
     char *r = call == 0   ? realpath(path, buffer)
@@ -46,7 +48,7 @@ static int fail(void) {
 }
 static ssize_t fail_to_read(void) { return fail(); }
 static char *fail_to_find(void) { return fail(), NULL; }
-/* The fortified functions of libc: they fail with EOVERFLOW. */
+/* These stand for libc's fortified functions. */
 static ssize_t end_read(void) {
     errno = EOVERFLOW;
     return -1;

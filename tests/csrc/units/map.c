@@ -1,5 +1,5 @@
-/* In this unit, no call of mmap waits: the test says how a wait ends. What the library does with a
- * mapping is written to a text. */
+/* In this unit, mmap never waits for a copy: the test sets how the wait ends. What the library does
+ * with a mapping is written down. */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -56,15 +56,17 @@ static void end_moment(void) {
 
 #include "made.h"
 
-/* The next calls: whether a copy is coming, whether it is there after the wait, and which file
- * another thread puts on the descriptor during the wait (-1: none). */
+/* Sets what the next calls find: whether a copy is coming, whether it is there after the wait, and
+ * which descriptor another thread duplicates to the number of the mapped descriptor during the wait
+ * (-1: none). */
 EXPORT void map_answers(int coming_now, int there, int other) {
     is_coming = coming_now;
     is_there = there;
     other_file = other;
 }
-/* Maps [offset, offset + n) and copies the content of the mapping to `out`. at: 0 or an address.
- * Returns 0, -errno, or -9999 if errno has changed or a momentary descriptor is still announced. */
+/* Maps [offset, offset + n) and copies the content of the mapping to `out`. at: an address, or 0 if
+ * the kernel is to choose one. Returns 0 or -errno. Returns -9999 if the call has succeeded but has
+ * changed errno, or if a momentary descriptor (momentary.h) is still announced. */
 EXPORT int map_file(uint64_t at, uint64_t n, int prot, int flags, int fd, uint64_t offset,
                     char *out) {
     steps[0] = 0;

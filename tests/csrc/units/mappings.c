@@ -1,5 +1,5 @@
-/* In this unit, the thread that replaces mappings is not started, if the test says so: its starts
- * are only counted. */
+/* In this unit, a test can prevent the start of the thread that replaces mappings. The library's
+ * attempts to start it are then only counted. */
 #include <string.h>
 #include <sys/mman.h>
 
@@ -18,7 +18,7 @@ static int start_mover(struct own *o) {
 #include "made.h"
 
 static struct own *kept;
-/* Begins a test (1) in a process that has added no mapping yet, or ends it (0). */
+/* is = 1: begins a test, as if this process had added no mapping yet. is = 0: ends the test. */
 EXPORT void mappings_script(int is) {
     for (int i = 0; i < SLOTS; i++)
         monarch_slot_free(&monarch_slots[i]);
@@ -34,7 +34,8 @@ EXPORT void mappings_script(int is) {
     starts = cannot_start = 0;
     is_scripted = is;
 }
-/* From now on, the thread can be started (0) or not (1). Returns how often it was started. */
+/* From now on, attempts to start the thread fail (is = 1) or succeed (is = 0). Returns the number
+ * of attempts since the last call. */
 EXPORT int mappings_cannot_start(int is) {
     int n = starts;
     cannot_start = is;
@@ -52,7 +53,7 @@ EXPORT void mappings_forget(uint64_t at, uint64_t n) {
 EXPORT void mappings_refuse(int is) { monarch_mappings_refuse(is); }
 EXPORT void mappings_end(void) { monarch_mappings_end(); }
 EXPORT void mappings_after_fork(void) { monarch_mappings_after_fork(); }
-/* Returns whether the thread runs, as this process believes, and sets that. */
+/* Sets whether this process believes that the thread runs. Returns what it believed before. */
 EXPORT int mappings_helper(int is) {
     int was = own ? (int)own->helper : 0;
     if (own)
@@ -60,7 +61,7 @@ EXPORT int mappings_helper(int is) {
     return was;
 }
 EXPORT void mappings_belong(uint32_t pid) { own->pid = pid; }
-/* Does what the kernel does with the page of the state in a forked child. */
+/* Clears the page with the state of this process, as the kernel does in a forked child. */
 EXPORT void mappings_wipe(void) { memset(own, 0, sizeof *own); }
 EXPORT uint32_t mappings_bell(void) { return own->bell; }
 EXPORT int mappings_flag(const char *name) {

@@ -1,4 +1,4 @@
-/* In this unit, the clock goes on by a millisecond with each look at it, and the test says what
+/* In this unit, each reading of the clock advances it by a millisecond, and the test sets what
  * another thread does in which round of a wait. */
 #include "shared/sys.h"
 
@@ -23,21 +23,23 @@ static void take_round(void) {
     else if (rounds == acts_in)
         monarch_momentary_end();
 }
-/* Begins a test (1) or ends it (0). No descriptor is open, and no thread forks. */
+/* Begins a test (is = 1) or ends it (is = 0). At first, no momentary descriptor is open, and no
+ * thread forks. */
 EXPORT void momentary_script(int is) {
     is_scripted = is;
     rounds = acts_in = 0;
     ms = 1;
     monarch_momentary_forget();
 }
-/* In the given round of a wait, another thread ends its fork (1) or closes its descriptor (0). */
+/* In round number `round` of the next wait, another thread ends its fork (ends_fork = 1) or closes
+ * its momentary descriptor (ends_fork = 0). round = 0: it does neither. */
 EXPORT void momentary_other(int round, int ends_fork) {
     rounds = 0;
     acts_in = round;
     does_fork = ends_fork;
 }
 EXPORT void momentary_pass(int milliseconds) { ms += (uint64_t)milliseconds; }
-/* The functions below return how many rounds they have waited. */
+/* momentary_begin and momentary_fork return the number of rounds for which they have waited. */
 EXPORT int momentary_begin(void) {
     rounds = 0;
     monarch_momentary_begin();

@@ -5,7 +5,7 @@
 #include "preload/changes/record.h"
 #include "steps.h"
 
-static int leads_to_copy; /* 1: the path leads to a copy, whose source's file is /real */
+static int leads_to_copy; /* 1: every path leads to a copy, whose source's file is /real */
 static const char *changed_file(int dir, const char *path, int follow, const char *real) {
     step("file %d %s%s", dir, path ? path : "-", follow ? "" : " itself");
     return real;
@@ -41,7 +41,8 @@ static void made_file(int fd, int dir, const char *path, char *real) {
 
 #include "made.h"
 
-static int result; /* what each original returns; if negative, the original fails with -result */
+static int result; /* what each original (function of libc) returns; if negative, the original fails
+                      with -result */
 static int ask(const char *call, int dir, const char *path, int flags, mode_t mode) {
     step("%s %d %s %o %o", call, dir, path ? path : "-", (unsigned)flags, mode);
     if (result < 0)
@@ -85,8 +86,8 @@ static int original_addopen(posix_spawn_file_actions_t *list, int fd, const char
     return (void)list, ask("addopen", fd, path, flags, mode);
 }
 
-/* Replaces the originals of all calls. 0: the library finds libc's functions again. -1: libc lacks
- * the functions that an older libc lacks. */
+/* is = 1: replaces libc's functions by the functions above. is = 0: the library finds libc's
+ * functions again. is = -1: as 1, but libc lacks the functions that an older libc lacks. */
 static void replace(int is) {
     void *const none = is < 0 ? (void *)1 : NULL;
 #define ORIGINAL(name, function) monarch_real.name = is ? (void *)(function) : NULL;
@@ -153,7 +154,8 @@ EXPORT int open_steps_of(const char *call, int flags, unsigned mode, int returne
 EXPORT void open_leads_to_copy(int is) { leads_to_copy = is; }
 EXPORT const char *open_steps(void) { return steps; }
 
-/* Opens a file. Returns the descriptor or -errno. */
+/* Opens a file. Returns the descriptor or -errno, or -9999 if the call has succeeded but has
+ * changed errno. */
 EXPORT int open_file(int dir, const char *path, int flags, unsigned mode) {
     errno = 54321;
     int fd = dir == AT_FDCWD ? open(path, flags, mode) : openat(dir, path, flags, mode);

@@ -5,7 +5,8 @@
  * catalog after such a wait finds a copy if `has_copy` is set. */
 static int answer = -1, has_copy, waits, demands, looks, is_instead;
 static uint64_t limit_ns, wanted_bytes;
-/* If it is set, each wait that is only counted stores `word_then` there: the copy is complete. */
+/* completed: NULL, or the address of an entry's word. If it is set, each wait that is only counted
+ * stores `word_then` there, as if the copy had become complete. */
 static uint64_t *completed, word_then;
 static int wait_for_all(const struct monarch_wanted *w) {
     if (completed)
@@ -44,7 +45,8 @@ EXPORT void open_wait_answer(int is, int finds_copy) {
     waits = demands = looks = is_instead = 0;
     limit_ns = wanted_bytes = 0;
 }
-/* From now on, each wait ends with a copy: the word at this address becomes `word`. */
+/* From now on, each wait ends at once, and the word at the address `at` becomes `word`: the copy is
+ * complete. at = 0: from now on, waits are real again. */
 EXPORT void open_wait_completes(uint64_t at, uint64_t word) {
     open_wait_answer(at ? 1 : -1, 0);
     completed = (uint64_t *)at;

@@ -1,5 +1,5 @@
-/* In this unit, the calls of place.c reach no kernel. Each call, and each step that the library
- * takes beside it, is written to a text, in the order in which they happen. */
+/* In this unit, the functions of preload/calls/place.c do not reach the kernel. Each call of a
+ * function of libc, and each step that the library takes before or after it, is written down. */
 #include <stdarg.h>
 
 #include "preload/mappings/mappings.h"
@@ -7,7 +7,8 @@
 #include "preload/session/roots.h"
 #include "steps.h"
 
-static int result; /* what each original returns; also what the child's function returns */
+static int result; /* what each original (function of libc) returns; also what the child's function
+                      returns */
 #define monarch_roots_are_foreign() step("foreign")
 #define monarch_roots_may_differ() step("roots")
 #define monarch_rights_may_differ() step("rights")
@@ -57,7 +58,8 @@ static int original_setresgid(gid_t real, gid_t effective, gid_t saved) {
     return result;
 }
 
-/* Replaces the originals of all calls, or, if `is` is 0, lets the library find them again. */
+/* Replaces libc's functions by the functions above (is = 1), or lets the library find libc's
+ * functions again (is = 0). */
 static void replace(int is) {
 #define ORIGINAL(name) monarch_real.name = is ? (void *)original_##name : NULL;
     ORIGINAL(chroot)
@@ -96,7 +98,7 @@ static int make(const char *call, int flags) {
     return setresgid(1, 2, 3);
 }
 
-/* Makes the call, whose original returns `returned`. Returns what the call returns. */
+/* Makes the call. libc's function returns `returned`. Returns what the call returns. */
 EXPORT int place_call(const char *call, int flags, int returned) {
     steps[0] = 0;
     result = returned;
@@ -106,17 +108,18 @@ EXPORT int place_call(const char *call, int flags, int returned) {
     return r;
 }
 EXPORT const char *place_steps(void) { return steps; }
-/* Until now, no thread has had a root directory of its own. */
+/* Makes the library forget that a thread may have its own root directory. */
 EXPORT void place_forget(void) { roots_part = 0; }
 
 static char stack[4096] __attribute__((aligned(16)));
-#define TOP (stack + sizeof stack - 8) /* not aligned */
-static int arguments[4];               /* one for the child's function, and three for the kernel */
+#define TOP (stack + sizeof stack - 8) /* deliberately not aligned to 16 bytes */
+static int arguments[4]; /* the argument of the child's function, and three further ones of clone */
 static int run_child(void *data) {
     step(data == &arguments[0] ? "run" : "run with another argument");
     return result;
 }
-/* Makes a child on its stack, which only runs its function. */
+/* Stands for libc's clone. Checks the arguments, and calls the child's function instead of making a
+ * child. The step `plain` shows that clone got the program's own stack. */
 static int original_clone(int (*run)(void *), void *top, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);
@@ -135,7 +138,7 @@ static int original_clone(int (*run)(void *), void *top, int flags, void *data, 
         memset(stack, 0xaa, (size_t)((char *)top - stack));
     return run ? run(data) : result;
 }
-/* Calls clone for a child with or without a function and a stack. */
+/* Calls clone. has_run, has_stack: whether the program passes a function and a stack. */
 EXPORT int place_clone(int flags, int has_run, int has_stack, int returned) {
     steps[0] = 0;
     result = returned;

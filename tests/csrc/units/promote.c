@@ -1,5 +1,6 @@
-/* In this unit, the clock goes on by a second with each look at it, and a round of waiting ends a
- * closing if the test says so. */
+/* In this unit, each reading of the clock advances it by a second, and the test sets in which round
+ * of a wait a closing ends. As in promote.c, a closing is the replacement of a descriptor, during
+ * which the kernel closes the old open file. */
 #include <string.h>
 
 #include "preload/fill/handover.h"
@@ -21,7 +22,8 @@ static void keep_descriptor(int fd);
 
 #include "made.h"
 
-/* The closing that must be announced while a descriptor is replaced, and whether it was. */
+/* announced: the mark of the closing that must be in a slot when a descriptor is replaced.
+ * is_announced: whether it was there. */
 static uint64_t announced;
 static int is_announced;
 static long make_call(long number, long a, long b, long c, long d, long e, long f) {
@@ -30,7 +32,7 @@ static long make_call(long number, long a, long b, long c, long d, long e, long 
             is_announced |= closings[i] == announced;
     return sys6(number, a, b, c, d, e, f);
 }
-static int kept = -1; /* the descriptor that was last kept for a lock */
+static int kept = -1; /* the descriptor of the last call of keep_descriptor */
 static void keep_descriptor(int fd) {
     kept = fd;
     monarch_keep_descriptor(fd);
@@ -47,13 +49,13 @@ EXPORT void promote_forget(void) {
     memset(closings, 0, sizeof closings);
     rounds = ends_in_round = 0;
 }
-/* Begins a closing of the file. Returns the number of its slot, or -1. */
+/* Begins a closing of the file. Returns the number of its slot, or -1 if no slot is free. */
 EXPORT int promote_begin(uint64_t dev, uint64_t ino) {
     const uint64_t *slot = begin_closing(closing_of(dev, ino));
     return slot ? (int)(slot - closings) : -1;
 }
 EXPORT void promote_end(int slot) { closings[slot] = 0; }
-/* Makes the slot one that another process has left behind, as after a fork. */
+/* Makes the slot belong to another process, like a slot that a forked child inherits. */
 EXPORT void promote_inherit(int slot) { closings[slot] ^= 1ULL << 41; }
 /* The closing in slot 3 ends in the given round of a wait; 0: it does not end. */
 EXPORT void promote_ends_in(int round) {
@@ -66,8 +68,10 @@ EXPORT void promote_compare(int fd) { monarch_compare_source(fd); }
 EXPORT int promote_is_still(struct session *s, uint64_t id, int fd) {
     return monarch_is_still(fd, s, &monarch_entries(monarch_catalog_of(s))[id]);
 }
-/* Promotes the descriptor. tracked: the word that it had when the caller found the entry. by, ino:
- * differences between the entry's version and inode now and those that the caller has found. */
+/* Tries to replace the descriptor by one of the copy. tracked: the descriptor's word (track.h) at
+ * the time when the caller found the entry. by, ino: how far the version and the inode that the
+ * caller found exceed the entry's present ones. Returns whether the descriptor was replaced, or -1
+ * if it was replaced without being announced. */
 EXPORT int promote_promote(struct session *s, uint64_t id, int fd, uint64_t tracked, int by,
                            int ino) {
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(s))[id];

@@ -9,7 +9,9 @@ static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *da
 #include "made.h"
 
 static struct dl_phdr_info library[100];
-static int libraries = -1, looks; /* libraries: -1: the libraries that are really loaded */
+/* libraries: number of loaded libraries; -1: the libraries that are really loaded are searched.
+ * looks: number of searches through the libraries. */
+static int libraries = -1, looks;
 static int iterate(int (*visit_one)(struct dl_phdr_info *, size_t, void *), void *data) {
     looks++;
     if (libraries < 0)
@@ -24,7 +26,8 @@ static struct real_calls kept;
 static struct table kept_table[TABLES];
 static uint32_t kept_tables;
 static const char *kept_library;
-/* From now on, no library is loaded, and no function was found yet. */
+/* From now on, no library seems to be loaded, and no symbol table is stored. real_end restores the
+ * real state. */
 EXPORT void real_begin(void) {
     kept = monarch_real;
     kept_tables = tables;
@@ -40,14 +43,16 @@ EXPORT void real_end(void) {
     monarch_library = kept_library;
     memcpy(table, kept_table, sizeof table);
 }
-/* Loads one more library. name, headers: addresses of its name and of its `n` program headers. */
+/* Loads one more library. name, headers: addresses of the library's name and of its `n` program
+ * headers. */
 EXPORT void real_load(uint64_t base, uint64_t name, uint64_t headers, uint64_t n) {
     library[libraries++] = (struct dl_phdr_info){.dlpi_addr = base,
                                                  .dlpi_name = (const char *)name,
                                                  .dlpi_phdr = (const void *)headers,
                                                  .dlpi_phnum = (ElfW(Half))n};
 }
-/* Returns the address at which the library itself is recognized. */
+/* Returns the address of a variable of Monarch's library. The library that contains this address is
+ * taken for Monarch's. */
 EXPORT uint64_t real_us(void) { return (uintptr_t)&monarch_real; }
 EXPORT uint64_t real_find(void **at, const char *name) {
     return (uintptr_t)monarch_real_find(at, name);
@@ -59,7 +64,8 @@ EXPORT int real_looks(void) { return looks; }
 EXPORT uint32_t real_hash(const char *name) { return gnu_hash(name); }
 
 static int chosen(void) { return 1; }
-/* A function of a library that returns the address of another one. */
+/* A function of the kind to which an IFUNC symbol leads: returns the address of the function to
+ * call. */
 static void *choose(void) { return (void *)chosen; }
 EXPORT uint64_t real_chooser(void) { return (uintptr_t)choose; }
 EXPORT uint64_t real_chosen(void) { return (uintptr_t)chosen; }

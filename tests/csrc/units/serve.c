@@ -1,5 +1,6 @@
-/* In this unit, the tests see what the library does with a file that was opened at the source. The
- * functions that serve.c calls then only write down their calls, and give the test's answers. */
+/* In this unit, the functions that serve.c calls can be replaced by functions that only write down
+ * their calls, and return what the test has set. So a test sees what the library does with a file
+ * that was opened at the source. */
 #include <errno.h>
 
 #include "preload/descriptors/track.h"
@@ -93,7 +94,8 @@ static struct monarch_opening opening_of(struct session *s, int64_t id, int is_c
                                     .claimed = is_claimed,
                                     .is_alone = is_alone};
 }
-/* The file of the entry was opened at the source within 7 ns. id: -1: the file has no entry. */
+/* Acts as if the file of the entry `id` had been opened at the source as descriptor `fd`, which
+ * took 7 ns. id = -1: the file has no entry. */
 EXPORT void serve_opened(struct session *s, int64_t id, int is_claimed, int is_alone, int flags,
                          int fd) {
     struct monarch_opening o = opening_of(s, id, is_claimed, is_alone);
@@ -103,7 +105,7 @@ EXPORT void serve_opened(struct session *s, int64_t id, int is_claimed, int is_a
     monarch_opened_source(s, &o, flags, 7, fd);
     is_scripted = 0;
 }
-/* The open at the source has failed. Returns whether errno was left alone. */
+/* Acts as if the open at the source had failed. Returns whether errno is unchanged. */
 EXPORT int serve_not_opened(struct session *s, int64_t id, int is_claimed) {
     struct monarch_opening o = opening_of(s, id, is_claimed, 0);
     steps[0] = 0;

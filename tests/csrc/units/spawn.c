@@ -1,12 +1,12 @@
-/* In this unit, no program is spawned. The originals of the calls, and what the library records
- * before, are only written to a text. */
+/* In this unit, no program is spawned. The functions that stand for libc's spawn functions, and
+ * those that stand for the library's records of changes, only write down their calls. */
 #include <string.h>
 
 #include "preload/changes/record.h"
 #include "preload/process/calls.h"
 #include "steps.h"
 
-/* Writes down a step that concerns a path. The path starts at the directory `dir`. */
+/* Writes down a step that concerns a path, which is relative to the directory `dir`. */
 static void step_at(const char *what, int dir, const char *path, const char *more) {
     if (dir == AT_FDCWD)
         step("%s %s%s", what, path, more);
@@ -19,8 +19,9 @@ static void changed_file(int dir, const char *path, int follow) {
 }
 static void changed_names_of(int dir, const char *path) { step_at("names", dir, path, ""); }
 
-/* The functions of libc by which the library finds out the layout of libc's list of actions. One
- * step of this can fail, or leave another value in the list. `wrong` names this step. */
+/* The library finds out the layout of libc's list of file actions by calls of the libc functions
+ * below. In a test, one of these calls can fail, or one value in the list can be wrong. `wrong`
+ * names this call or this value. */
 static const char *wrong = "";
 static int add_dup2(posix_spawn_file_actions_t *list, int from, int to);
 static void *find(const char *name);
@@ -141,8 +142,8 @@ static int original(int *pid, const char *path, const posix_spawn_file_actions_t
     *pid = actions ? 17 : 18;
     return 19;
 }
-/* Makes the call. has_list, is_there: whether a list of actions is passed, and whether libc has the
- * call. Returns what the call returns. */
+/* Makes the call. has_list: whether a list of actions is passed. is_there: whether libc has the
+ * function. Returns what the call returns, or -1 if the caller has got a wrong pid. */
 EXPORT int spawn_call(int call, int has_list, int is_there) {
     void *const real = is_there ? (void *)original : (void *)1;
     const posix_spawn_file_actions_t *actions = has_list ? &list : NULL;

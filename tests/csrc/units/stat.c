@@ -52,9 +52,9 @@ EXPORT int stat_learnt(void) {
     learnt = 0;
     return n;
 }
-/* Makes a call that programs built before glibc 2.33 make, for another layout of struct stat. If
- * `is_lacking` is 1, libc does not have these calls. Returns -errno on failure, otherwise the
- * file's size. */
+/* Makes one of the calls that programs built before glibc 2.33 make instead of stat, lstat, fstat
+ * and fstatat. version: the layout of struct stat. If `is_lacking` is 1, libc does not have these
+ * calls. Returns -errno on failure, otherwise the file's size. */
 EXPORT int64_t stat_of_version(int call, int version, int fd, const char *path, int is_lacking) {
     struct stat st = {.st_size = -9999};
     void *none = is_lacking ? (void *)1 : NULL;
@@ -76,7 +76,7 @@ static int stat_and_remove(int fd, struct stat *st) {
     return (int)monarch_result(r);
 }
 /* Calls fstat for a descriptor of the copy, which the daemon removes right after the kernel has
- * answered. Returns the inode. */
+ * answered. Returns the inode that fstat reports, or 0 if fstat fails. */
 EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
     struct stat st = {.st_ino = 0};
     removed = copy;
@@ -100,5 +100,5 @@ EXPORT int statx_of_kernel(int dir, const char *path, int flags, unsigned mask, 
     return (int)sys6(SYS_statx, dir, (long)path, flags, (long)mask, (long)out, 0);
 }
 EXPORT uint64_t statx_size(void) { return sizeof(struct statx); }
-/* Whether the mounts of this process have been compared with the daemon's is forgotten. */
+/* Makes the library forget whether this process's mounts are those of the daemon. */
 EXPORT void statx_forget_mounts(struct session *s) { s->mounts = 0; }

@@ -2,11 +2,12 @@
 
 #include "made.h"
 
-/* What is known of a stream that a test has opened. */
+/* What content_of has found out about the last stream. */
 static int is_inherited, was_offset_used;
 static uint64_t inode;
 
-/* Reads the stream's content, and closes the stream. Returns the number of bytes, or -errno. */
+/* Reads the stream's content, and closes the stream. error: errno after the stream was opened.
+ * Returns the number of bytes, or -errno. */
 static int64_t content_of(FILE *f, int error, char *out, uint64_t room) {
     struct stat st = {.st_ino = 0};
     if (!f)
@@ -21,14 +22,14 @@ static int64_t content_of(FILE *f, int error, char *out, uint64_t room) {
     int64_t n = (int64_t)fread(out, 1, room, f);
     return fclose(f) == 0 ? n : -8888;
 }
-/* Opens a stream and returns content_of. */
+/* Opens a stream. Returns what content_of returns for it. */
 EXPORT int64_t stdio_open(const char *path, const char *mode, char *out, uint64_t room) {
     errno = 54321;
     FILE *f = fopen(path, mode);
     return content_of(f, errno, out, room);
 }
-/* Opens a stream on the first path for reading, and then opens it again by freopen. Returns
- * content_of. */
+/* Opens a stream for reading on the path `first`, and then opens it again by freopen. Returns what
+ * content_of returns for it. */
 EXPORT int64_t stdio_reopen(const char *first, const char *path, const char *mode, char *out,
                             uint64_t room) {
     FILE *f = fopen(first, "r");

@@ -1,5 +1,5 @@
 /* Include this file in a unit whose tests check the order of steps: calls of libc's functions, and
- * what the library does before and after them. Each step is written to one text. */
+ * what the library does before and after them. The text `steps` lists the steps in their order. */
 #pragma once
 
 #include <stdarg.h>

@@ -16,7 +16,7 @@ from support.session import wait_until
 
 @pytest.fixture
 def gate() -> Iterator[int]:
-    """A descriptor of the process."""
+    """The number of a descriptor that is open in the process."""
     ends = os.pipe()
     os.dup2(ends[0], 700)
     yield 700
@@ -28,8 +28,9 @@ def gate() -> Iterator[int]:
 def test_the_thread_has_descriptors_of_its_own(
     lib: Any, tmp_path: Path, gate: int, is_old: int
 ) -> None:
-    """So it always has a free number, and what it opens is not seen by the process. With an older
-    kernel, it has a copy of the process's table, in which number 0 is free."""
+    """A thread with its own table always has a free descriptor number, and the process does not get
+    the descriptors that the thread opens. On an older kernel, the thread has a copy of the
+    process's table, in which descriptor 0 is closed."""
     (tmp_path / "f").touch()
     out, before = ffi.new("int[]", 3), open_descriptors()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -52,7 +53,7 @@ def test_without_a_thread_nothing_is_done(lib: Any, tmp_path: Path) -> None:
 
 
 def test_a_thread_that_hangs_is_left_behind(lib: Any, tmp_path: Path) -> None:
-    """Its memory stays mapped, because it still uses it."""
+    """The thread's memory stays mapped, because the thread still uses it."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     before = len(os.listdir("/proc/self/task"))

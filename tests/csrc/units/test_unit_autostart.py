@@ -637,7 +637,8 @@ def test_at_load_a_daemon_is_started_only_if_one_is_needed(
 def test_a_process_without_standard_input_keeps_descriptor_0_free(
     program: Program, text: str
 ) -> None:
-    """What the library opens for a moment may get this number. It is as good as any other."""
+    """A descriptor that the library opens for a moment may get the number 0. The outcome is the
+    same as with any other number."""
     program.place.config.write_text(text)
 
     def found() -> tuple[bool, bool, int]:

@@ -88,7 +88,7 @@ def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command:
 
 
 def test_a_lock_is_taken_at_the_source_though_descriptor_0_is_free(copied: Copied) -> None:
-    """The library's own descriptor may get this number for a moment."""
+    """For a moment, the library's own descriptor may get the number 0."""
     asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
     with copied.source.open("r+b") as other:
         with without_stdin():
@@ -208,8 +208,9 @@ def copying(copied: Copied) -> Iterator[Copying]:
 
 
 def test_a_copy_on_another_file_system_is_copied_at_the_source(copying: Copying) -> None:
-    """The kernel refuses to copy between file systems, but the program knows nothing of the copy's
-    file system. The offset of the descriptor moves as far as bytes were copied."""
+    """The kernel refuses to copy between file systems. The program does not know that the copy is
+    on another file system, so the library repeats the call with the source's file. The offset of
+    the program's descriptor moves by the number of copied bytes."""
     fd = copying.copied.fd
     os.lseek(fd, 64 * KIB, os.SEEK_SET)
     done, asked = copying.copy(fd, copying.out, 8 * KIB, errno.EXDEV)
@@ -243,8 +244,8 @@ def test_without_a_copy_the_kernels_refusal_stands(copying: Copying) -> None:
 
 
 def test_a_file_is_copied_into_itself_at_the_source(copying: Copying) -> None:
-    """The kernel refuses ranges of one file that overlap. It would not notice them if it copied
-    from the copy."""
+    """The kernel refuses to copy between overlapping ranges of one file. It would not notice the
+    overlap if it copied from the copy."""
     fd = copying.copied.fd
     to = os.open(copying.copied.source, os.O_RDWR)
     os.lseek(fd, 64 * KIB, os.SEEK_SET)

@@ -1,5 +1,5 @@
-"""Tests when a descriptor is handed over to the daemon, after a program has read its file at the
-source, and what happens instead."""
+"""Tests when the library hands a descriptor over to the daemon after a program has read the
+descriptor's file at the source, and what the library does in other cases."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ SECOND = 10**9
 
 
 class Handed(NamedTuple):
-    """A message to the daemon: the file's number, whether the file was read to its end, and the
-    path, if the file has no entry. inode: that of the descriptor's file."""
+    """A message that hands a descriptor over to the daemon.
+
+    number : number of the file
+    is_read : whether the program has read the file to its end
+    path : path of the file if the file has no entry, otherwise empty
+    inode : inode of the file to which the descriptor in the message refers
+    """
 
     number: int
     is_read: bool
@@ -37,8 +42,8 @@ class Handed(NamedTuple):
 
 
 class Readers:
-    """A source with the file f, which is not filled yet. The test acts as the daemon, which takes
-    handovers at its sockets."""
+    """A source with the file f, which has no copy yet. The test acts as the daemon: it receives
+    handovers at the daemon's sockets."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.path = lib, root / "f"
@@ -82,7 +87,8 @@ class Readers:
         return fd
 
     def read(self, fd: int, n: int, at: int = -1) -> None:
-        """A program reads n bytes."""
+        """Acts as if a program had read n bytes at the offset `at`; -1: at the descriptor's own
+        offset."""
         if at < 0:
             os.lseek(fd, n, os.SEEK_CUR)
         self.lib.handover_note_read(fd, n, at)
@@ -110,7 +116,7 @@ class Readers:
         return found
 
     def is_wanted(self) -> bool:
-        """Whether a fill was requested since the last call."""
+        """Returns whether a fill of f was requested since the last call."""
         word, bit = self.id // 64, 1 << self.id % 64
         found = bool(self.clients.wanted.word[word] & bit)
         self.clients.wanted.word[word] = 0
@@ -138,7 +144,7 @@ class Readers:
 def readers(
     lib: Any, place: Place, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Readers]:
-    """The path of a socket may be too long for its address."""
+    """If the parameter is "long", the path of a socket is too long for a socket's address."""
     shm = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     if request.param == "long":
         shm = shm / ("l" * 100)
@@ -165,8 +171,8 @@ def readers(
 
 
 def test_a_file_that_was_read_to_its_end_is_handed_over(readers: Readers) -> None:
-    """It is so once, whatever the order of the reads. The claim lasts until the daemon has closed
-    the descriptor."""
+    """The file is handed over once, in whatever order the program reads its parts. The claim lasts
+    until the daemon has closed the descriptor."""
     fd = readers.open()
     readers.read(fd, 400)
     readers.read(fd, 599, 401)
@@ -187,9 +193,9 @@ def test_a_file_that_was_read_to_its_end_is_handed_over(readers: Readers) -> Non
 def test_at_its_close_a_file_of_which_half_was_read_is_handed_over(
     readers: Readers, n: int, is_sent: bool, is_wanted: bool
 ) -> None:
-    """Of a file of which nothing was read that the library has seen, a copy is requested. A file of
-    which little was read is not worth a copy now. The claim ends, except if the descriptor was
-    handed over."""
+    """If the library has seen no read of the file, it requests a copy, because a program may have
+    read the file unseen. If less than half was read, the file is not worth a copy now. The claim
+    ends at the close, unless the descriptor was handed over."""
     fd = readers.open()
     readers.read(fd, n)
     readers.close(fd)
@@ -200,7 +206,8 @@ def test_at_its_close_a_file_of_which_half_was_read_is_handed_over(
 
 
 def test_reads_that_the_library_has_not_seen_move_the_offset(readers: Readers) -> None:
-    """For example those of libc, through a duplicate of the descriptor."""
+    """Examples are libc's reads through a duplicate of the descriptor. The offset at the close
+    shows how much was read."""
     for flags in (0, SHARED):
         fd = readers.open(DIRECT | flags)
         os.lseek(fd, SIZE, os.SEEK_SET)
@@ -218,8 +225,8 @@ def test_reads_that_the_library_has_not_seen_move_the_offset(readers: Readers) -
 
 @pytest.mark.parametrize("case", ["forked", "locked", "stopped"])
 def test_a_descriptor_that_must_not_be_sent_leads_to_a_fill(readers: Readers, case: str) -> None:
-    """The open file may be shared with another process or may have locks, or the daemon takes no
-    handovers."""
+    """The cases: the open file may be shared with a forked child; the file may have locks; the
+    daemon takes no handovers."""
     fd = readers.open(DIRECT | (FORKED if case == "forked" else 0))
     if case == "locked":
         readers.lib.locked_note(fd)
@@ -230,8 +237,9 @@ def test_a_descriptor_that_must_not_be_sent_leads_to_a_fill(readers: Readers, ca
 
 
 def test_only_one_descriptor_of_a_file_is_sent(readers: Readers) -> None:
-    """While it is on its way, another descriptor of the file needs nothing. A file that shares the
-    claim's slot is filled by the daemon."""
+    """While one descriptor is on its way to the daemon, the library does nothing about another
+    descriptor of the file. If the claim of another file occupies the slot of this file's claim, the
+    daemon fills this file."""
     first, second = readers.open(), readers.open()
     readers.read(first, SIZE)
     assert len(readers.handed()) == 1
@@ -280,7 +288,8 @@ def test_the_close_of_a_descriptor_that_was_handed_over_needs_nothing(readers: R
 
 
 def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
-    """The program may read it for longer than a claim lasts. A small file is read sooner."""
+    """A program may read a large file for longer than a claim lasts. A small file is read before
+    its claim expires."""
     new = readers.path.with_name("new")
     for size, is_renewed in ((UNIT, False), (UNIT + 1, True)):
         readers.entry.size = size
@@ -305,7 +314,7 @@ def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
 def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
     readers: Readers, before: int, at: int, is_direct: bool
 ) -> None:
-    """Then each read asks for the part that it needs."""
+    """From then on, each read demands the part of the copy that it needs."""
     readers.entry.size = 8 * UNIT
     fd = readers.open()
     os.lseek(fd, before, os.SEEK_SET)
@@ -318,7 +327,8 @@ def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
 def test_before_a_lock_a_file_of_which_little_was_read_is_given_up(
     readers: Readers, n: int, stays: bool
 ) -> None:
-    """Its fill is not requested yet: another process may hold the lock and change the file."""
+    """The file's fill is not requested before the program has the lock: until then, another process
+    may hold the lock and change the file."""
     fd = readers.open()
     readers.read(fd, n)
     readers.lib.handover_keep(fd)
@@ -327,7 +337,7 @@ def test_before_a_lock_a_file_of_which_little_was_read_is_given_up(
 
 
 def test_a_file_without_an_entry_is_handed_over_with_its_path(readers: Readers) -> None:
-    """The daemon learns of the file by this."""
+    """From the path, the daemon learns that the file exists."""
     path = readers.path.with_name("new")
     path.write_bytes(b"x" * 10)
     number = int(readers.lib.claims_unmet(path.stat().st_ino))
@@ -349,7 +359,8 @@ def test_a_file_without_an_entry_is_handed_over_with_its_path(readers: Readers) 
 
 @pytest.mark.parametrize("case", ["forked", "locked", "stopped", "at hand"])
 def test_of_a_file_without_an_entry_at_least_the_path_is_told(readers: Readers, case: str) -> None:
-    """If the source is as fast as the page cache, the daemon reads the file itself."""
+    """In these cases, the descriptor is not sent. In the case "at hand", this is because the source
+    is as fast as the page cache, so the daemon reads the file itself."""
     path = readers.path.with_name("new")
     path.write_bytes(b"x" * 10)
     fd = readers.open_unmet(path)

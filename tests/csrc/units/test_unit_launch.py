@@ -1,5 +1,5 @@
-"""Tests how the library launches a program that has no connection with the process: what the
-program inherits, and how long the process waits for it."""
+"""Tests how the library launches a program that runs independently of the launching process: what
+the program inherits, and how long the process waits for the program's start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from csrc.units.place import open_descriptors
 from support.session import wait_until
 
 LIMIT_S = 60
-# The program shows what it has inherited. Its descriptor 3 gets all of this. The shell itself reads
-# its signals, because it blocks signals while it starts another program.
+# The shell that is launched writes what it has inherited to its descriptor 3. It reads its `status`
+# file itself instead of by `cat`, because the shell blocks signals while it starts a program.
 SCRIPT = """
 table=$(ls -l /proc/$$/fd)
 exec >&3
@@ -36,6 +36,7 @@ done
 echo error >&2
 """
 HIGH = 1 << 50
+# The limits that a launch raises: name in /proc/PID/limits -> (number, lower value for the test).
 RAISED = {
     "Max cpu time": (resource.RLIMIT_CPU, 10**6), "Max file size": (resource.RLIMIT_FSIZE, HIGH),
     "Max data size": (resource.RLIMIT_DATA, HIGH), "Max processes": (resource.RLIMIT_NPROC, 10**5),
@@ -45,7 +46,7 @@ RAISED = {
 
 
 class Launch:
-    """Launches a shell. Its descriptor 3 is a FIFO from which the test reads."""
+    """Launches programs. The test reads from a FIFO what a program writes to its descriptor 3."""
 
     def __init__(self, lib: Any, directory: Path) -> None:
         self.lib, self.errors = lib, directory / "errors"
@@ -59,13 +60,21 @@ class Launch:
     def _texts(self, texts: list[str]) -> Any:
         words = [ffi.new("char[]", os.fsencode(text)) for text in texts]
         array = ffi.new("const char *[]", [*words, ffi.NULL])
-        self._words += [words, array]  # the launched process uses them even later
+        self._words += [words, array]  # the launched process uses them after this call
         return array
 
     def run(
         self, *words: str, has_errors: bool = True, keeps: bool = True, waits: bool = False,
         is_old: bool = False,
     ) -> None:  # fmt: skip
+        """Launches the program words[0] with the arguments `words`.
+
+        has_errors : whether the program's descriptor 2 is the file `errors`; if not, it is
+        /dev/null
+        keeps : whether the program's descriptor 3 is the FIFO; if not, no program is started
+        waits : whether the program starts only when the test opens `gate`
+        is_old : whether the kernel seems to lack close_range
+        """
         variables = ["PATH=/usr/bin:/bin", "ONE=1"]
         files = [(self.fifo, keeps), (self.errors, has_errors), (self.gate, waits)]
         for path, _ in files:
@@ -83,7 +92,7 @@ class Launch:
         wait_until(self.lib.launch_is_over, timeout=LIMIT_S)
 
     def output(self) -> dict[str, str]:
-        """Waits for the program's end. Returns what it has shown: name -> value."""
+        """Waits until the program ends. Returns what SCRIPT has written: name -> value."""
         content = b""
         while True:
             assert select.select([self.reader], [], [], LIMIT_S)[0], content
@@ -113,7 +122,7 @@ def launch(lib: Any, tmp_path: Path) -> Iterator[Launch]:
 
 @contextmanager
 def lowered_limits() -> Iterator[None]:
-    """Lowers the limits of this process. No limit is so low that the process reaches it."""
+    """Lowers this process's limits of RAISED, but leaves them high enough for this process."""
     before = {number: resource.getrlimit(number) for number, _ in RAISED.values()}
     try:
         for number, most in RAISED.values():
@@ -127,7 +136,7 @@ def lowered_limits() -> Iterator[None]:
 
 
 def may_raise_priority() -> bool:
-    """Whether a process with another priority may get the usual one."""
+    """Returns whether a process with a lower priority may return to the default priority."""
     child = os.fork()
     if child == 0:
         try:
@@ -140,8 +149,8 @@ def may_raise_priority() -> bool:
 
 
 def test_the_program_inherits_what_it_needs_and_nothing_else(launch: Launch) -> None:
-    """It has its own session and its own signals, and is no child of this process. It leaves the
-    directory of this process, and its limits, processors and priority."""
+    """The program has a session of its own, blocks and ignores no signal, and is no child of this
+    process. It does not keep this process's directory, limits, processors or priority."""
     inherited = os.dup2(launch.reader, 200, inheritable=True)
     processors = os.sched_getaffinity(0)
     ignored = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -155,7 +164,7 @@ def test_the_program_inherits_what_it_needs_and_nothing_else(launch: Launch) -> 
         os.close(inherited)
     found = launch.output()
     table = {name: path for name, path in found.items() if name.startswith("fd ")}
-    # The shell has a pipe to the program that lists its descriptors.
+    # The shell also has a pipe, through which it reads the list of its descriptors from `ls`.
     assert {name: path for name, path in table.items() if not path.startswith("pipe:")} == {
         "fd 0": "/dev/null", "fd 1": "/dev/null", "fd 2": str(launch.errors),
         "fd 3": str(launch.fifo)}  # fmt: skip
@@ -179,7 +188,7 @@ def test_the_program_inherits_what_it_needs_and_nothing_else(launch: Launch) -> 
 
 @pytest.mark.parametrize("has_errors", [False, True])
 def test_an_older_kernel_copies_the_table_of_descriptors(launch: Launch, has_errors: bool) -> None:
-    """The program gets its descriptors all the same, and this process keeps its own."""
+    """The program still gets the right descriptors 0 to 3, and this process keeps its own."""
     launch.shell(is_old=True, has_errors=has_errors)
     found = launch.output()
     errors = str(launch.errors) if has_errors else "/dev/null"
@@ -201,8 +210,8 @@ def test_without_a_descriptor_to_keep_nothing_is_executed(launch: Launch) -> Non
 
 
 def test_a_launch_that_hangs_is_not_waited_for(launch: Launch) -> None:
-    """Until the program starts, the launch is not over, because the new process uses the memory of
-    this one."""
+    """The call returns, but the launch is not over before the program starts: until then, the new
+    process uses this process's memory."""
     launch.shell(waits=True)
     for _ in range(3):
         assert not launch.lib.launch_is_over()
@@ -219,7 +228,8 @@ def test_a_launch_leaves_no_child(launch: Launch) -> None:
 
 
 def children() -> set[str]:
-    """Returns this process's children, also those that have ended but were not reaped."""
+    """Returns the pids of this process's children, including those that have ended but were not
+    reaped."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         found |= set((task / "children").read_text().split())
@@ -227,7 +237,8 @@ def children() -> set[str]:
 
 
 def test_a_launch_is_over_when_all_processes_have_ended(lib: Any) -> None:
-    """In a forked child, a launch of the parent is over: nobody uses the child's memory."""
+    """In a forked child, a launch by its parent counts as over, because no launched process uses
+    the child's memory."""
     own = os.getpid()
     assert lib.launch_is_over_with(own, 0, 0, 0)
     assert not lib.launch_is_over_with(own, 1, 0, 0)

@@ -19,7 +19,8 @@ OFF, WAITING, ATTACHED = "off", "waiting", "attached"
 
 
 class Loading:
-    """Loads the library with the given variables of the environment, in a process with a name."""
+    """Acts as a process with a given name and given environment variables that loads the
+    library."""
 
     def __init__(self, lib: Any, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lib, self.place, self.patch = lib, place, monkeypatch
@@ -28,7 +29,8 @@ class Loading:
             monkeypatch.delenv(name, raising=False)
 
     def serve(self, *, has_clients: bool = True) -> None:
-        """Acts as a daemon."""
+        """Creates the files of a daemon that serves. has_clients: whether the segment `clients`
+        exists too; if not, the process cannot map all segments."""
         made = control(5)
         made.switch_file[0] = bytes(self.place.config.with_name("switch"))
         self.place.put("control", made)
@@ -39,7 +41,9 @@ class Loading:
     def load(
         self, variables: dict[str, str], process: str = "python", *, starts: bool = False
     ) -> str:
-        """Returns what the library is then: OFF, WAITING for a daemon, or ATTACHED."""
+        """Loads the library in a process with the name `process`. Returns its state afterwards:
+        OFF, WAITING for a daemon, or ATTACHED. starts: whether the library begins to start a
+        daemon."""
         self.lib.attach_end()
         for name in NAMES:
             self.patch.delenv(name, raising=False)
@@ -80,8 +84,8 @@ def test_the_user_can_switch_the_library_off(loading: Loading, name: str) -> Non
 
 
 def test_a_daemon_that_serves_is_used(loading: Loading) -> None:
-    """The configuration of the user comes before that of the site. The command `monarch` attaches
-    too, but never has a daemon started."""
+    """The user's configuration takes precedence over the site's. In the command `monarch`, the
+    library attaches too, but never starts a daemon."""
     loading.serve()
     beside = "autostart CONFIG beside a daemon, passed on"
     for variables in (
@@ -127,8 +131,8 @@ def test_a_missing_daemon_is_reported_to_those_who_want_one(loading: Loading) ->
 
 
 def test_a_configuration_that_is_missing_is_reported(loading: Loading) -> None:
-    """The warning names the variable that is wrong. The command `monarch` reports the error
-    itself."""
+    """The warning names the variable with the wrong value. In the command `monarch`, the library
+    does not warn, because the command reports the error itself."""
     hint = "Set it to the absolute path of a configuration file."
     for name in ("config", "site_config"):
         assert loading.load({name: "/none/c.yaml"}) == OFF
@@ -142,7 +146,7 @@ def test_a_configuration_that_is_missing_is_reported(loading: Loading) -> None:
 
 @pytest.mark.parametrize("is_site", [False, True])
 def test_a_process_without_room_for_the_segments_says_so(loading: Loading, is_site: bool) -> None:
-    """Starting another daemon would not help."""
+    """The warning does not propose to start another daemon, because that would not help."""
     loading.serve(has_clients=False)
     variables = {"site_config" if is_site else "config": loading.config}
     assert loading.load(variables) == WAITING

@@ -1,6 +1,6 @@
-"""Tests on which descriptor a lock is taken, and what the library does before and after the call.
-The program's descriptor is 5. If it is one of a copy, another descriptor is one of the source's
-file."""
+"""Tests on which descriptor the library takes a lock, and what it does before and after the lock
+call. The program's descriptor is 5. If it refers to a copy, the library has another descriptor,
+which refers to the source's file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ class Locks:
         self, kind: int, command: int, *, settles: bool = True, behind: int = -1,
         keeps: bool = True, awaits: bool = True, doubts: int = 0, error: int = 0,
     ) -> tuple[int, str]:  # fmt: skip
-        """Makes the call. Returns its result or -errno, and what was done.
+        """Makes a lock call on descriptor 5. Returns its result or -errno, and the steps.
 
-        behind : the descriptor of the source's file; -1: the program's own; -2: there is none
-        doubts : in how many rounds the result is doubtful, because the library has closed a
-        descriptor of the file meanwhile
-        error : errno of the lock call; 0: the lock is granted
+        settles : 0: another thread takes too long to replace descriptor 5
+        behind : the descriptor that refers to the source's file; -1: descriptor 5 itself; -2: there
+        is none
+        keeps : 0: another thread takes too long to replace a descriptor of the source's file
+        awaits : 0: the library takes too long to close a descriptor of its own
+        doubts : number of rounds whose result is doubtful, because the library has closed a
+        descriptor of its own during the lock call
+        error : errno with which the kernel refuses the lock; 0: the kernel grants the lock
         """
         result = -1 if error else 0
         self.lib.locks_answer(settles, behind, keeps, awaits, doubts, result, error)
@@ -56,9 +60,10 @@ def locks(lib: Any) -> Locks:
 def test_a_lock_is_taken_on_the_sources_file(
     locks: Locks, kind: int, command: int, behind: int
 ) -> None:
-    """If the lock is granted, the file is compared with the catalog: its previous holder may have
-    changed it. A call that changes POSIX locks first waits until the library closes no descriptor
-    of the file, and so does a question about them."""
+    """After a lock was granted, the library compares the file with the catalog, because the lock's
+    previous holder may have changed the file. Before a call that changes POSIX locks or asks about
+    one (F_GETLK), the library waits until it has closed those of its own descriptors that it is
+    closing."""
     on = 5 if behind < 0 else behind
     changes = (kind, command) in CHANGING
     before = [f"keep {on}"]
@@ -74,15 +79,16 @@ def test_a_lock_is_taken_on_the_sources_file(
 
 @pytest.mark.parametrize(("kind", "command"), [(FLOCK, 2), *CHANGING, (FCNTL, GETLK), *OTHER])
 def test_without_the_sources_file_no_lock_is_granted(locks: Locks, kind: int, command: int) -> None:
-    """For example, its descriptor is being replaced for too long, the process has no free
-    descriptor, or another thread closes the file for too long."""
+    """For example, another thread takes too long to replace a descriptor of the file, or the
+    process has no free descriptor for the source's file."""
     assert locks.call(kind, command, settles=False) == (-errno.ENOLCK, "")
     assert locks.call(kind, command, behind=-2) == (-errno.ENOLCK, "")
     assert locks.call(kind, command, keeps=False) == (-errno.ENOLCK, "keep 5")
 
 
 def test_while_a_descriptor_is_being_closed_no_lock_changes(locks: Locks) -> None:
-    """A question is answered all the same, although its answer may be outdated."""
+    """F_GETLK, which only asks about a lock, gets the kernel's answer all the same, although this
+    answer may be outdated."""
     for kind, command in CHANGING:
         assert locks.call(kind, command, awaits=False) == (-errno.ENOLCK, "keep 5, await")
     found = locks.call(FCNTL, GETLK, awaits=False)
@@ -94,8 +100,10 @@ def test_while_a_descriptor_is_being_closed_no_lock_changes(locks: Locks) -> Non
 def test_a_doubtful_result_is_tried_again(
     locks: Locks, kind: int, command: int, error: int
 ) -> None:
-    """A lock may be lost again, or refused because of the library's own lock. After many rounds, a
-    lock that was granted is not relied on, and a refusal is the kernel's."""
+    """A result is doubtful if the library has closed a descriptor of its own during the call: a
+    granted lock may be lost again, and a refusal may be due to a lock of the library itself. If the
+    result is still doubtful after ROUNDS calls, a granted lock is reported as ENOLCK, and a refusal
+    with the kernel's errno."""
     one_round = "await, " + locks.text(kind, command, 5)
     after = "" if error else ", compare 5"
     for doubts in (0, 1, 5, ROUNDS - 1):

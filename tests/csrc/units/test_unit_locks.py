@@ -1,5 +1,6 @@
 """Tests that the library closes its own descriptors without losing the process's locks. The kernel
-drops all POSIX locks that a process has on a file when the process closes any descriptor of it."""
+drops all POSIX locks that a process has on a file when the process closes any descriptor of that
+file."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ OTHERS: list[Lock] = [(READ, 1000, 1), (WRITE, 1, 7)]
 
 
 class Files:
-    """The file f, on which the process has locks, and another file, g. Each is open for reading
-    and writing once for the program. Descriptors that the library opens are made by `open`."""
+    """The files f and g, with the descriptors self.f and self.g, through which the test takes locks
+    as a program does. `open` makes a further descriptor of f, for the program or for the library.
+    self.watcher is a descriptor of f that shows whether f is locked."""
 
     def __init__(self, lib: Any, directory: Path) -> None:
         self.lib, self.path = lib, directory / "f"
@@ -55,7 +57,8 @@ class Files:
         return sorted(found, key=lambda one: one[1])
 
     def close(self, fd: int, kept: int = -1) -> None:
-        """Closes the descriptor as the library does."""
+        """Closes the descriptor as the library closes its own descriptors. kept: another descriptor
+        of the file, which stays open, or -1."""
         self.lib.locked_close(fd, kept, self.watcher)
         assert not is_open(fd)
 
@@ -73,8 +76,8 @@ def files(lib: Any, tmp_path: Path) -> Iterator[Files]:
 
 @pytest.mark.parametrize("has_kept", [False, True])
 def test_each_file_keeps_its_own_locks(files: Files, has_kept: bool) -> None:
-    """If another descriptor of the file is known that stays open, the read locks may move to it.
-    Locks of other files are left alone."""
+    """If the library is given another descriptor of the file, which stays open (`kept`), the read
+    locks may move to that descriptor. Locks on other files do not change."""
     files.lock(files.f, *LOCKS)
     files.lock(files.g, *OTHERS)
     kept = files.open() if has_kept else -1
@@ -89,8 +92,8 @@ def test_each_file_keeps_its_own_locks(files: Files, has_kept: bool) -> None:
 
 
 def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
-    """Meanwhile no signal handler of this thread can run, and other threads see that a closing is
-    under way."""
+    """During the close, the thread's signals are blocked, and other threads see that a closing is
+    under way. A write lock, by contrast, is dropped for a moment."""
     files.lock(files.f, (READ, 0, 1))
     files.close(files.open())
     assert files.lib.locked_moments() >= 2
@@ -102,7 +105,8 @@ def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
 
 
 def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files) -> None:
-    """A write lock is taken again through its own descriptor."""
+    """After the close, each write lock is taken again through the descriptor that had it. If the
+    library is given a descriptor that stays open, that descriptor gets the read locks."""
     second, third = files.open(os.O_RDWR), files.open()
     files.lock(files.f, (WRITE, 0, 5))
     files.lock(second, (WRITE, 10, 5))
@@ -117,7 +121,8 @@ def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files
 
 
 def test_up_to_128_locked_ranges_are_kept(files: Files) -> None:
-    """More locks are lost, but do no harm otherwise."""
+    """If a process has locked more ranges of a file, the locks on the further ranges are lost. That
+    is the only effect."""
     ranges = [(READ, 2 * i, 1) for i in range(128)]
     files.lock(files.f, *ranges)
     files.close(files.open())
@@ -141,7 +146,7 @@ def test_a_file_without_locks_is_only_closed(files: Files) -> None:
 
 
 def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
-    """A file with locks is never missed."""
+    """A file with locks is always recognized."""
     lib.locked_forget()
     known = [(dev, 1000 + ino) for dev in (1, 2**40) for ino in range(30)]
     for one in known:
@@ -154,8 +159,8 @@ def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
 
 
 def test_closings_are_counted_for_each_process(lib: Any) -> None:
-    """A forked child has a copy of its parent's count. It ignores this count, because no thread of
-    the child ends the parent's closings."""
+    """A forked child has a copy of its parent's count. The child ignores this count, because no
+    thread of the child ends the parent's closings."""
     lib.locked_under_way(0, 0, 0)
     assert [lib.locked_count(more) for more in (1, 1, 0, 1, 0, 0)] == [1, 2, 1, 2, 1, 0]
     assert lib.locked_count(0) == 0
@@ -164,7 +169,7 @@ def test_closings_are_counted_for_each_process(lib: Any) -> None:
 
 
 def test_a_lock_call_waits_for_closings(lib: Any) -> None:
-    """It gives up after 5 s. A closing that begins during the call is noticed."""
+    """The lock call gives up after 5 s. It notices a closing that has begun during the call."""
     closings = ffi.new("uint32_t *")
     lib.locked_under_way(0, 0, 0)
     assert lib.locked_await(closings) == 0

@@ -1,5 +1,5 @@
-"""Tests the calls that ask whether a name exists and where a path leads: what the catalog
-answers."""
+"""Tests the calls that ask whether a name exists or where a path leads: which of them the library
+answers from the catalog, and how."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ ACCESS, FACCESSAT = 0, 3
 READLINK = ("readlink", "readlinkat", "__readlink_chk", "__readlinkat_chk")
 REALPATH = ("realpath", "realpath without a buffer", "canonicalize_file_name", "__realpath_chk")
 PATH_MAX = 4096
-LIBC, FORTIFIED = -errno.ENOTTY, -errno.EOVERFLOW  # answers of libc's functions
+# The errors with which look.c replaces the answers of libc's functions.
+LIBC, FORTIFIED = -errno.ENOTTY, -errno.EOVERFLOW
 
 
 class Looks:
-    """A source with the directory d, the files d/f, with a copy, and d/g, and the links d/l to f,
-    d/none to nothing, and to_d to d."""
+    """A source with the directory d, the files d/f and d/g, of which only d/f has a copy, and three
+    links: d/l leads to f, d/none leads nowhere, and to_d leads to d."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.root = lib, root
@@ -41,8 +42,8 @@ class Looks:
         self.served.publish("d/f", b"f")
 
     def list(self) -> None:
-        """A program lists the directories. For a moment, the library knows that they are as
-        scanned."""
+        """Lists the directories, as a program does. For a moment afterwards, the library knows that
+        the directories have not changed since the scan."""
         for path in (self.root, self.root / "d"):
             assert self.lib.listing_close(self.lib.listing_open(bytes(path))) == 0
 
@@ -92,8 +93,9 @@ def test_what_exists_is_known(looks: Looks, call: int) -> None:
 
 @pytest.mark.parametrize("call", range(len(NAMES)), ids=NAMES)
 def test_only_what_the_daemon_could_do_is_certainly_allowed(looks: Looks, call: int) -> None:
-    """The daemon has read the file of which there is a copy, and has listed the directory and
-    looked up the names in it. It has not shown that it may write to a file or execute it."""
+    """The daemon has shown that it may read d/f, because it has copied this file, and that it may
+    list d and look up names in d, because it has scanned this directory. It has not shown that it
+    may write to a file or execute one."""
     for name, mode in (
         ("d/f", R), ("d/l", R), ("d", R), ("d", X), ("d", R | X), ("to_d", X),
     ):  # fmt: skip
@@ -135,7 +137,7 @@ def test_libc_decides_about_unknown_modes_and_flags(looks: Looks) -> None:
 
 
 def test_a_process_of_another_user_asks_libc(looks: Looks) -> None:
-    """It may have fewer rights than the daemon."""
+    """The process may have fewer rights than the daemon."""
     looks.served.control.owner += 1
     for call in range(len(NAMES)):
         assert looks.access(call, "d/f") == LIBC
@@ -144,7 +146,7 @@ def test_a_process_of_another_user_asks_libc(looks: Looks) -> None:
 
 @pytest.mark.parametrize("call", range(len(READLINK)), ids=READLINK)
 def test_a_link_is_read_from_the_catalog(looks: Looks, call: int) -> None:
-    """A target that is too long for the buffer is cut off, as by the kernel."""
+    """If a target is too long for the buffer, the library cuts off its end, as the kernel does."""
     assert looks.link(call, "d/l") == b"f" and looks.link(call, "d/none") == b"nowhere"
     assert looks.link(call, "to_d/none") == b"nowhere"
     for n in (1, 6, 7, 8):
@@ -166,7 +168,7 @@ def test_a_link_is_read_from_the_catalog(looks: Looks, call: int) -> None:
 def test_a_program_that_asks_for_more_than_its_buffer_is_left_to_libc(
     looks: Looks, call: int
 ) -> None:
-    """libc ends it."""
+    """libc ends such a program."""
     for n, size in ((100, 99), (1, 0), (2, 1)):
         assert looks.link(call, "d/l", n, size) == FORTIFIED
     for n, size in ((100, 100), (99, 100), (1, 1)):
@@ -185,7 +187,7 @@ def test_a_real_path_is_found_in_the_catalog(looks: Looks, call: int) -> None:
 
 
 def test_a_buffer_for_a_real_path_must_be_large_enough(looks: Looks) -> None:
-    """libc ends a program whose buffer is smaller than the longest path."""
+    """libc ends a program whose buffer has less than PATH_MAX bytes."""
     assert looks.real(3, "d/f", PATH_MAX - 1) == FORTIFIED
     assert looks.real(3, "d/f", PATH_MAX) == "/d/f"
 

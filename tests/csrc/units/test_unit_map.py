@@ -1,4 +1,4 @@
-"""Tests mmap: whether the copy or the source's file is mapped, and what the library notes."""
+"""Tests mmap: whether the library maps the copy or the source's file, and what it records."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NUMBER = 700  # a descriptor number that nothing else in this process uses
 
 
 class Maps:
-    """A source with the file f, which has a copy. NUMBER is a descriptor of f at the source. Each
-    file consists of one letter."""
+    """A source with the file f, which has a copy, and another file. NUMBER is a descriptor of f at
+    the source. Each file, and the copy, consists of a single letter that is repeated."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.path = lib, root / "f"
@@ -50,10 +50,12 @@ class Maps:
         self, n: int = SIZE, *, comes: bool = True, there: bool = True, other: int = -1,
         prot: int = READ, flags: int = PRIVATE, offset: int = 0, at: int = 0, fd: int = NUMBER,
     ) -> tuple[bytes | int, str]:  # fmt: skip
-        """Returns the letters in the mapping, or -errno, and what the library has done.
+        """Maps `n` bytes. Returns the letters in the mapping, or -errno, and the steps of the
+        library.
 
         comes : whether a copy is there or coming; there : whether it is there after the wait
-        other : the file that another thread puts on the descriptor's number meanwhile
+        other : the descriptor that another thread duplicates to the number `fd` during the wait;
+        -1: none
         """
         self.lib.map_answers(comes, there, other)
         out = ffi.new("char[]", n) if n and prot & READ else ffi.NULL
@@ -78,7 +80,8 @@ def maps(lib: Any, place: Place, tmp_path: Path) -> Iterator[Maps]:
 
 
 def test_a_complete_copy_is_mapped(maps: Maps) -> None:
-    """All of the file counts as read that is mapped, because the library does not see the reads."""
+    """The mapped part of the file counts as read at once, because the library does not see reads
+    through a mapping."""
     for n, offset, read in (
         (SIZE, 0, SIZE), (PAGE, 0, PAGE), (PAGE, PAGE, PAGE), (PAGE, 2 * PAGE, 100),
         (2 * PAGE, PAGE, SIZE - PAGE),
@@ -89,7 +92,7 @@ def test_a_complete_copy_is_mapped(maps: Maps) -> None:
 
 @pytest.mark.parametrize("case", ["none comes", "not in time", "removed", "replaced"])
 def test_without_a_complete_copy_the_source_is_mapped(maps: Maps, case: str) -> None:
-    """A mapping of the copy may replace this mapping later."""
+    """The library may replace the mapping of the source's file by one of the copy later."""
     if case == "removed":
         maps.copy.unlink()
     elif case == "replaced":
@@ -115,23 +118,25 @@ def test_a_mapping_may_be_replaced_later_unless_the_configuration_forbids_it(
 
 
 def test_a_descriptor_that_is_read_directly_is_handed_over(maps: Maps) -> None:
-    """There is no wait: the copy is made from the pages that the mapping reads."""
+    """mmap does not wait for the copy, because the daemon makes the copy from the pages that the
+    program reads through the mapping."""
     maps.track(DIRECT)
     found, steps = maps.map()
     assert found == SOURCE and steps.startswith("hand over, forget ") and "wait" not in steps
 
 
 def test_a_file_that_comes_on_the_descriptors_number_is_not_mapped(maps: Maps) -> None:
-    """During the wait, another thread closes the descriptor, and opens another file. The file that
-    the program meant is found by its name."""
+    """During the wait, another thread closes the descriptor, and opens another file, which gets the
+    descriptor's number. The library then opens the program's file by its name."""
     assert maps.map(there=False, other=maps.other)[0] == SOURCE
     assert os.fstat(NUMBER).st_ino == os.fstat(maps.other).st_ino
 
 
 @pytest.mark.parametrize("case", ["untracked", "anonymous", "executable"])
 def test_other_mappings_are_the_kernels(maps: Maps, case: str) -> None:
-    """Only a mapping that was at the same addresses is forgotten: before the call if the program
-    has chosen the address, and otherwise after it."""
+    """The library passes these calls to the kernel. It only forgets older mappings at the same
+    addresses: before the call if the program has chosen the address, and otherwise after the
+    call."""
     prot, flags = READ | EXECUTE * (case == "executable"), PRIVATE
     content = b"" if case == "anonymous" else OTHER if case == "untracked" else SOURCE
     flags |= ANONYMOUS * (case == "anonymous")

@@ -1,5 +1,5 @@
-"""Tests that a fork and a descriptor that the library opens for a moment keep out of each other's
-way, so that no child inherits such a descriptor."""
+"""Tests momentary descriptors, which the library opens for a single call. No child may inherit one:
+a thread that is about to open one waits for forks, and a fork waits until all are closed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def lib(lib: Any) -> Iterator[Any]:
 
 
 def test_a_fork_waits_until_descriptors_are_closed(lib: Any) -> None:
-    """It waits up to 20 ms, because a tier that hangs must not stop the program."""
+    """The fork waits for at most 20 ms, because a tier that hangs must not stop the program."""
     assert lib.momentary_begin() == 0 and lib.momentary_open() == 1
     lib.momentary_other(3, 0)
     assert lib.momentary_fork() == 3
@@ -32,7 +32,8 @@ def test_a_fork_waits_until_descriptors_are_closed(lib: Any) -> None:
 
 
 def test_a_descriptor_waits_for_a_fork(lib: Any) -> None:
-    """Meanwhile it does not count as open, because the fork would wait for it."""
+    """A thread that waits to open a descriptor does not count as having one open: otherwise the
+    fork would wait for this thread in turn."""
     lib.momentary_fork()
     lib.momentary_other(3, 1)
     assert lib.momentary_begin() == 3
@@ -45,7 +46,8 @@ def test_a_descriptor_waits_for_a_fork(lib: Any) -> None:
 
 
 def test_a_fork_that_was_left_by_a_jump_is_waited_for_briefly(lib: Any) -> None:
-    """A signal handler may never return to the call. So forks count for 100 ms."""
+    """A signal handler may jump out of a fork, so that the library never sees the fork's end. So a
+    fork counts as under way for at most 100 ms."""
     lib.momentary_fork()
     assert 90 <= lib.momentary_begin() <= 100
     assert lib.momentary_open() == 1 and lib.momentary_forking() == 1
@@ -58,7 +60,8 @@ def test_a_fork_that_was_left_by_a_jump_is_waited_for_briefly(lib: Any) -> None:
 
 
 def test_a_child_that_forgets_counts_from_zero(lib: Any) -> None:
-    """Its threads may end what its parent's threads have begun."""
+    """The child may still report the end of a momentary descriptor or of a fork that its parent has
+    begun. The child's counts then stay 0."""
     lib.momentary_begin()
     lib.momentary_fork()
     lib.momentary_forget()

@@ -35,7 +35,8 @@ class Calls:
     def make(
         self, call: str, flags: int = 0, mode: int = 0, returned: int = FD, lacks: bool = False
     ) -> str:
-        """Makes the call on the file `f`. Returns all steps, without the name of the file."""
+        """Makes the call on the file `f`. Returns all steps. returned: what libc's function
+        returns; lacks: whether libc lacks the function."""
         done = self.lib.open_steps_of(call.encode(), flags, mode, returned, lacks)
         assert done == returned
         return self.steps()
@@ -68,8 +69,8 @@ def test_a_mode_is_passed_if_the_flags_need_one(alone: Calls) -> None:
 
 
 def test_a_fortified_open_without_its_mode_is_libcs_error(alone: Calls) -> None:
-    """libc ends a program that passes no mode where one is needed. Otherwise, these functions do
-    what open and openat do. A libc without them leaves no other choice."""
+    """libc's fortified functions end a program that passes no mode where one is needed. If no mode
+    is needed, or if libc lacks the fortified function, the library calls open or openat instead."""
     for flags in NEEDS_MODE:
         assert alone.make("__open_2", flags) == f"__open_2 -100 f {flags:o} 0"
         assert alone.make("__openat_2", flags) == f"__openat_2 7 f {flags:o} 0"
@@ -98,8 +99,9 @@ def test_an_open_that_changes_a_file_is_recorded(calls: Calls, call: str, at: in
 
 
 def test_a_copy_that_was_opened_for_writing_is_closed_again(lib: Any, calls: Calls) -> None:
-    """The path may be the name of a copy's descriptor. The writer gets the source's file, which
-    exists, so nothing is created. A writer who may not write to the copy gets it too."""
+    """The path may be the name of a copy's descriptor. The library then closes the copy and opens
+    the source's file, without O_CREAT, because this file exists. It also opens the source's file if
+    the kernel has refused to open the copy for writing (EACCES)."""
     lib.open_leads_to_copy(1)
     try:
         for flags in (WRITE, WRITE | CREATE):
@@ -143,7 +145,7 @@ def test_openat2_records_what_it_changes(calls: Calls) -> None:
 
 
 def test_only_flags_that_the_caller_has_given_are_read(calls: Calls) -> None:
-    """The kernel reports the error if the structure is too short."""
+    """If the structure is too short for the flags, the library leaves the error to the kernel."""
     flags = WRITE | TRUNCATE
     assert calls.make("openat2 short", flags) == f"openat2 7 f {flags:o} 7"
     assert calls.make("openat2 flags", flags).startswith("file 7 f, openat2 ")
@@ -157,7 +159,7 @@ def test_an_older_libc_has_no_openat2(calls: Calls) -> None:
 
 
 def test_a_file_that_is_truncated_by_its_handle_is_recorded_first(calls: Calls) -> None:
-    """A descriptor with O_PATH tells which file it is."""
+    """The library first opens the handle with O_PATH, to find out which file will be truncated."""
     path = f"open_by_handle_at 7 h {PATH:o} 0"
     for flags in (READ, os.O_DIRECTORY):
         assert calls.make("open_by_handle_at", flags) == f"open_by_handle_at 7 h {flags:o} 0"
@@ -182,7 +184,8 @@ def test_the_descriptor_by_which_a_handles_file_was_found_is_closed(calls: Calls
 
 
 def test_a_spawned_child_opens_the_sources_file_for_writing(calls: Calls) -> None:
-    """The path that the child opens is checked when the action is added."""
+    """If the path leads to a copy, the library replaces it by the path of the source's file. It
+    does so when the action is added, before the child exists."""
     for flags in (READ, os.O_DIRECTORY):
         assert calls.make("addopen", flags, 0o600) == f"addopen 7 f {flags:o} 600"
     for flags in (WRITE, CREATE, TRUNCATE):
@@ -196,7 +199,7 @@ def test_a_spawned_child_opens_the_sources_file_for_writing(calls: Calls) -> Non
 
 
 class Files:
-    """A source with the file f, and a copy of f with other content."""
+    """A source with the file f and the link l to it, and a copy of f with other content."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.file, self.link = lib, root / "f", root / "l"
@@ -273,8 +276,8 @@ def test_a_reader_gets_the_source_if_the_copy_cannot_be_opened(files: Files, cas
     "flags", [WRITE, BOTH, WRITE | TRUNCATE, WRITE | CREATE, os.O_APPEND | BOTH]
 )
 def test_a_writer_gets_the_source(files: Files, flags: int) -> None:
-    """It does so even through the name of a copy's descriptor. Afterwards, readers get the source
-    too."""
+    """A writer gets the source's file even if the path is the name of a copy's descriptor.
+    Afterwards, readers get the source's file too."""
     fd = files.open(files.file)
     for path in (files.file, f"/proc/self/fd/{fd}"):
         written = files.open(path, flags)
@@ -297,8 +300,8 @@ def test_a_copys_descriptor_is_opened_again_as_the_sources_path(files: Files) ->
 
 
 def test_an_open_that_creates_nothing_changes_nothing(files: Files) -> None:
-    """A read of a file with O_CREAT gets the source, and the copy stays valid. A new file changes
-    the listing of its directory."""
+    """If the file exists, an open for reading with O_CREAT gets the source's file, and the copy
+    stays valid. A new file gets the mode that the program has passed."""
     assert files.read(files.file, CREATE) == b"source"
     assert files.read(files.file) == b"copied"
     new = files.open(files.file.with_name("new"), CREATE | os.O_EXCL)
@@ -308,7 +311,7 @@ def test_an_open_that_creates_nothing_changes_nothing(files: Files) -> None:
 
 
 class Counted:
-    """Opens the file f, and returns what the library has counted since the last call."""
+    """The library's counts. `changes` returns what the library has counted since the last call."""
 
     def __init__(self, files: Files) -> None:
         self.files, self.clients = files, files.served.clients
@@ -329,7 +332,7 @@ OF_SOURCE = {"misses": 1, "bytes_from_source": SIZE, "source_opens": 1}
 
 
 def test_each_open_is_counted_once(files: Files) -> None:
-    """The daemon also learns which files were opened, if it follows the opens."""
+    """If the daemon follows the opens (`follow_opens`), it also learns which files were opened."""
     counted, opened = Counted(files), files.served.clients.opened
     files.read(files.file)
     assert counted.changes() == OF_COPY
@@ -352,7 +355,7 @@ def test_each_open_is_counted_once(files: Files) -> None:
 
 
 def test_an_open_gets_the_copy_for_which_it_has_waited(files: Files) -> None:
-    """It counts as an open of the copy."""
+    """Such an open counts as one of the copy."""
     entry = files.served.entry("f")
     whole, address = int(entry.word), int(native.cast("uintptr_t", native.addressof(entry, "word")))
     entry.word = whole & ~15 | State.FILLING
@@ -377,9 +380,9 @@ def test_an_open_gets_the_copy_for_which_it_has_waited(files: Files) -> None:
 
 
 def test_a_path_outside_the_sources_that_leads_into_one_gets_the_copy(files: Files) -> None:
-    """The library learns from the first open where the directory leads. Already this open gets the
-    copy. An open that needs the source's file gets it, and so does an open of a file whose entry is
-    being changed."""
+    """From the first open, the library learns where the link outside the source leads, and even
+    this open gets the copy. The source's file is opened if the flags require it, or if the entry of
+    the file is being changed."""
     for name, flags, content, counts in (
         ("one", READ, b"copied", OF_COPY), ("two", os.O_NONBLOCK, b"copied", OF_COPY),
         ("three", os.O_DSYNC, b"source", {}),
@@ -406,7 +409,7 @@ def test_descriptor_0_is_like_any_other(files: Files) -> None:
         os.close(fd)
         assert files.read(files.file, CREATE) == b"source"
         files.served.entry("f").word += 1 << 12
-        assert files.read(files.file) == b"source", "the copy has another number"
+        assert files.read(files.file) == b"source", "the entry names another copy"
         os.close(files.open(files.file, BOTH))
         fd = files.open(files.file.with_name("new"), CREATE | os.O_EXCL | WRITE)
         assert fd == 0
@@ -443,7 +446,8 @@ def test_a_file_that_is_gone_is_not_replaced_by_its_copy(files: Files) -> None:
 
 
 def test_only_the_owner_may_leave_the_time_of_access(files: Files) -> None:
-    """The caller owns the copy, so an open of the copy with O_NOATIME would succeed for anybody."""
+    """Only a file's owner may open the file with O_NOATIME. The copy belongs to the caller, so an
+    open of the copy would succeed even if the caller does not own the source's file."""
     flags, counted = os.O_NOATIME, Counted(files)
     assert files.read(files.file, flags) == b"copied" and counted.changes() == OF_COPY
     files.served.entry("f").uid += 1

@@ -23,7 +23,7 @@ class Calls:
         return os.fsdecode(ffi.string(self.lib.place_steps()))
 
     def make(self, call: str, returned: int = 0, flags: int = 0) -> str:
-        """Makes a call whose original returns `returned`. Returns all steps."""
+        """Makes a call. libc's function returns `returned`. Returns all steps."""
         assert self.lib.place_call(call.encode(), flags, returned) == returned
         return self.steps()
 
@@ -82,9 +82,9 @@ def test_a_chroot_of_one_thread_ends_copies_before_it(
     calls: Calls, how: str, flags: int, is_own: bool
 ) -> None:
     """If a thread has a root directory of its own, the library cannot tell whose root a chroot
-    changes. So the process stops using copies, and does so before the chroot. It does so even if
-    the call that should have made the thread has failed, because the flags are noted before the
-    call."""
+    changes. So the process stops using copies before the chroot. The library notes the flags of
+    unshare and clone before it makes these calls, so the process stops even if the call that should
+    have given a thread its own root has failed."""
     if how == "unshare":
         calls.make(how, -1, flags)
     else:
@@ -94,8 +94,8 @@ def test_a_chroot_of_one_thread_ends_copies_before_it(
 
 @pytest.mark.parametrize("flags", [CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWNS | CLONE_NEWUSER | 17])
 def test_a_child_with_its_own_namespaces_gets_no_copies(calls: Calls, flags: int) -> None:
-    """The child switches copies off before the program's function runs. This function gets its own
-    argument, and the child exits with the status that it returns."""
+    """The child switches copies off before the program's function runs. The function still gets the
+    program's argument, and its result is the child's exit status."""
     assert calls.clone(flags, 3) == f"clone {flags:#x}, foreign, run"
     assert calls.clone(flags, 3, has_run=False) == f"clone {flags:#x}, plain"
     assert calls.clone(flags, 3, has_stack=False) == f"clone {flags:#x}, run"

@@ -1,5 +1,5 @@
-"""Tests when a program's descriptor of a source's file is replaced by one of the copy, and that
-locks wait for the replacement."""
+"""Tests when the library replaces a program's descriptor of a source's file by a descriptor of the
+copy, and that lock calls wait until the replacement is over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBER = 700  # a descriptor number that nothing else in this process uses
 
 
 class Descriptors:
-    """A source with the file f, which has a copy, and the file g."""
+    """A source with the files f and g, of which f has a copy."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.path = lib, root / "f"
@@ -36,7 +36,8 @@ class Descriptors:
         lib.track_number(self.s, 0, 1)
 
     def open(self, flags: int = 0, path: Path | None = None) -> int:
-        """Opens the file at the source and tracks the descriptor."""
+        """Opens the file at the source, and tracks the descriptor as one of f, even if `path` is
+        another file."""
         fd = os.open(path or self.path, os.O_RDONLY | flags)
         os.dup2(fd, NUMBER, inheritable=not flags & os.O_CLOEXEC)
         os.close(fd)
@@ -46,17 +47,24 @@ class Descriptors:
     def promote(
         self, fd: int, *, word: int | None = None, version: int = 0, inode: int = 0
     ) -> bool:
-        """Returns whether the descriptor was replaced. Checks that it refers to the copy then, and
-        otherwise to the file to which it has referred before."""
+        """Tries to replace the descriptor. Returns whether it was replaced. Checks that the
+        descriptor then refers to the copy if it was replaced, and otherwise to the same file as
+        before.
+
+        word : the descriptor's word as the caller found it; None: as it is now
+        version, inode : how far the version and the inode that the caller found exceed the entry's
+        present ones
+        """
         before, inode_before = open_descriptors(), os.fstat(fd).st_ino
         tracked = self.lib.track_word(fd) if word is None else word
         done = self.lib.promote_promote(self.s, self.id, fd, tracked, version, inode)
-        assert done >= 0, "other threads' locks must wait for it"
+        assert done >= 0, "the replacement was not announced"
         assert open_descriptors() == before
         assert os.fstat(fd).st_ino == (self.copy.stat().st_ino if done else inode_before)
         return bool(done)
 
     def free_slots(self) -> int:
+        """Returns how many slots were free. Afterwards, all slots are in use."""
         return sum(self.lib.promote_begin(1, i) >= 0 for i in range(SLOTS))
 
     def promotions(self) -> int:
@@ -81,7 +89,7 @@ def descriptors(lib: Any, place: Place, tmp_path: Path) -> Iterator[Descriptors]
 
 @pytest.mark.parametrize("flags", [0, os.O_CLOEXEC, os.O_NONBLOCK, os.O_NOFOLLOW])
 def test_a_descriptor_is_replaced_by_one_of_the_copy(descriptors: Descriptors, flags: int) -> None:
-    """It keeps its flags, and is not tracked any more."""
+    """The descriptor keeps its flags, and the library no longer tracks it."""
     fd = descriptors.open(flags)
     status, inherited = fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETFD)
     assert descriptors.promote(fd) and descriptors.promotions() == 1
@@ -103,7 +111,7 @@ def test_a_descriptor_that_may_be_used_otherwise_stays(descriptors: Descriptors,
     "case", ["state", "offset", "other word", "untracked", "process", "no copy"]
 )
 def test_a_descriptor_stays_as_it_was(descriptors: Descriptors, case: str) -> None:
-    """It is tried again later."""
+    """The library may try again later to replace the descriptor."""
     fd, lib = descriptors.open(), descriptors.lib
     given = int(lib.track_word(fd))
     if case == "state":
@@ -128,8 +136,9 @@ def test_a_descriptor_stays_as_it_was(descriptors: Descriptors, case: str) -> No
 def test_a_descriptor_that_cannot_be_replaced_is_not_tried_again(
     descriptors: Descriptors, case: str
 ) -> None:
-    """The entry may describe another file by now, or another thread has put another file on the
-    number, or has locked the file."""
+    """The cases: the entry describes another version or another inode by now; another thread has
+    opened another file on the descriptor's number; the process has locks on the file; no slot is
+    free."""
     lib = descriptors.lib
     fd = descriptors.open(path=descriptors.path.with_name("g") if case == "file" else None)
     word = lib.track_word(fd)
@@ -144,8 +153,9 @@ def test_a_descriptor_that_cannot_be_replaced_is_not_tried_again(
 
 
 def test_a_lock_waits_until_descriptors_of_the_file_are_closed(descriptors: Descriptors) -> None:
-    """It gives up after 5 s, because the kernel may ask a file system's server at the close. Other
-    files need no wait, nor do those that a parent process was closing at a fork."""
+    """The lock call gives up after 5 s: a close may take long, because the kernel may ask a file
+    system's server. The lock call does not wait for closings of other files, nor for closings that
+    were under way in the parent process at a fork."""
     lib, fd = descriptors.lib, descriptors.open()
     found = descriptors.path.stat()
     for i in range(3):
@@ -167,7 +177,7 @@ def test_a_lock_waits_until_descriptors_of_the_file_are_closed(descriptors: Desc
 
 
 def test_a_file_on_which_there_may_be_locks_is_noted(descriptors: Descriptors) -> None:
-    """Only regular files matter, and only if there is a daemon."""
+    """Only locks on regular files are noted, and only if there is a daemon."""
     lib, fd = descriptors.lib, descriptors.open()
     found = descriptors.path.stat()
     ends, directory = os.pipe(), os.open(descriptors.path.parent, os.O_RDONLY)
@@ -188,8 +198,8 @@ def test_a_file_on_which_there_may_be_locks_is_noted(descriptors: Descriptors) -
 def test_after_a_lock_the_file_is_compared_with_the_catalog(
     descriptors: Descriptors, case: str
 ) -> None:
-    """The previous holder of the lock may have changed the file. Then nobody gets its copy any
-    more."""
+    """The previous holder of the lock may have changed the file. If so, nobody gets the file's copy
+    any more."""
     other = descriptors.path.with_name("g")
     fd = descriptors.open(path=other if case == "other" else None)
     if case == "size":

@@ -23,7 +23,9 @@ TABLES = 64
 
 @dataclass
 class Symbol:
-    """value : address of the function; 0 is no address
+    """The entry of a function in a library's symbol table.
+
+    value : address of the function; 0: the entry has no address
     is_defined : whether the library defines the function. If not, the library only calls it.
     """
 
@@ -42,22 +44,23 @@ def gnu_hash(name: str) -> int:
 
 
 class Region:
-    """The memory of a library. Places in it are relative to `base`."""
+    """The memory of one loaded library. It begins at the address `base`."""
 
     def __init__(self) -> None:
         self._bytes = ffi.new("char[]", 1 << 16)
         self.base, self._used = int(ffi.cast("uintptr_t", self._bytes)), 0
 
     def put(self, content: bytes) -> int:
-        """Stores the content, and returns its place."""
+        """Stores the content behind what is already stored. Returns its offset from `base`."""
         at, self._used = self._used, self._used + (len(content) + 15) // 16 * 16
         ffi.buffer(self._bytes)[at : at + len(content)] = content
         return at
 
 
 class Loaded:
-    """The libraries that are loaded. `find` looks a function up as the library does at the first
-    call of the function."""
+    """Simulates that the process has loaded the libraries for which `load` is called, in the order
+    of these calls. `find` looks up a function as Monarch's library does at the first call of the
+    function."""
 
     def __init__(self, lib: Any) -> None:
         self.lib = lib
@@ -65,8 +68,8 @@ class Loaded:
         lib.real_begin()
 
     def _hash_table(self, symbols: list[Symbol], buckets: int, blooms: int) -> bytes:
-        """Returns the table for symbols that are sorted by their buckets. The table of symbols has
-        one more symbol at its beginning."""
+        """Returns the GNU hash table of the symbols, which are sorted by their buckets. The table
+        numbers the symbols from 1, because entry 0 of a symbol table is empty."""
         hashes = [gnu_hash(one.name) for one in symbols]
         shift, bloom, bucket = 6, [0] * blooms, [0] * buckets
         for i, one in enumerate(hashes):
@@ -94,13 +97,17 @@ class Loaded:
         lacks: int = 0, is_relocated: bool = True, is_us: bool = False, load: Any = None,
         load_kind: int = PT_LOAD,
     ) -> None:  # fmt: skip
-        """Loads a library that defines the symbols.
+        """Loads a library with these symbols in its symbol table.
 
-        lacks : a table that the library does not have
-        is_relocated : whether its tables are named by their addresses. In the kernel's vDSO, they
-        are named by their places in the library.
-        load : the part of the memory that the library occupies, relative to the address at which
-        this library is recognized
+        lacks : tag of the table that this library lacks; 0: it lacks none
+        is_relocated : whether the dynamic section gives the addresses of the tables. If not, it
+        gives their offsets from the library's base, as in the kernel's vDSO.
+        is_us : whether this library stands for Monarch's library
+        load : start and length of this library's segment. The start is an offset from the address
+        of a variable of Monarch's library. The library whose segment contains this address is taken
+        for Monarch's. None: a segment that contains the address if `is_us` is set, and otherwise no
+        segment
+        load_kind : type of the segment's program header
         """
         ordered = sorted(symbols, key=lambda one: gnu_hash(one.name) % (buckets or 1))
         memory = Region()
@@ -133,7 +140,7 @@ class Loaded:
         self.memory.append(memory)
 
     def find(self, name: str) -> int:
-        """Returns the address of the function, or 0."""
+        """Returns the address of the function, or 0 if no library defines it."""
         at = ffi.new("void **")
         found = int(self.lib.real_find(at, name.encode()))
         assert int(ffi.cast("uintptr_t", at[0])) == (found or ABSENT), "the result is remembered"
@@ -152,7 +159,8 @@ def libc(loaded: Loaded, *symbols: Symbol) -> None:
 
 
 def test_the_first_library_behind_this_one_that_defines_a_function_is_taken(loaded: Loaded) -> None:
-    """Behind libc, only the functions are looked for that the library itself calls, such as
+    """For a function that Monarch's library interposes, the search ends with libc. The libraries
+    behind libc are searched only for functions that Monarch's library itself calls, such as
     pthread_create, which older versions of libc do not have."""
     loaded.load(Symbol("f", 0x2000), Symbol("g", 0x2100), Symbol("pthread_create", 0x2200), name="")
     loaded.load(Symbol("f", 0x3000), name="us.so", is_us=True)
@@ -166,7 +174,8 @@ def test_the_first_library_behind_this_one_that_defines_a_function_is_taken(load
 
 
 def test_if_libc_comes_first_all_libraries_are_searched(loaded: Loaded) -> None:
-    """This is so if this library was loaded by dlopen. Its own functions are never found."""
+    """libc comes first if Monarch's library was loaded by dlopen. Functions that Monarch's library
+    itself defines are never found."""
     loaded.load(Symbol("f", 0x2000))
     libc(loaded, Symbol("f", 0x5000), Symbol("g", 0x5100))
     loaded.load(Symbol("g", 0x3000), Symbol("h", 0x3100), is_us=True)
@@ -192,7 +201,7 @@ def test_this_library_is_recognized_by_its_memory(
 
 @pytest.mark.parametrize("others", [TABLES - 2, TABLES - 1, TABLES, TABLES + 9])
 def test_libc_is_searched_behind_any_number_of_libraries(loaded: Loaded, others: int) -> None:
-    """The last libraries before libc are left out if there are too many."""
+    """If more than TABLES libraries would be searched, the last ones before libc are left out."""
     loaded.load(name="us.so", is_us=True)
     for i in range(others):
         loaded.load(Symbol(f"f{i}", 0x10000 + i))
@@ -220,6 +229,7 @@ def test_a_library_without_versions_is_searched_too(loaded: Loaded) -> None:
 
 
 def test_a_library_whose_tables_are_named_by_their_places_is_searched_too(loaded: Loaded) -> None:
+    """The dynamic section gives the offsets of the tables instead of their addresses."""
     loaded.load(name="us.so", is_us=True)
     loaded.load(Symbol("f", 0x2000), is_relocated=False)
     libc(loaded, Symbol("f", 0x5000))
@@ -250,6 +260,8 @@ def test_a_symbol_without_an_address_is_passed_over(loaded: Loaded) -> None:
 
 
 def test_a_function_that_libc_chooses_at_run_time_is_asked_for(loaded: Loaded) -> None:
+    """The symbol is an IFUNC: its address is that of a function that returns the address of the
+    function to call."""
     loaded.load(name="us.so", is_us=True)
     libc(loaded, Symbol("f", int(loaded.lib.real_chooser()), kind=IFUNC))
     assert loaded.find("f") == loaded.lib.real_chosen()
@@ -258,7 +270,7 @@ def test_a_function_that_libc_chooses_at_run_time_is_asked_for(loaded: Loaded) -
 @pytest.mark.parametrize("buckets", [1, 2, 7, 64])
 @pytest.mark.parametrize("blooms", [1, 2, 16])
 def test_each_name_is_found_in_a_large_table(loaded: Loaded, buckets: int, blooms: int) -> None:
-    """Also names that have the same hash."""
+    """Two of the names have the same hash."""
     assert gnu_hash("xab") == gnu_hash("xbA") == loaded.lib.real_hash(b"xab")
     names = ["xab", "xbA", *(f"name_{i}" for i in range(60))]
     loaded.load(name="us.so", is_us=True)

@@ -37,19 +37,30 @@ class Opens:
         self, *, direct: bool = False, at_hand: bool = False, tracks: bool = True,
         unmet: bool = False,
     ) -> None:  # fmt: skip
+        """Sets what the library finds out about the next opens.
+
+        direct : whether the program's reads can serve as the fill
+        at_hand : whether the source returns data as fast as the page cache
+        tracks : whether the descriptor can be tracked
+        unmet : whether the reads of a file without an entry can be followed
+        """
         self.lib.serve_answers(direct, at_hand, tracks, unmet)
 
     def opened(
         self, size: int = SMALL, state: int = ABSENT, *, claimed: bool = False,
         alone: bool = False, flags: int = 0,
     ) -> str:  # fmt: skip
-        """A file with an entry was opened. Returns what the library has done then."""
+        """Acts as if a file with an entry had been opened. Returns the steps of the library.
+
+        claimed : whether this open has claimed the file; alone : whether its descriptor is not to
+        be tracked
+        """
         self.entry.size, self.entry.word = size, state | 9 << 12
         self.lib.serve_opened(self.session.s, ENTRY, claimed, alone, flags, self.fd)
         return os.fsdecode(ffi.string(self.lib.serve_steps()))
 
     def opened_unknown(self, flags: int = 0, fd: int = -1) -> str:
-        """A file without an entry was opened."""
+        """Acts as if a file without an entry had been opened. Returns the steps of the library."""
         self.lib.serve_opened(self.session.s, -1, 0, 0, flags, self.fd if fd < 0 else fd)
         return os.fsdecode(ffi.string(self.lib.serve_steps()))
 
@@ -76,6 +87,8 @@ def opens(lib: Any, session: Made, tmp_path: Path) -> Iterator[Opens]:
 
 
 def counted(size: int, missed: int | None = None) -> dict[str, int]:
+    """Returns what one open at the source of a file of `size` bytes counts. missed: the bytes that
+    count as missed by the rank; None: all."""
     bytes_missed = size if missed is None else missed
     found = {"misses": 1, "bytes_from_source": size, "source_opens": 1, "source_open_ns": 7,
              "opened": size, "missed": bytes_missed}  # fmt: skip
@@ -84,8 +97,8 @@ def counted(size: int, missed: int | None = None) -> dict[str, int]:
 
 @pytest.mark.parametrize("size", [SMALL, UNIT, LARGE])
 def test_a_file_that_gets_a_copy_is_tracked(opens: Opens, size: int) -> None:
-    """Then its reads are counted when they are made. If the descriptor cannot be tracked, the whole
-    file is counted at once."""
+    """The reads of a tracked file are counted when they are made. If the descriptor cannot be
+    tracked, the whole file is counted at once."""
     for state in COMING:
         for flags in PLAIN:
             opens.answers()
@@ -101,8 +114,8 @@ def test_a_file_that_gets_a_copy_is_tracked(opens: Opens, size: int) -> None:
 
 
 def test_a_file_that_gets_no_copy_is_only_counted(opens: Opens) -> None:
-    """An empty file gets none either. A file that the configuration excludes, for example, does not
-    count as missed by its rank."""
+    """An empty file gets no copy either. A file in the state BYPASS, for example one that the
+    configuration excludes, does not count as missed by its rank."""
     assert opens.opened(SMALL, BYPASS) == f"count {SMALL}"
     assert opens.counts() == counted(SMALL, missed=0)
     assert opens.opened(0) == "count 0"
@@ -110,8 +123,9 @@ def test_a_file_that_gets_no_copy_is_only_counted(opens: Opens) -> None:
 
 
 def test_a_small_file_of_a_fast_source_is_left_alone(opens: Opens) -> None:
-    """It counts as read to its end, because tracking it would take longer than reading it. If fills
-    wait for the job's first reads, the file is tracked all the same."""
+    """Such a file counts as read to its end, because tracking it would take longer than reading it.
+    It is tracked nevertheless if the daemon fills a file only after programs have requested a part
+    of it (`fill_after`)."""
     opens.answers(at_hand=True)
     for size in (SMALL, UNIT):
         assert opens.opened(size) == f"progress {size}, count {size}"
@@ -125,8 +139,8 @@ def test_a_small_file_of_a_fast_source_is_left_alone(opens: Opens) -> None:
 
 
 def test_a_claimed_file_is_filled_by_the_programs_reads(opens: Opens) -> None:
-    """If the library cannot follow the reads, or another program has begun to fill the file, the
-    daemon is asked to fill it. For a large file, only the reads through this descriptor count."""
+    """If the library cannot follow the reads, or if another fill of the file has begun, the library
+    asks the daemon to fill the file. For a large file, only reads through this descriptor count."""
     opens.answers(direct=True)
     assert opens.opened(SMALL, claimed=True) == "track direct"
     assert opens.opened(UNIT, claimed=True) == "track direct"
@@ -167,8 +181,9 @@ def test_a_file_without_an_entry_is_followed_or_reported(opens: Opens) -> None:
 
 
 def test_of_many_files_that_a_scan_will_find_few_are_reported(opens: Opens) -> None:
-    """This is so for a fast source. Each open is counted, with the size of the last file that was
-    reported."""
+    """If the source is fast, and a scan will find all files, the library examines and reports only
+    few files without an entry. It counts every open, with the size of the file that it has examined
+    last."""
     opens.session.control.scan_meets_all = 1
     opens.answers(unmet=True)
     assert opens.opened_unknown() == "unmet", "the source is slow"

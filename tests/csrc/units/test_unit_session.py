@@ -151,8 +151,8 @@ def set_groups(session: Made, groups: set[int]) -> None:
 
 
 def test_a_process_may_have_very_many_groups(lib: Any, session: Made) -> None:
-    """Usually few groups are expected. The list of more groups is as right, and leaves no memory
-    behind."""
+    """The library maps memory for the list of very many groups. The result must be as right as with
+    few groups, and the memory must be unmapped again."""
     session.control.users = Path("/proc/self/ns/user").stat().st_ino
     own = {os.getegid(), *os.getgroups()}
     other = next(group for group in range(1000, 9999) if group not in own)
@@ -263,8 +263,8 @@ def test_a_source_is_ours_while_its_path_leads_to_it(
 def test_a_source_is_its_device_and_its_inode(
     lib: Any, session: Made, tmp_path: Path, by_alias: int
 ) -> None:
-    """A directory with another device or inode is another one, even if its numbers are near those
-    of the source."""
+    """A directory whose device or inode number differs from that of the source is another
+    directory, even if the numbers differ only by 1."""
     found, source = tmp_path.stat(), session.control.source[0]
     session.control.sources = 1
     source.path = source.alias = os.fsencode(tmp_path)

@@ -22,7 +22,7 @@ class Spawning:
         self.lib = lib
 
     def steps(self, *actions: Action, call: int = 0, has_list: bool = True) -> str:
-        """Spawns a program with these actions. Returns what the library and libc have done."""
+        """Spawns a program with these actions. Returns the steps of the library and of libc."""
         self.lib.spawn_begin()
         try:
             for kind, *words in actions:
@@ -34,7 +34,8 @@ class Spawning:
         return os.fsdecode(ffi.string(self.lib.spawn_steps()))
 
     def opened(self, *actions: Action) -> str:
-        """Returns the file that the last action opens, as the library finds it."""
+        """Returns the path under which the library records the only file that the actions open for
+        writing."""
         before, after = "file ", ", spawn p"
         found = self.steps(*actions)
         assert found.startswith(before) and found.endswith(after), found
@@ -107,16 +108,18 @@ OPEN = ("open", 9, "f", WRITE)
 def test_a_relative_path_starts_from_the_childs_directory(
     spawning: Spawning, actions: list[Action], opened: str
 ) -> None:
-    """Earlier actions change this directory. The library names the directory as this process sees
-    it: if an action opens the directory by a path, by this path, and otherwise by a descriptor of
-    this process ("5:f" is the file f in the directory of descriptor 5)."""
+    """Earlier actions change the child's directory. The library names this directory as this
+    process sees it: by a path if an action opens the directory, or changes to it, by this path, and
+    otherwise by a descriptor of this process ("5:f" is the file f in the directory of descriptor
+    5)."""
     assert spawning.opened(*actions, OPEN) == opened
     assert spawning.opened(*actions, ("open", 9, "/f", WRITE)) == "/f"
     assert spawning.opened(*actions, OPEN, ("chdir", "late"), ("fchdir", 1)) == opened
 
 
 def test_a_path_that_the_kernel_would_refuse_is_not_recorded(spawning: Spawning) -> None:
-    """Such a path is too long. Longer ones must not exceed the library's buffer either."""
+    """The kernel refuses a path that is too long. Even a much longer path must not overflow the
+    library's buffer."""
     longest = int(spawning.lib.spawn_path_max()) - 2
     for directory in ("", "d" * 200):
         begin = [("chdir", directory)] if directory else []
@@ -138,7 +141,8 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_list_with_another_layout_is_not_read(lib: Any, wrong: str) -> None:
-    """The list is private to libc, so each field is checked before any list is read."""
+    """The layout of the list is private to libc. So before the library reads a program's list, it
+    checks in a list of its own that each field is where it should be."""
     assert not lib.spawn_is_layout_expected(wrong.encode())
     assert lib.spawn_is_layout_expected(b"")
 

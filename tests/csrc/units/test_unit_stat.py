@@ -164,8 +164,8 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
 
 
 def test_a_copy_that_is_removed_during_the_call_shows_the_sources_file(stats: Stats) -> None:
-    """The daemon has dropped the copy. The kernel's answer says that the copy has a name, although
-    it has none any more."""
+    """The daemon removes the copy right after the kernel's answer. So this answer still counts the
+    copy's name as a link, although the copy has no name any more."""
     for name in ("f", "d/other"):
         copy, entry = stats.served.publish(name, b"x" * 1234), stats.served.entry(name)
         fd = os.open(copy, os.O_RDONLY)
@@ -220,8 +220,8 @@ def test_another_layout_of_the_attributes_is_libcs_task(stats: Stats, call: int)
 
 @pytest.mark.parametrize("call", range(8), ids=NAMES)
 def test_a_path_is_learned_from_the_kernels_answer(stats: Stats, call: int) -> None:
-    """Nothing is learned from a call that fails or that the catalog answers, from a path that
-    starts from a descriptor, or from the name of a copy's descriptor."""
+    """The library learns nothing from a call that fails, from a call that the catalog answers, from
+    a path that is relative to a descriptor, or from the name of a copy's descriptor."""
     outside = stats.root.parent
     by_path = call % OLD != FSTAT
     fd = os.open(outside, os.O_RDONLY)
@@ -247,7 +247,7 @@ def test_a_path_is_learned_from_the_kernels_answer(stats: Stats, call: int) -> N
 
 
 def test_without_a_daemon_every_file_is_the_kernels(stats: Stats) -> None:
-    """Even a file with the mode of a copy."""
+    """This holds even for a file with the mode that copies have."""
     stats.file.chmod(0o400)
     fd = os.open(stats.file, os.O_RDONLY)
     stats.lib.attach_set_current(ffi.NULL)

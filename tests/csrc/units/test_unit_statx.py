@@ -18,15 +18,15 @@ AT_FDCWD = -100
 NOFOLLOW, NO_AUTOMOUNT, EMPTY_PATH = 0x100, 0x800, 0x1000
 FORCE_SYNC, DONT_SYNC = 0x2000, 0x4000
 SIZE, BASIC, BTIME, MOUNT = 0x200, 0x7FF, 0x800, 0x1000
-# Bits of the mask that no catalog can answer: those that newer kernels define, and one that no
-# kernel may ever define.
+# Bits of statx's mask for fields that the catalog lacks. Newer kernels define some of these bits.
+# RESERVED is one that no kernel will ever define.
 UNKNOWN = [1 << bit for bit in range(12, 32)]
 RESERVED = 1 << 31
 
 
 class Stats:
-    """A source with the file f and the link l to it. Their attributes were scanned. Then f has got
-    another size and mode, which the catalog does not know."""
+    """A source with the file f and the link l to it. The daemon has scanned their attributes.
+    `change` gives f another size and mode, which the catalog does not know."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.file, self.link = lib, root / "f", root / "l"
@@ -65,7 +65,8 @@ class Stats:
         dir_fd: int = AT_FDCWD,
         lacks: bool = False,
     ) -> bytes | int:
-        """Returns the structure that statx fills in, or -errno."""
+        """Returns the structure that statx fills in, or -errno. lacks: whether libc has no
+        statx."""
         out = ffi.new("char[]", int(self.lib.statx_size()))
         done = int(self.lib.statx_of(dir_fd, os.fsencode(path), flags, mask, lacks, out))
         return bytes(ffi.buffer(out)) if done == 0 else done
@@ -114,7 +115,8 @@ def test_the_mount_is_filled_in_if_the_kernel_has_it(stats: Stats) -> None:
 
 @pytest.mark.parametrize("lacks", [False, True], ids=["whole", "lacking"])
 def test_the_kernel_answers_what_the_catalog_cannot(stats: Stats, lacks: bool) -> None:
-    """These are fields that the catalog does not have, answers that must be fresh, and errors."""
+    """The kernel answers requests for fields that the catalog does not have, requests for fresh
+    attributes, and calls that fail."""
     stats.change()
     for mask in UNKNOWN:
         for more in (0, BASIC):
@@ -164,8 +166,8 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, mask: int) 
 
 @pytest.mark.parametrize("case", ["field", "attributes", "mask", "mounts"])
 def test_a_field_that_the_catalog_lacks_comes_from_the_source(stats: Stats, case: str) -> None:
-    """The source's file is asked, because the copy has other values. If the source's file was
-    replaced or removed, the catalog's fields are returned."""
+    """The library asks the kernel about the source's file, because the copy has other values. If
+    the source's file was replaced or removed, the library returns the catalog's fields."""
     fd = os.open(stats.served.publish("f", b"x" * 1234), os.O_RDONLY)
     mask = BASIC | (UNKNOWN[2] if case == "field" else 0)
     if case == "attributes":

@@ -1,4 +1,4 @@
-"""Tests which file a stream reads or writes."""
+"""Tests which file a stream reads or writes: the copy or the source's file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class Streams:
     def reopen(self, path: Path | str | None, mode: str = "r", first: Path | None = None) -> (
         bytes | int
     ):  # fmt: skip
-        """Opens a stream again that was opened for reading g, or `first`."""
+        """Opens a stream for reading on `first`, or on g, and then opens it again by freopen. path
+        = None: freopen gets no path. Returns the content, or -errno."""
         name = ffi.NULL if path is None else os.fsencode(path)
         return self._content(self.lib.stdio_reopen, bytes(first or self.g), name, mode)
 
@@ -88,7 +89,8 @@ def test_a_stream_for_reading_gets_the_copy(streams: Streams, mode: str) -> None
 
 
 def test_a_stream_on_the_source_is_counted_and_never_moved(streams: Streams) -> None:
-    """libc reads ahead of the program, so its descriptor's offset tells nothing."""
+    """libc reads ahead of the program, so the offset of the stream's descriptor does not show what
+    the program has read. So the library never moves the descriptor to the copy."""
     for i in (1, 2):
         assert streams.open(streams.g) == b"other"
         assert streams.lib.stdio_was_offset_used()
@@ -118,8 +120,8 @@ def test_only_some_modes_are_for_reading_only(lib: Any, mode: str, reads: int) -
 def test_a_stream_for_writing_gets_the_source(
     streams: Streams, mode: str, content: bytes, is_reopened: bool
 ) -> None:
-    """Even if the path is the name of a copy's descriptor, and even if the stream is on a copy
-    already. From then on, readers get the source too."""
+    """This holds even if the path is the name of a copy's descriptor, and even if the stream is
+    already on a copy. From then on, readers get the source's file too."""
     fd = os.open(streams.copy, os.O_RDONLY)
     for path in (f"/proc/self/fd/{fd}", streams.f):
         found = streams.reopen(path, mode) if is_reopened else streams.open(path, mode)
@@ -131,7 +133,8 @@ def test_a_stream_for_writing_gets_the_source(
 
 @pytest.mark.parametrize("mode", ["w", "a", "wx"])
 def test_a_stream_may_create_a_file(streams: Streams, mode: str) -> None:
-    """Then the listing of the directory changes. A stream for reading and writing creates none."""
+    """If the stream creates a file, the listing of the directory changes. A stream with the mode r+
+    creates no file."""
     new = streams.f.with_name("new")
     assert streams.open(new, "r+") == streams.open(new) == -errno.ENOENT
     assert not streams.is_changed(new.parent)
@@ -153,7 +156,8 @@ def test_a_copys_descriptor_is_opened_again_as_the_sources_path(streams: Streams
 def test_a_stream_is_opened_again_without_a_path(
     streams: Streams, mode: str, content: bytes
 ) -> None:
-    """If the stream is on a copy, its own file is that of the source."""
+    """freopen without a path opens the stream's own file again. If the stream is on a copy, the
+    library passes the path of the source's file, and a reader gets the copy again."""
     assert streams.reopen(None, mode, first=streams.f) == content
     assert streams.is_changed(streams.f) == (mode == "r+")
     assert streams.reopen(None, mode) == b"other"
@@ -161,7 +165,7 @@ def test_a_stream_is_opened_again_without_a_path(
 
 
 def test_an_open_that_fails_is_libcs_error(streams: Streams) -> None:
-    """freopen closes the stream all the same."""
+    """freopen closes the stream even if the open fails."""
     none = streams.f.with_name("none")
     for path, error in ((none, errno.ENOENT), (streams.f / "x", errno.ENOTDIR)):
         assert streams.open(path) == streams.reopen(path) == -error
@@ -182,7 +186,8 @@ def test_without_a_daemon_streams_are_libcs(streams: Streams) -> None:
 
 
 def test_an_open_gets_the_copy_for_which_it_has_waited(streams: Streams) -> None:
-    """A stream always waits, because its reads cannot be moved to the copy later."""
+    """An open of a stream always waits for the copy, because the stream's reads cannot be moved to
+    the copy later."""
     entry, lib = streams.served.entry("f"), streams.lib
     whole = int(entry.word)
     address = int(native.cast("uintptr_t", native.addressof(entry, "word")))

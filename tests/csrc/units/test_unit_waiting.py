@@ -1,4 +1,5 @@
-"""Tests which mappings wait for their copies, and when the thread that replaces them is started."""
+"""Tests which mappings of a source's file wait to be replaced by mappings of the copy, and when the
+thread that replaces them is started."""
 
 from __future__ import annotations
 
@@ -35,17 +36,20 @@ class Mapping:
         self.is_mapped = False
 
     def add(self, n: int = 4 * PAGE, first: int = 0) -> int:
-        """The program has mapped n bytes. Returns how many ranges wait then."""
+        """Adds the range of `n` bytes from byte `first` of the mapping, as mmap does. Returns how
+        many ranges are then waiting for their copies."""
         self.lib.mappings_add(self.session.s, 5, self.at + first, n, first)
         return int(self.lib.table_waiting())
 
     def forget(self, first: int, n: int) -> int:
-        """The program changes a range. Returns how many ranges wait then."""
+        """Makes the library forget a range, as when a program changes the range by munmap or
+        mprotect. Returns how many ranges are then waiting for their copies."""
         self.lib.mappings_forget(self.at + first, n)
         return int(self.lib.table_waiting())
 
     def starts(self) -> int:
-        """Returns how often the thread was started since the last call."""
+        """Returns how often the library has tried to start the thread since the last call. From now
+        on, the thread can be started."""
         return int(self.lib.mappings_cannot_start(0))
 
 
@@ -60,7 +64,8 @@ def mapping(lib: Any, session: Made, tmp_path: Path) -> Iterator[Mapping]:
 
 
 def test_only_a_plain_mapping_for_reading_can_wait(lib: Any, mapping: Mapping) -> None:
-    """The others have private pages, or pages that must stay."""
+    """Other mappings may have private pages, which a replacement would lose, or pages that must
+    stay in memory."""
     for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
         assert lib.mappings_can_wait(READ, flags)
         for prot in (0, WRITE, READ | WRITE, READ | EXECUTE):
@@ -72,14 +77,14 @@ def test_only_a_plain_mapping_for_reading_can_wait(lib: Any, mapping: Mapping) -
 def test_the_first_mapping_starts_the_thread(mapping: Mapping) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert mapping.add(PAGE) == 1 and mapping.starts() == 1
-    assert mapping.add(PAGE, 2 * PAGE) == 2 and mapping.starts() == 0, "it runs"
+    assert mapping.add(PAGE, 2 * PAGE) == 2 and mapping.starts() == 0, "the thread already runs"
     mapping.lib.mappings_helper(0)  # the thread has ended
     assert mapping.add(PAGE, PAGE) == 3 and mapping.starts() == 1
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 
 def test_without_the_thread_no_mapping_waits(mapping: Mapping) -> None:
-    """The next mapping tries to start it again."""
+    """When the next mapping is added, the library tries again to start the thread."""
     for _ in range(2):
         mapping.lib.mappings_cannot_start(1)
         assert mapping.add() == 0 and not mapping.lib.mappings_helper(0)
@@ -93,8 +98,8 @@ def test_without_the_thread_no_mapping_waits(mapping: Mapping) -> None:
      (2 * PAGE, PAGE, 1), (-PAGE, 5 * PAGE, 0), (0, 2**64 - 1, 0), (PAGE, 2**64 - 1, 1)],
 )  # fmt: skip
 def test_a_change_concerns_whole_pages(mapping: Mapping, first: int, n: int, left: int) -> None:
-    """A mapping of 100 bytes waits with its whole page. The kernel rounds a change in the same
-    way."""
+    """A mapping of 100 bytes waits with its whole page. The kernel rounds the range of a change to
+    whole pages too."""
     assert mapping.add(100) == 1
     assert mapping.forget(first, n) == left
 
@@ -104,13 +109,14 @@ def test_while_all_memory_is_locked_nothing_waits(mapping: Mapping) -> None:
     assert mapping.add() == 1
     lib.mappings_refuse(1)
     assert lib.table_waiting() == 0 and not lib.mappings_can_wait(READ, mmap.MAP_PRIVATE)
-    assert mapping.add() == 0, "it was mapped before"
+    assert mapping.add() == 0, "the memory was locked between mmap and this call"
     lib.mappings_refuse(0)
     assert lib.mappings_can_wait(READ, mmap.MAP_PRIVATE) and mapping.add() == 1
 
 
 def test_a_child_of_vfork_adds_nothing(mapping: Mapping) -> None:
-    """It shares its parent's memory, but a thread of the child would end with the child."""
+    """The child shares its parent's memory, but a thread that the child starts would end with the
+    child."""
     assert mapping.add(PAGE) == 1
     mapping.lib.mappings_belong(os.getppid())
     assert mapping.add(PAGE, 2 * PAGE) == 1
@@ -119,7 +125,7 @@ def test_a_child_of_vfork_adds_nothing(mapping: Mapping) -> None:
 
 
 def test_only_mappings_of_files_wait(mapping: Mapping) -> None:
-    """The mapping may be gone by now."""
+    """Another thread may have unmapped the file before the library adds the mapping."""
     mapping.end()
     assert mapping.add() == 0 and mapping.starts() == 0
 
@@ -127,7 +133,7 @@ def test_only_mappings_of_files_wait(mapping: Mapping) -> None:
 def test_a_forked_child_replaces_the_mappings_that_it_has_inherited(mapping: Mapping) -> None:
     lib = mapping.lib
     lib.mappings_after_fork()
-    assert mapping.starts() == 0, "nothing was mapped"
+    assert mapping.starts() == 0, "no mapping was added"
     mapping.add()
     mapping.starts()
     lib.mappings_wipe()

@@ -37,8 +37,8 @@ class Watches:
         assert self.fd >= 0
 
     def watch(self, path: Path, mask: int) -> set[str]:
-        """Watches the path. Returns the files that have changed since the last call, as the library
-        says."""
+        """Watches the path. Returns the files that the library has recorded as changed since the
+        last call: nobody gets their copies."""
         assert self.lib.watch_add(self.fd, bytes(path), mask) >= 0
         found = {name for name in FILES if self._is_changed(self.root / name)}
         for filter_ in (self.served.clients.changed, self.served.clients.changed_coarse):
@@ -61,7 +61,8 @@ def watches(lib: Any, place: Place, tmp_path: Path) -> Iterator[Watches]:
 
 @pytest.mark.parametrize("mask", [*READS, OPEN | MODIFY])
 def test_what_is_watched_for_reads_gets_no_copy(watches: Watches, mask: int) -> None:
-    """A watch of a directory is one of the files in it, but not of those in its directories."""
+    """A watch of a directory covers the files in the directory, but not the files in its
+    subdirectories."""
     root = watches.root
     assert watches.watch(root / "f", mask) == {"f"}
     assert watches.watch(root / "d", mask) == {"d/g", "d/h"}
@@ -89,7 +90,8 @@ def test_a_watch_that_fails_is_the_kernels_error(watches: Watches) -> None:
 
 
 def test_a_file_on_another_device_is_nobodys_copy(watches: Watches) -> None:
-    """Its number may be that of a file of the source."""
+    """Its inode number may be that of a file of the source, so the library compares the device
+    too."""
     watches.served.control.source[0].dev += 1
     assert (
         watches.watch(watches.root / "f", OPEN) == watches.watch(watches.root / "d", OPEN) == set()
@@ -97,7 +99,8 @@ def test_a_file_on_another_device_is_nobodys_copy(watches: Watches) -> None:
 
 
 def test_a_process_without_the_segments_tells_the_daemon(watches: Watches) -> None:
-    """It tells the daemon of the file or of the directory's whole tree."""
+    """The process tells the daemon of the watched file, or of the whole tree below the watched
+    directory."""
     path = watches.root / "f"
     path.write_bytes(b"x" * 77)
     watches.lib.attach_set_lacks_room(1)
