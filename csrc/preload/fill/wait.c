@@ -174,15 +174,21 @@ static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     return !home || home & of_origin || MONARCH_WORD_STATE(monarch_word_of(w)) == MONARCH_FILLING;
 }
 
+/* Rings the bell of the threads that may have to act. If none of them sleeps, rings the other bell
+ * too: any thread can order the fill, and the daemon may lack threads of one origin. */
 static void ring_engine(const struct monarch_wanted *w) {
-    for (int origin = 0; origin < MONARCH_ORIGINS; origin++) {
-        struct monarch_bell *bell = &w->session->clients->engine[origin];
-        if (!may_act(w, (enum monarch_origin)origin))
-            continue;
-        __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
-        if (__atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST))
-            sys_futex_wake(&bell->rings);
-    }
+    uint32_t sleeping = 0;
+    for (int others = 0; others < 2 && !sleeping; others++)
+        for (int origin = 0; origin < MONARCH_ORIGINS; origin++) {
+            struct monarch_bell *bell = &w->session->clients->engine[origin];
+            if (may_act(w, (enum monarch_origin)origin) == others)
+                continue;
+            __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);
+            uint32_t n = __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST);
+            if (n)
+                sys_futex_wake(&bell->rings);
+            sleeping |= n;
+        }
 }
 
 /* Returns whether the reader need not wait any more: bytes are ready, the copy is complete, or the

@@ -67,6 +67,7 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
         (root / path).write_text("content")
     (root / "to_f").symlink_to("f")
     lib.links_forget()
+    lib.changes_are_guarded()  # forgets the descriptors of tests of other files
     before = open_descriptors()
     served = Served(lib, place, root, tier)
     cwd = Path.cwd()

@@ -84,6 +84,7 @@ def mapped(lib: Any, place: Place, tmp_path: Path) -> Iterator[Mapped]:
     tier.mkdir(mode=0o700)
     (root / "f").write_bytes(SOURCE)
     served = Served(lib, place, root, tier)
+    lib.move_are_guarded()  # forgets the descriptors of tests of other files
     one = Mapped(lib, served)
     yield one
     one.end()

@@ -115,6 +115,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "other").write_bytes(OTHER)
     lib.track_forget()
     lib.reads_end()
+    lib.reads_are_guarded()  # forgets the descriptors of tests of other files
     served = Served(lib, place, root, tier)
     # Because the source counts as fast, no read waits for a copy.
     served.control.fast_sources = 1

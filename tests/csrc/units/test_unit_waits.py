@@ -190,22 +190,28 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 
 
 @pytest.mark.parametrize("is_filling", [False, True])
-@pytest.mark.parametrize(("home", "rings"), [("", [1, 1]), ("OWN", [1, 0]), ("OF_OTHERS", [0, 1])])
+@pytest.mark.parametrize("sleeping", [(0, 0), (0, 3), (3, 0), (3, 3)])
+@pytest.mark.parametrize(("home", "own"), [("", None), ("OWN", 0), ("OF_OTHERS", 1)])
 def test_a_demand_rings_the_origin_that_it_knows(
-    lib: Any, session: Made, home: str, rings: list[int], is_filling: bool
+    lib: Any, session: Made, home: str, own: int | None, sleeping: tuple[int, int], is_filling: bool
 ) -> None:
     """The threads that copy from sources have one bell, and those that copy from peers another.
     While a file has no order, its home says which of these threads order the fill, and a demand
-    rings only their bell. Once there is an order, a demand rings both bells: the bytes may come
-    from elsewhere than the home says, for example because a peer has failed."""
+    rings only their bell if at least one of them sleeps. Once there is an order, a demand rings
+    both bells: the bytes may come from elsewhere than the home says, for example because a peer has
+    failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
     entry.flags = getattr(native, f"MONARCH_{home}") if home else 0
     if is_filling:
         fill(session, set(), 9 * UNIT)
+    for bell, n in zip(session.clients.engine, sleeping, strict=True):
+        bell.sleeping = n
     lib.wait_demand_first(session.s, ENTRY, 0)
-    assert [int(b.rings) for b in session.clients.engine] == ([1, 1] if is_filling else rings)
+    rings_one = own is not None and sleeping[own] and not is_filling
+    rings = [int(origin == own) if rings_one else 1 for origin in (0, 1)]
+    assert [int(bell.rings) for bell in session.clients.engine] == rings
 
 
 def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None:

@@ -20,10 +20,14 @@ static int open_within(int dir, const char *path, int flags) {
     unguarded += within != 1 || !(flags & O_CLOEXEC);
     return sys_openat(dir, path, flags);
 }
-/* Returns whether each of these descriptors was opened with O_CLOEXEC, between
- * monarch_momentary_begin and monarch_momentary_end. Each call of monarch_momentary_begin must have
- * been followed by one of monarch_momentary_end. */
-static int are_guarded(void) { return !within && !unguarded; }
+/* Returns whether each descriptor that was opened since the last call of this function was opened
+ * with O_CLOEXEC, between monarch_momentary_begin and monarch_momentary_end. Each call of
+ * monarch_momentary_begin must have been followed by one of monarch_momentary_end. */
+static int are_guarded(void) {
+    int are = !within && !unguarded;
+    within = unguarded = 0;
+    return are;
+}
 
 #define monarch_momentary_begin() begin_moment()
 #define monarch_momentary_end() end_moment()
