@@ -379,6 +379,9 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     the thread that adds work changes the word, and this is enough. If it has done so already,
  *     all threads that are awake see the work before they sleep. If it has not done so yet, it will
  *     wake one more thread.
+ *   - A copying thread that adds work and looks for work next changes the word too, but wakes no
+ *     thread of its own origin (monarch_unlock_and_look). It takes one piece of the work itself,
+ *     and the second rule applies to the remaining work.
  *   - One case is an exception to the second rule: when a thread stops asking a peer, orders that
  *     were set aside because of this peer can begin. No thread adds work in this case, so the
  *     thread that has left the peer rings the bell itself.
