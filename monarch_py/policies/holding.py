@@ -69,7 +69,8 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns the plan, with the samples' holders added to each part whose split needs them."""
+    """Returns the plan. In each part whose loader has one of HELD_SPLITS, sets the loader's
+    `holders` to the nodes that hold each sample."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 

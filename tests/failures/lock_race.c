@@ -105,8 +105,9 @@ int main(int argc, char **argv) {
     int has_waited = strcmp(what, "wait") == 0;
     for (int i = 0; i < 2; i++)
         must((fds[i] = open(argv[2], O_RDONLY)) >= 0, "open");
-    /* This lock makes the library open the source's file for fds[0]. Later locks through fds[0] use
-     * this open file, so they make the library close no descriptor. */
+    /* When this lock is taken, the library opens the source's file for fds[0]. Later locks through
+     * fds[0] use that open file. So the library closes no descriptor for them, and only the flock
+     * of fds[1] causes closes. */
     must(flock(fds[0], LOCK_SH) == 0, "flock");
     if (has_waited) {
         start_writer(argv);

@@ -125,8 +125,8 @@ class Site:
         self.source.mkdir()
         make_known(self.source, SIZES)
         self.log = self.directory / "faults.log"
-        # When a session ends, it drops the copies of files that were changed shortly before their
-        # fill.
+        # Let the files grow older. When a session ends, it drops the copies of files that had
+        # changed shortly before they were copied.
         time.sleep(OLD_S)
 
     def __enter__(self) -> Site:

@@ -190,8 +190,9 @@ def test_only_wanted_directories_are_listed_without_allowance(tmp_path: Path) ->
         assert not names(walk, for_s=0.2)
         walk.allow(50, 0)
         some = names(walk, for_s=0.3)
-        # The walk may examine 50 names. Names in the root are among them, so it may find fewer than
-        # 50 names below `c`. It always examines a whole portion of names, so it may find more.
+        # The walk is allowed to examine 50 names. The names in the root count too, so the walk can
+        # find fewer than 50 names below `c`. It can also find more, because it completes a portion
+        # of names (PORTION in csrc/scan/scan.h) that it has begun.
         assert 30 <= len([name for name in some if name.startswith("c/")]) <= 50 + 16
         walk.allow(-1, 0)
         more = names(walk, for_s=0.3)

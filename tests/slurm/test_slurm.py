@@ -177,9 +177,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which goes on after the end of the step. The next
-    step finds this daemon. The job repeats the first step until a daemon runs, because a task that
-    ends early may start no daemon: the process that should start it may not know the sources
-    yet."""
+    step finds this daemon. The job repeats the first step until a daemon runs, because one step may
+    not be enough: if the first file that a task opens is not in a source, a daemon is started only
+    if the task still has a source's file open when the configuration has been read."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")

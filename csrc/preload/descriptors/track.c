@@ -115,8 +115,9 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
                      __ATOMIC_SEQ_CST);
 }
 
-/* Returns whether `fd`, which is tracked with the word `w`, has become a descriptor of the copy.
- * The source's server is not asked. */
+/* Returns whether `fd` refers to the copy of its file, not to the source's file. `w` is the word of
+ * `fd` in the table. If the source is a network file system, the call does not wait for its
+ * server. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
     struct statx x;

@@ -68,9 +68,9 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Takes the result of a check that did not succeed. If the check was abandoned, makes the
-        next daemon check the copies of the tier. If no descriptor was free, repeats the check
-        later. Otherwise the copy is damaged, and is dropped."""
+        """Takes the result of a check that did not succeed. If the check was abandoned, marks the
+        tier, so that the next daemon checks the tier's copies. If the check failed only because no
+        descriptor was free, repeats it later. Otherwise the copy is damaged, and is dropped."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

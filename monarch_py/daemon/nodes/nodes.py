@@ -227,8 +227,9 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server and the engine which nodes keep (n,) entries. The engine needs this
-        for the orders that it makes by itself."""
+        """Tells the peer server whether this node keeps each of these entries, and to which node an
+        entry was passed on. Tells the engine which other nodes keep each entry, and whether this
+        node does: the engine needs this for the fills that it orders by itself."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

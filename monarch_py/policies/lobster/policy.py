@@ -208,11 +208,11 @@ class _Nodes:
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Bools, now: int) -> Ints:
         """Notes that a node uses its samples of a step. Keeps or drops each sample in the node's
-        cache by the policy's rules. Returns (samples,) the class that took each sample, or MISS if
-        no class took it.
+        cache by the policy's rules. Returns the storage class into which each sample was newly
+        taken, (samples,); MISS for a sample that was in the cache before, or that no class took.
 
         after : (samples,) the samples' next uses
-        beyond : (samples,) whether rule 2 drops the sample, because its next use is too far away
+        beyond : (samples,) whether rule 2 drops the sample: its next use is too far away
         now : the number of the last access of the step
         """
         into = np.zeros(len(files), dtype=np.int8)

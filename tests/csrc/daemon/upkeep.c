@@ -345,8 +345,9 @@ TEST(a_copy_that_is_shorter_or_gone_fails) {
     done_with(e, job);
 }
 
-/* A file that ends exactly where a read begins has become shorter, just like a file that ends
- * within the read. */
+/* A file is read in several steps, up to its size at the time of the order. If the file now ends
+ * exactly where a step begins, the step reads 0 bytes. The file has then changed, as when it ends
+ * within a step. */
 TEST(a_file_that_ends_between_two_reads_has_changed) {
     const off_t ends[] = {0, 1, MONARCH_CHUNK - 1, MONARCH_CHUNK, MONARCH_CHUNK + 1};
     for (int kind = MONARCH_CHECK; kind <= MONARCH_COMPARE; kind++)

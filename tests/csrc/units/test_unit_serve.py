@@ -181,9 +181,9 @@ def test_a_file_without_an_entry_is_followed_or_reported(opens: Opens) -> None:
 
 
 def test_of_many_files_that_a_scan_will_find_few_are_reported(opens: Opens) -> None:
-    """If the source is fast, and a scan will find all files, the library examines and reports only
-    few files without an entry. It counts every open, with the size of the file that it has examined
-    last."""
+    """Programs open files that have no entry yet. If a scan will find all of them, and the source
+    is fast, the library examines and reports only a few of these files. It counts every open. For a
+    file that it does not examine, it assumes the size of the file that it examined last."""
     opens.session.control.scan_meets_all = 1
     opens.answers(unmet=True)
     assert opens.opened_unknown() == "unmet", "the source is slow"
