@@ -232,20 +232,20 @@ class Shared:
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns the entries that clients have opened for reading since the last call, (n,). How
-        often and in which order they were opened is not known."""
+        """Returns entries that clients have opened for reading since the last call, (n,). How often
+        and in which order they were opened is not known."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns the entries that programs have opened since the last call and that had no copy,
+        """Returns entries that programs have opened since the last call and that had no copy,
         (n,)."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """Returns the entries that programs have read to their end since the last call and that had
-        no copy when they were opened, (n,)."""
+        """Returns entries that programs have read to their end since the last call and that had no
+        copy when they were opened, (n,)."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:

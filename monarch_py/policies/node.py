@@ -76,8 +76,8 @@ class NodePolicy:
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
-        """Returns the nodes that keep each file, at most ASKED of them, the owner first, (n,
-        ASKED)."""
+        """Returns the nodes that keep each file, at most ASKED of them, the owner first,
+        (n, ASKED)."""
         return _found(self._holders, ids, NOBODY)
 
     def owns(self, ids: Ints) -> Bools:

@@ -159,8 +159,8 @@ class Engine:
 
     def flows(self, places: int) -> Uints:
         """Returns, for each place, the bytes that were read from it, and how long these reads took
-        [ns], by the number of concurrent reads, (places, 2, MONARCH_LEVELS), as in struct
-        monarch_flow. A place is either all sources together, or one node."""
+        [ns], by the number of concurrent reads, as in struct monarch_flow:
+        (places, 2, MONARCH_LEVELS). A place is either all sources together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -187,6 +187,7 @@ class Engine:
         """Queues orders for entries, to run in the sequence of `ids`. But all orders for files in
         use run before all other orders.
 
+        ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
         peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, first to
@@ -237,6 +238,7 @@ class Engine:
         the engine orders fills only of files whose entries were passed in some call. Python must
         order the fills of all other files. Raises MemoryError if there is no memory.
 
+        ids : (n,) the entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
             keep are staged
@@ -280,7 +282,7 @@ class Engine:
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
         """Orders the removal of copies in one tier. Removals run before all other orders.
 
-        ids : the entries of the copies' files;  sizes : the files' sizes [bytes]
+        ids : (n,) the entries of the copies' files;  sizes : (n,) the files' sizes [bytes]
         """
         entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
         places = pointer(np.full(len(ids), tier), np.uint32)

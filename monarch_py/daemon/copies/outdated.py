@@ -83,8 +83,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """Returns whether a client has changed each file at the source in this session, (n,). Such
-        a file gets no copy until the session ends."""
+        """Returns whether a client has changed each file at the source in this session, (n,). A
+        changed file gets no copy until the session ends."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])

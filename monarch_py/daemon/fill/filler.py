@@ -251,6 +251,7 @@ class Filler:
         that stay ABSENT because they have no room. If a file that was to be staged has no room, all
         later files to be staged stay ABSENT too.
 
+        ids : (n,) the files' entries
         horizon : to make room for files to be staged, a copy may be dropped if its own next use is
             at least this many files away
         """
@@ -464,7 +465,7 @@ class Filler:
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
     def _made(self, results: Array) -> None:
-        """Processes results of successful fills and checks."""
+        """Processes the results of successful fills and checks."""
         if not len(results):
             return
         results = results[self.copies.made(results)]

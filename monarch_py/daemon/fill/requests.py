@@ -82,7 +82,7 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns the files that readers wait for, and that come before all others, (n,); an empty
+        """Returns files that readers wait for, and that come before all others, (n,); an empty
         array if no reader waits. These files are few, because each waiting reader occupies one of a
         fixed number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS

@@ -71,6 +71,7 @@ class ReplicaServer(PeerServer):
         keeps, this node fills it. When a peer asks for an entry that this node has passed on, the
         peer is redirected.
 
+        ids : (n,) the entries;  is_kept : (n,) whether this node keeps each entry
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
         elsewhere = np.where(
@@ -81,9 +82,9 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns the entries that this node has come to own since the last call, (n,). This node
-        comes to own an entry when a peer asks for it and regards this node as the entry's owner.
-        For example, the earlier owner has passed the file on, for lack of room."""
+        """Returns entries that this node has come to own since the last call, (n,). This node comes
+        to own an entry when a peer asks for it and regards this node as the entry's owner. For
+        example, the earlier owner has passed the file on, for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

@@ -352,8 +352,8 @@ class PlanManager:
     # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns (ranks of this node,) the total size of the files that each rank needs next and
-        that have no copy here yet [bytes]. Returns None if no plan is followed. Also returns None
+        """Returns the total size of the files that each rank needs next and that have no copy here
+        yet, (ranks of this node,) [bytes]. Returns None if no plan is followed. Also returns None
         if several plans are followed, because it is not known which plan a rank belongs to."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:

@@ -256,6 +256,7 @@ class PlanTracker:
         """Counts how well the opens of these entries fit this plan. The caller leaves out opens
         that another plan explains.
 
+        ids : (n,) the entries;  fits : (n,) whether each open fits this plan
         alone : whether there is no other plan
         """
         if self.estimator is not None and len(ids):
@@ -274,8 +275,8 @@ class PlanTracker:
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns the entries that the workers of this node's ranks may be reading now, and the
-        ranks that need these entries, both (n,). Ranks are numbered from 0 on this node."""
+        """Returns entries that the workers of this node's ranks may be reading now, and the ranks
+        that need these entries, both (n,). Ranks are numbered from 0 on this node."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run

@@ -76,8 +76,8 @@ PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> Int32s:
-    """Returns the number of threads that Algorithm 1 gives each rank in every step, (nodes, steps,
-    ranks) int32, in the form of `Decision.threads`.
+    """Returns the number of threads that Algorithm 1 gives each rank in every step,
+    (nodes, steps, ranks) int32, in the form of `Decision.threads`.
 
     A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
     preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
