@@ -264,8 +264,8 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops copies, which are given by their rows of the manifest. The copied files are not in
-        the catalog."""
+        """Drops these copies, which are given by their rows of the manifest. The copied files are
+        not in the catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 

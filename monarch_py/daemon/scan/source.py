@@ -190,7 +190,7 @@ class Source:
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: Array, paths: Any) -> Bools:
-        """Returns whether the configuration excludes each file, (n,).
+        """Returns whether each entry is a file that the configuration excludes, (n,).
 
         paths : a function that returns the path of an entry
         """
