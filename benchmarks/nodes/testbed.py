@@ -345,7 +345,7 @@ class Testbed:
         return source | {name: sum(t[name] for t in totals) for name in names}
 
     def hashes(self) -> Keys:
-        """Returns (files,) the hashes by which the daemons determine the owner of each file."""
+        """Returns the hashes by which the daemons determine the owner of each file, (files,)."""
         catalog, found = self.catalog(0), np.zeros(len(self.dataset.sizes), np.uint64)
         for entry in np.flatnonzero(catalog.entries["kind"] == Kind.FILE):
             number = int(catalog.path(int(entry)).partition(".")[0])

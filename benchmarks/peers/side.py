@@ -98,7 +98,8 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
 
 
 def pages(size: int) -> npt.NDArray[np.uint8]:
-    """Returns (size,) bytes at a page boundary, where copying is fastest (csrc/shared/buffer.h)."""
+    """Returns bytes at a page boundary, (size,), where copying is fastest
+    (csrc/shared/buffer.h)."""
     place = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
     place[:] = 1  # allocates every page
     return place

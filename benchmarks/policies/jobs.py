@@ -46,7 +46,7 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns (nodes,) how many samples each node loads in an epoch. Samples that it reads only
+    """Returns how many samples each node loads in an epoch, (nodes,). Samples that it reads only
     because they lie between wanted ones count too."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)

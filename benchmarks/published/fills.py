@@ -34,7 +34,7 @@ class CannotRunError(Exception):
 
 
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
-    """Returns (files,) the time [s] at which each task ends.
+    """Returns the time at which each task ends, (files,) [s].
 
     seconds : (files,) the duration of each task;  begins : (threads,) when each thread is free. The
         threads take the tasks in rotation
@@ -56,7 +56,7 @@ def _room(inputs: Inputs, level: int) -> float:
 
 
 def _load(inputs: Inputs, log: ClientLog, node: int, files: Numbers, level: int) -> Floats:
-    """Returns (files,) the time [s] at which `node` has read each file from the PFS. All nodes are
+    """Returns the time at which `node` has read each file from the PFS, (files,) [s]. All nodes are
     assumed to read from the PFS at the same time."""
     threads = _threads(inputs, level)
     seconds = inputs.speeds.load_seconds(inputs.sizes[files], inputs.speeds.pfs[inputs.nodes])

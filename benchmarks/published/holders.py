@@ -38,8 +38,8 @@ class Holders:
     def hold(
         self, node: int, files: npt.NDArray[np.int32], level: int, since: npt.ArrayLike
     ) -> None:
-        """Makes `node` hold `files` (n,) in class `level` from `since` [s] on. Files that it
-        already holds are unchanged."""
+        """Makes `node` hold `files` in class `level` from `since` [s] on. Files that it already
+        holds are unchanged."""
         new, first = np.unique(files, return_index=True)
         times = np.broadcast_to(np.asarray(since, np.float64), len(files))[first]
         levels = np.frombuffer(self.level[node], np.uint8)

@@ -67,7 +67,7 @@ class Speeds:
         )
 
     def load_seconds(self, sizes: Floats, rate: float) -> Floats:
-        """Returns (files,) the time to fetch files of `sizes` at `rate` and write them [s]."""
+        """Returns the time to fetch files of `sizes` at `rate` and write them, (files,) [s]."""
         return sizes / self.write + sizes / rate
 
 
@@ -170,10 +170,11 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """Returns (n,) values as an array whose single elements are read in a third of numpy's time."""
+    """Returns the values as an array, (n,), whose single elements are read in a third of numpy's
+    time."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """Returns (n,) values as an array whose single elements are read faster than numpy's."""
+    """Returns the values as an array, (n,), whose single elements are read faster than numpy's."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

@@ -114,7 +114,7 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns (files,) the time [s] at which the fetch of each file began: the end of the thread's
+    """Returns the time at which the fetch of each file began, (files,) [s]: the end of the thread's
     previous fetch or, for its first file, the time at which the thread was free."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]

@@ -36,8 +36,8 @@ READY, WAITED, DIRECT = 0, 1, 2
 class Policy:
     """The parts of a published policy.
 
-    fill : a function that fills the caches before training. It returns (nodes,) how long that takes
-        on each node [s]
+    fill : a function that fills the caches before training. It returns how long that takes on each
+        node, (nodes,) [s]
     order : a function that changes which samples the nodes read
     from_peers, from_pfs : where prefetching into the staging buffer may read, besides the node's
         own caches

@@ -66,7 +66,7 @@ class History:
         self._points: list[Point] = []
         self._interval = FIRST_INTERVAL_S
         self._opens: Uints | None = None
-        self._opened_s: Floats = np.empty(0)  # (slots,) when each slot last opened a file
+        self._opened_s: Floats = np.empty(0)  # when each slot last opened a file, (slots,)
 
     def is_due(self, seconds: float) -> bool:
         return not self._points or seconds - self._points[-1][0] >= self._interval

@@ -220,7 +220,7 @@ class Shared:
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns (n,) whether a client has changed each of the files `ids`. Clients mark changed
+        """Returns whether a client has changed each of the files `ids`, (n,). Clients mark changed
         files in a Bloom filter, so a few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
@@ -232,20 +232,20 @@ class Shared:
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns (n,) entries that clients have opened for reading since the last call. How often
+        """Returns entries that clients have opened for reading since the last call, (n,). How often
         and in which order they were opened is not known."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)
 
     def take_wanted(self) -> Uints:
-        """Returns (n,) entries that programs have opened since the last call and that had no
-        copy."""
+        """Returns entries that programs have opened since the last call and that had no copy,
+        (n,)."""
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """Returns (n,) entries that programs have read to their end since the last call and that
-        had no copy when they were opened."""
+        """Returns entries that programs have read to their end since the last call and that had no
+        copy when they were opened, (n,)."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:
@@ -260,7 +260,7 @@ class Shared:
         return {"opens": totals["hits"] + totals["misses"], **totals}
 
     def opens_by_slot(self) -> Uints:
-        """Returns (MONARCH_STAT_SLOTS,) how many files programs have opened. Each thread counts in
+        """Returns how many files programs have opened, (MONARCH_STAT_SLOTS,). Each thread counts in
         one slot; several threads may share a slot."""
         hits, misses = COUNTERS.index("hits"), COUNTERS.index("misses")
         return np.asarray(self._stats[:, hits] + self._stats[:, misses])

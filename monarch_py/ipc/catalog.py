@@ -25,7 +25,7 @@ TEXT_UNIT: int = lib.MONARCH_TEXT_UNIT
 
 
 def distinct(ids: Ids) -> Ids:
-    """Returns (n,) entries without duplicates, in the order of their first occurrences."""
+    """Returns the entries without duplicates, (n,), in the order of their first occurrences."""
     return ids[np.sort(np.unique(ids, return_index=True)[1])]
 
 
@@ -69,7 +69,7 @@ class CatalogReader:
         return os.fsdecode(self.segment.memory[at : at + int(row["path_len"])])
 
     def by_directory(self, ids: Ids) -> dict[tuple[int, str], list[bytes]]:
-        """Returns the names of (n,) entries, grouped by directory. A directory is a pair: the
+        """Returns the names of these entries, grouped by directory. A directory is a pair: the
         number of its source, and its path relative to the source, decoded by os.fsdecode ("" for
         the root)."""
         rows, memory = self._table[ids], self.segment.memory
@@ -82,8 +82,8 @@ class CatalogReader:
         return {(source, os.fsdecode(above)): name for (source, above), name in names.items()}
 
     def beginnings(self, ids: Ids, length: int) -> Array:
-        """Returns the first `length` bytes of the path of each of (n,) entries. `length` must be at
-        least 1, and every path at least `length` bytes long."""
+        """Returns the first `length` bytes of each entry's path. `length` must be at least 1, and
+        every path at least `length` bytes long."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
@@ -196,10 +196,9 @@ class Catalog(CatalogReader):
             self.set_words(ids, word.make(state, reason))
 
     def want(self, ids: Ids) -> None:
-        """Makes entries (n,) WANTED. If an old copy of a file is still being removed, the entry's
-        word keeps the tier and number of that copy. Open descriptors of the old copy are recognised
-        by these numbers until the copy is removed.
-        """
+        """Makes entries WANTED. If an old copy of a file is still being removed, the entry's word
+        keeps the tier and number of that copy. Open descriptors of the old copy are recognised by
+        these numbers until the copy is removed."""
         number_and_tier = self.words[ids] & ~np.uint64(0xFF)
         self.set_words(ids, number_and_tier | word.make(State.WANTED))
 

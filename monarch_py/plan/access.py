@@ -126,7 +126,7 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
 
 
 def counters(n: int) -> npt.NDArray[np.uint32]:
-    """Returns an array (n,) uint32 of zeros. np.zeros would not request huge pages, and random
+    """Returns an array of zeros, (n,) uint32. np.zeros would not request huge pages, and random
     access to an array in small pages takes twice as long."""
     return np.full(n, 0, dtype=np.uint32)
 

@@ -15,8 +15,9 @@ from monarch_py.errors import ConfigError
 
 
 def distribution(epochs: int, nodes: int) -> Floats:
-    """Returns (epochs + 1,) float64. Element `k` is the probability that a node accesses a sample
-    `k` times (NoPFS, 3.1). Raises ConfigError if `epochs` or `nodes` is below 1."""
+    """Returns probabilities, (epochs + 1,) float64. Element `k` is the probability that a node
+    accesses a sample `k` times (NoPFS, 3.1). Raises ConfigError if `epochs` or `nodes` is below
+    1."""
     _check(epochs, nodes)
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])

@@ -70,7 +70,7 @@ def find_holders(timeline: Timeline, top: int = 1, slot_bytes: int = SLOT_BYTES)
 
 
 def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
-    """Returns (units,) how often all nodes together access each unit."""
+    """Returns how often all nodes together access each unit, (units,)."""
     totals = counters(timeline.units)
     for section in timeline.sections():
         for rows in in_pieces(section.rows):

@@ -144,8 +144,8 @@ class Index:
         return [os.fsdecode(pool[a:b]) for a, b in pairwise(ends)]
 
     def path_hashes(self) -> Uints:
-        """Returns (files,) the hash that each file's name has in the catalog of a session whose
-        first source is `root`."""
+        """Returns the hash that each file's name has in the catalog of a session whose first source
+        is `root`, (files,)."""
         ends, pool = self.starts.tolist(), self.pool.tobytes()
         hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
         return np.array(hashes, dtype=np.uint64)

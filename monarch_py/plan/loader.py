@@ -147,9 +147,9 @@ class Loader:
         return self.workers * self.prefetch_factor
 
     def rows(self, order: Order) -> Order:
-        """Distributes an epoch's order over the ranks. Returns (per_rank, world_size) int32,
-        possibly a view of `order`. Column r has the samples of rank r in the order of access. Its
-        end is padded with NONE as `per_rank` describes."""
+        """Distributes an epoch's order over the ranks. Returns the samples of all ranks,
+        (per_rank, world_size) int32, possibly a view of `order`. Column r has the samples of rank r
+        in the order of access. Its end is padded with NONE as `per_rank` describes."""
         rows = getattr(self, f"_{self.split}")(order)
         if self.drop_last and self.split not in HELD_SPLITS:
             rows = self._without_rests(rows[: self.per_rank])

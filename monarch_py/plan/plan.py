@@ -100,7 +100,7 @@ class Plan:
         return Timeline(tuple(parts), self.epochs, self.nodes, int(bases[-1]))
 
     def unit_bytes(self) -> Ints:
-        """Returns (units,) int64 the size of every unit [bytes]."""
+        """Returns the size of every unit, (units,) int64 [bytes]."""
         return np.concatenate([units.length for units in self.units()])
 
     def digests(self) -> list[str]:

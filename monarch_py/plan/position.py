@@ -59,11 +59,11 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Returns (n,) whether these places were seen. The result for NONE is arbitrary."""
+        """Returns whether these places were seen, (n,). The result for NONE is arbitrary."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Returns (n,) which of these units have a place in the run that was not seen yet.
+        """Returns which of these units have a place in the run that was not seen yet, (n,).
 
         lags : True to consider only places more than two windows before the front
         """
@@ -72,7 +72,7 @@ class _Progress:
         return np.asarray((places != NONE) & late & ~self._came(places))
 
     def fitting(self, units: Units) -> Bools:
-        """Returns (n,) which of these units fit now. Units whose places lie more than two windows
+        """Returns which of these units fit now, (n,). Units whose places lie more than two windows
         before the front do not fit; `unseen(lags=True)` finds them.
 
         units : (n,), all different
@@ -116,7 +116,7 @@ class _Progress:
             self.front = len(self.run)
 
     def again(self, units: Units) -> Bools:
-        """Returns (n,) which of these units were probably opened shortly before. (A program may
+        """Returns which of these units were probably opened shortly before, (n,). (A program may
         open a file twice.) A unit counts if its place was seen and is at most two windows from the
         front. A unit also counts if its place is at most two windows before `entered`: it may have
         been opened before the estimator began to follow the node."""
@@ -202,7 +202,7 @@ class PositionEstimator:
     # --- observed accesses ----------------------------------------------------------------------
 
     def observe(self, units: Units) -> Bools:
-        """Advances the position. Returns (n,) which of the units fit the plan.
+        """Advances the position. Returns which of the units fit the plan, (n,).
 
         units : (n,) int32, all different, the units opened since the last call
         """
@@ -264,8 +264,8 @@ class PositionEstimator:
         return own
 
     def knows_again(self, units: Units, *, alone: bool = False) -> Bools:
-        """Returns (n,) which of these units were seen a short time ago, in the current run or in a
-        neighbouring run.
+        """Returns which of these units were seen a short time ago, in the current run or in a
+        neighbouring run, (n,).
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
             only at the beginning of the current run. (In a short run, most units are near its end,
@@ -351,14 +351,15 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """Returns (n,) places of this run that were not seen yet, at most `most`, in ascending
+        """Returns places of this run that were not seen yet, (n,), at most `most`, in ascending
         order. The search for them starts two windows before the front."""
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """Returns the (n,) units that are needed next, in the order of the plan, at most `most`."""
+        """Returns the units that are needed next, (n,), in the order of the plan, at most
+        `most`."""
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units

@@ -153,7 +153,7 @@ class FarthestUse:
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """Returns (files,) the class that holds each file now, or MISS. The array is a view that
+        """Returns the class that holds each file now, or MISS, (files,). The array is a view that
         follows all changes."""
         return np.frombuffer(self._level, np.uint8)
 
@@ -289,7 +289,7 @@ def exchange(
         of loading. The use for which a file is loaded does not count as its next use
     free_bytes : the free room of the cache, in addition to the room that the held files take
 
-    Returns (held,) which held files are evicted, and (coming,) which loaded files are kept.
+    Returns which held files are evicted, (held,), and which loaded files are kept, (coming,).
     """
     sizes = [*held_bytes.tolist(), *coming_bytes.tolist()]
     room = max(0, free_bytes) + sum(sizes[: len(held_use)])

@@ -65,7 +65,7 @@ def largest_group(sizes: Ints, group: int) -> int:
 
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
-    """Returns (files,) int32: the groups in random order, each shuffled separately. The last group
+    """Returns the groups in random order, each shuffled separately, (files,) int32. The last group
     of the dataset may be shorter."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)

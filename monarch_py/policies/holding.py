@@ -49,7 +49,7 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
     # files are sorted here first.
     order = np.argsort(keys, kind="stable")
     keys, sizes, owner = keys[order], sizes[order], owner[order]
-    # (nodes, files / 8): one bit for each node and file, set if the node keeps the file.
+    # One bit for each node and file, set if the node keeps the file, (nodes, files / 8).
     kept = np.stack(
         [np.packbits(second_copies(keys, sizes, owner, n, int(quotas[n]))) for n in range(nodes)]
     )

@@ -20,7 +20,7 @@ ASKED = 2
 # Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
-# (files, ASKED) int32, the nodes that keep each file, the owner first; NOBODY if there is no
+# The nodes that keep each file, the owner first, (files, ASKED) int32; NOBODY if there is no
 # further node.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
@@ -29,7 +29,7 @@ Number = TypeVar("Number", bound=np.generic)
 def planned_tiers(
     frequency: npt.NDArray[Any], first_use: Ints, sizes: Ints, rooms: Sequence[TierRoom]
 ) -> Int32s:
-    """Returns (n,) the tier of each file that a node keeps under a plan. The files that are used
+    """Returns the tier of each file that a node keeps under a plan, (n,). The files that are used
     most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
     5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
 
@@ -50,7 +50,7 @@ class NodePolicy:
     which files are used next.
 
     Files are numbered from 0 on. In the daemon, a file has the number of its entry in the catalog;
-    in the simulator, it has its number in the job. `ids` are always (n,) such numbers.
+    in the simulator, it has its number in the job. `ids` are always such numbers, (n,).
 
     node : the number of the node
     shares : whether the nodes keep files for each other; if they do not, this node keeps every file
@@ -71,28 +71,28 @@ class NodePolicy:
     # --- decisions ------------------------------------------------------------------------------
 
     def owners(self, ids: Ints) -> Int32s:
-        """Returns (n,) the owner of each file. The owner keeps the file, and no other node reads
+        """Returns the owner of each file, (n,). The owner keeps the file, and no other node reads
         the file from the source. The owner is NOBODY if each node reads the file for itself."""
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
-        """Returns (n, ASKED) the nodes that keep each file, at most ASKED of them, the owner
-        first."""
+        """Returns the nodes that keep each file, at most ASKED of them, the owner first,
+        (n, ASKED)."""
         return _found(self._holders, ids, NOBODY)
 
     def owns(self, ids: Ints) -> Bools:
-        """Returns (n,) whether this node owns each file."""
+        """Returns whether this node owns each file, (n,)."""
         return np.asarray(self.owners(ids) == self.node)
 
     def keeps(self, ids: Ints) -> Bools:
-        """Returns (n,) whether this node keeps each file in its tiers. Other files are staged when
+        """Returns whether this node keeps each file in its tiers, (n,). Other files are staged when
         they are needed, and dropped afterwards."""
         tier = self._tiers(ids)
         kept = _found(self.kept, ids, not self.shares)
         return np.where(tier == UNPLANNED, kept, tier != NOWHERE)
 
     def tier_of(self, ids: Ints, sizes: Ints, rooms: list[TierRoom]) -> Int32s:
-        """Returns (n,) the tier into which each file goes. This is the tier that the plan has
+        """Returns the tier into which each file goes, (n,). This is the tier that the plan has
         chosen, if that tier has room; otherwise the fastest tier with room, as in section 4.1.2 of
         Dantas 2022; NOWHERE if no tier has room.
 
@@ -101,8 +101,8 @@ class NodePolicy:
         return first_fit(sizes, rooms, self._tiers(ids) if self.follows_plan else None)
 
     def next_use(self, ids: Ints) -> npt.NDArray[np.int64]:
-        """Returns (n,) how many files are used before the next use of each file; NEVER if `foresee`
-        has named no use."""
+        """Returns how many files are used before the next use of each file, (n,); NEVER if
+        `foresee` has named no use."""
         distance = np.full(len(ids), NEVER, np.int64)
         if len(self._upcoming):
             at = np.minimum(np.searchsorted(self._upcoming, ids), len(self._upcoming) - 1)
@@ -126,7 +126,7 @@ class NodePolicy:
         return np.asarray(order[before < needed_bytes])
 
     def route(self, ids: Ints, queues: Ints) -> Int32s:
-        """Returns (n, ASKED), for each file, the nodes that a fill of the file asks; NOBODY means
+        """Returns, for each file, the nodes that a fill of the file asks, (n, ASKED); NOBODY means
         that the source is read. This node reads its own files from the source, and also files that
         no node keeps. Of two holders, the holder with the shorter queue is asked first. If that
         holder does not send the file, the second holder is asked. If a holder has no copy yet, it
@@ -146,8 +146,8 @@ class NodePolicy:
         return asked
 
     def others(self, ids: Ints) -> Int32s:
-        """Returns (n, ASKED) the other nodes that keep each file, the owner first; NOBODY for files
-        that this node owns."""
+        """Returns the other nodes that keep each file, the owner first, (n, ASKED); NOBODY for
+        files that this node owns."""
         others = self.holders(ids).astype(np.int32)
         others[others[:, 0] == self.node] = NOBODY
         others[others[:, 1] == self.node, 1] = NOBODY
@@ -175,8 +175,8 @@ class NodePolicy:
         return int((self._holders[:, 0] == self.node).sum())
 
     def share(self, owner: Ints, kept: Bools) -> None:
-        """Adds (n,) files to the files that are divided among the nodes. The numbers of these
-        files follow the numbers of the files that were added before.
+        """Adds files to those that are divided among the nodes. The numbers of these files follow
+        the numbers of the files that were added before.
 
         owner : (n,) the owner of each file, NOBODY for none
         kept : (n,) whether this node keeps the file

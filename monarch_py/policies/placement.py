@@ -33,7 +33,7 @@ class TierRoom:
     entry_bytes: int = 0
 
     def rounded(self, sizes: Sizes) -> npt.NDArray[np.int64]:
-        """Returns (files,) the bytes that files of these sizes take on the tier."""
+        """Returns the bytes that files of these sizes take on the tier, (files,)."""
         block = self.block_bytes
         # Sizes are limited so that their sums do not overflow: a sparse file may claim to be larger
         # than all storage.
@@ -58,7 +58,7 @@ def first_fit(
     rooms: Sequence[TierRoom],
     preferred: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.int32]:
-    """Returns (files,) the fastest tier with room for each file, without eviction (Dantas 2022,
+    """Returns the fastest tier with room for each file, (files,), without eviction (Dantas 2022,
     4.1.2); NOWHERE if no tier has room for the file.
 
     If every file is read once an epoch, eviction cannot reduce the reads from the source: it only
@@ -89,7 +89,7 @@ def first_fit(
 
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
-    """Returns (files,) bool, which files fit into a room when they are placed in order. A file that
+    """Returns which files fit into a room when they are placed in order, (files,) bool. A file that
     is too large for the room that is left does not stop later files.
 
     needs : (files,) [bytes], in the order of filling

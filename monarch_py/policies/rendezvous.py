@@ -30,14 +30,14 @@ def _mixed(values: Keys) -> Keys:
 
 
 def file_keys(files: int) -> Keys:
-    """Returns (files,) keys derived from the files' numbers, for callers that have no hashes of
+    """Returns keys derived from the files' numbers, (files,), for callers that have no hashes of
     paths."""
     return _mixed(np.arange(1, files + 1, dtype=np.uint64) * _GOLDEN)
 
 
 def scores(keys: Keys, weights: Floats) -> Floats:
-    """Returns (files, nodes) the score of each node for each file. A file goes to the node with the
-    lowest score for it, if this node has room. Scores are exponential draws with the weights as
+    """Returns the score of each node for each file, (files, nodes). A file goes to the node with
+    the lowest score for it, if this node has room. Scores are exponential draws with the weights as
     rates. So node n has the lowest score with probability weights[n] / sum of weights. A node with
     weight 0 has an infinite score.
 
@@ -53,7 +53,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
 
 
 def homes(files: int, cluster: Cluster) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, even if the node is
+    """Returns the node with the least score for each file, (files,) int32, even if the node is
     full. A node's weight is the room of its classes for copies. If no node has room for copies, all
     weights are equal."""
     room = cluster.capacity[:, STAGING + 1 :].sum(axis=1).astype(np.float64)
@@ -62,14 +62,14 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns (files,) int32, the node with the least score for each file, even if the node is
+    """Returns the node with the least score for each file, (files,) int32, even if the node is
     full; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Sorts the nodes by their score for each file. Returns (files,) int32, the node that follows
-    `node` in this order; PFS if `node` is the last.
+    """Sorts the nodes by their score for each file. Returns the node that follows `node` in this
+    order, (files,) int32; PFS if `node` is the last.
 
     keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
     """
@@ -77,7 +77,7 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
-    """Returns (files,) int32, the owner of each file: the first node with room in the order of the
+    """Returns the owner of each file, (files,) int32: the first node with room in the order of the
     file's scores; PFS if no node has room. If a node has room for only a part of the files assigned
     to it, the files with the least keys get the room. The order of the files in the arrays does not
     matter.
@@ -113,7 +113,7 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns (files,) which files of other owners a node keeps as well, in the room that the
+    """Returns which files of other owners a node keeps as well, (files,), in the room that the
     node's own files leave. The node then need not fetch these files in every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]

@@ -195,7 +195,7 @@ class Dataset(Keys):
 
 
 def scanned_sizes(scan: Path) -> Ints:
-    """Returns (files,) the sizes of the files [bytes], from `scan` (see Dataset). Raises
+    """Returns the sizes of the files, (files,) [bytes], from `scan` (see Dataset). Raises
     ConfigError if there are none."""
     try:
         if scan.is_dir():
@@ -352,15 +352,15 @@ class Scenario(Keys):
         return whole + bool(rest and not self.drop_last)
 
     def sizes(self) -> Ints:
-        """Returns (files,) the sizes of all files [bytes], drawn with the scenario's seed."""
+        """Returns the sizes of all files, (files,) [bytes], drawn with the scenario's seed."""
         return self.dataset.sizes(self.seed)
 
     def ranks(self) -> Ints:
-        """Returns (nodes,) the number of ranks on each node."""
+        """Returns the number of ranks on each node, (nodes,)."""
         return self._by_node("ranks", self.ranks_per_node).astype(np.int64)
 
     def capacities(self) -> Ints:
-        """Returns (nodes, classes) the capacities of each node's storage [bytes], the staging
+        """Returns the capacities of each node's storage, (nodes, classes) [bytes], the staging
         buffer first."""
         everywhere = [storage.capacity_bytes for storage in self.classes]
         capacities = np.tile(np.array(everywhere, np.int64), (self.nodes, 1))
@@ -376,7 +376,7 @@ class Scenario(Keys):
         return {name: self._by_node(name, getattr(self.rates, name)) for name in RATES}
 
     def _by_node(self, name: str, value: float) -> Floats:
-        """Returns (nodes,) the value of each node: the value of the node's override if there is
+        """Returns the value of each node, (nodes,): the value of the node's override if there is
         one, otherwise `value`."""
         values = np.full(self.nodes, value, np.float64)
         for override in self.overrides:

@@ -98,7 +98,7 @@ class Trace:
 
     @property
     def rooms(self) -> npt.NDArray[np.int64]:
-        """(nodes, tiers) The room for copies [bytes]."""
+        """The room for copies, (nodes, tiers) [bytes]."""
         return np.array([[quota - slack_of(quota) for quota in each] for each in self.quotas])
 
     # --- through the simulator ------------------------------------------------------------------

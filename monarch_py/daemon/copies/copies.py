@@ -72,9 +72,9 @@ class Copies:
     # --- publishing ---------------------------------------------------------------------------
 
     def made(self, results: Array) -> Bools:
-        """Processes the results (n,) of successful fills and checks. The engine has published
-        nearly all of these copies already. The few other copies are published or dropped here.
-        Returns (n,) whether each copy is published."""
+        """Processes the results of successful fills and checks. The engine has published nearly all
+        of these copies already. The few other copies are published or dropped here. Returns whether
+        each copy is published, (n,)."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -100,9 +100,9 @@ class Copies:
         self.filled_bytes += int(fills["bytes"].sum())
 
     def _decide(self, results: Array) -> None:
-        """Publishes or drops (n,) copies that the engine has left to Python for one of three
-        reasons: their files were changed, their tiers are lost, or the catalog's index of copies
-        must grow first."""
+        """Publishes or drops copies that the engine has left to Python for one of three reasons:
+        their files were changed, their tiers are lost, or the catalog's index of copies must grow
+        first."""
         if not len(results):
             return
         ids = np.ascontiguousarray(results["id"])
@@ -230,15 +230,15 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns (n,) whether each tier is lost. tiers : (n,) the numbers of the tiers"""
+        """Returns whether each tier is lost, (n,). tiers : (n,) the numbers of the tiers"""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
     # --- dropping -----------------------------------------------------------------------------
 
     def forget(self, ids: Ids, state: State, reason: int = 0) -> None:
-        """Drops the copies of (n,) entries: clients stop opening these copies, and the files of the
-        copies are removed later."""
+        """Drops the copies of these entries: clients stop opening these copies, and the files of
+        the copies are removed later."""
         if not len(ids):
             return
         catalog = self.shared.catalog
@@ -264,7 +264,7 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops (n,) copies, which are given by their rows of the manifest. The copied files are
+        """Drops these copies, which are given by their rows of the manifest. The copied files are
         not in the catalog."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])

@@ -158,9 +158,9 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns (places, 2, MONARCH_LEVELS): for each place, the bytes that were read from it,
-        and how long these reads took [ns], by the number of concurrent reads, as in struct
-        monarch_flow. A place is either all sources together, or one node."""
+        """Returns, for each place, the bytes that were read from it, and how long these reads took
+        [ns], by the number of concurrent reads, as in struct monarch_flow:
+        (places, 2, MONARCH_LEVELS). A place is either all sources together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -184,9 +184,10 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for (n,) entries, to run in the sequence of `ids`. But all orders for files
-        in use run before all other orders.
+        """Queues orders for entries, to run in the sequence of `ids`. But all orders for files in
+        use run before all other orders.
 
+        ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
         peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, first to
@@ -232,11 +233,12 @@ class Engine:
         return self._placed[: lib.monarch_engine_end_grant(self.c, where)]
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
-        """Tells the engine which nodes keep the files of (n,) entries. In a cluster, the engine
+        """Tells the engine which nodes keep the files of these entries. In a cluster, the engine
         needs this for the fills that it orders by itself. From the first call of this method on,
         the engine orders fills only of files whose entries were passed in some call. Python must
         order the fills of all other files. Raises MemoryError if there is no memory.
 
+        ids : (n,) the entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
         keeps : (n,) whether this node keeps the file in its tiers. Files that this node does not
             keep are staged
@@ -256,14 +258,14 @@ class Engine:
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
-        """Cancels the fills of (n,) entries, with three exceptions: fills that a thread has begun,
+        """Cancels the fills of these entries, with three exceptions: fills that a thread has begun,
         fills of files in use, and fills for which a program has handed over a descriptor. Cancelled
         fills appear among the results at once, with status ABANDONED. Returns how many were
         cancelled."""
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns (peers,) the number of unfinished orders that ask each peer first."""
+        """Returns the number of unfinished orders that ask each peer first, (peers,)."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
@@ -278,9 +280,9 @@ class Engine:
         lib.monarch_engine_shares(self.c, pointer(shares))
 
     def drop(self, tier: int, ids: Any, copies: Any, sizes: Any) -> None:
-        """Orders the removal of (n,) copies in one tier. Removals run before all other orders.
+        """Orders the removal of copies in one tier. Removals run before all other orders.
 
-        ids : the entries of the copies' files;  sizes : the files' sizes [bytes]
+        ids : (n,) the entries of the copies' files;  sizes : (n,) the files' sizes [bytes]
         """
         entries, *others = (pointer(a, np.uint64) for a in (ids, copies, sizes))
         places = pointer(np.full(len(ids), tier), np.uint32)
@@ -388,9 +390,9 @@ class Engine:
 
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
-        not know: (n,) entries of dtype ENTRY, and the C array that holds their paths. The engine
-        keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c). The fills of the
-        files should be ordered within that time."""
+        not know: their entries, (n,) of dtype ENTRY, and the C array that holds their paths. The
+        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c). The fills of
+        the files should be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

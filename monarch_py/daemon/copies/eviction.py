@@ -51,7 +51,7 @@ class Evictions:
     foresee : starts to compute, in a thread, two arrays (entries,): the distance to each entry's
         next use, and to the use after it; NOT_SOON where no use is known. Returns a Future of both
         arrays, or None if the plan does not show the next uses yet
-    may_go : takes (n,) files, and returns for each whether this node may drop its copy
+    may_go : takes files, and returns for each whether this node may drop its copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 

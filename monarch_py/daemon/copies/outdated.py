@@ -22,7 +22,7 @@ LIMIT_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result of comparing (n,) entries with the source.
+    """The result of comparing entries with the source.
 
     words : (n,) the entries' words before the comparison;  found : (n,) enum monarch_compared;
     fresh : (n,) of dtype ENTRY, the present attributes of files that have changed
@@ -45,7 +45,7 @@ class Outdated:
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares (n,) files and directories with the source, in the order of `ids`, for at most
+        """Compares files and directories with the source, in the order of `ids`, for at most
         LIMIT_NS, but at least one of them. Returns the result for the entries that were compared.
         """
         words = catalog.words[ids].copy()
@@ -83,8 +83,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """Returns (n,) whether a client has changed the file at the source in this session. Such a
-        file gets no copy until the session ends."""
+        """Returns whether a client has changed each file at the source in this session, (n,). A
+        changed file gets no copy until the session ends."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])

@@ -68,8 +68,8 @@ class Packs:
         return True
 
     def arranged(self, ids: Ids, catalog: CatalogReader) -> Ids:
-        """Returns (n,) files in the order in which they are read fastest. Files in packs are sorted
-        by source and by their position in the pack. All other files keep their places in the
+        """Returns the files in the order in which they are read fastest, (n,). Files in packs are
+        sorted by source and by their position in the pack. All other files keep their places in the
         array."""
         if not self._used or len(ids) < 2:
             return ids

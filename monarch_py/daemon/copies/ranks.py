@@ -46,7 +46,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns (ranks,) how many slices of the threads' time each rank gets, 1 or more.
+    """Returns how many slices of the threads' time each rank gets, (ranks,): 1 or more.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -80,8 +80,8 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and the
-        # total size of the opened files that should have had a copy but had none. Row 0 counts
+        # For each rank, the total size of the files that it has opened, and the total size of the
+        # opened files that should have had a copy but had none, (MONARCH_RANKS, 2). Row 0 counts
         # processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
@@ -124,7 +124,7 @@ class Ranks:
         self._recent[self._recent[:, 0] < 1] = 0.0
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
-        """Returns (active,) how much each active rank is predicted to load next. Without a plan,
+        """Returns how much each active rank is predicted to load next, (active,). Without a plan,
         the prediction for a rank is a quotient: the size of the files that the rank has opened and
         that lacked a copy, divided by the size of all files that it has opened. All ranks of a job
         read equally much in a step, so the quotients of two ranks are comparable."""

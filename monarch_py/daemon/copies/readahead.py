@@ -42,20 +42,20 @@ class ReadAhead:
         self.files = 0
 
     def is_for(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file has its copy in a slow tier."""
+        """Returns whether each file has its copy in a slow tier, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.PRESENT) & self._is_slow[word.tier(words)])
 
     def wants(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file should be paged in before the file's next
-        use."""
+        """Returns whether the copy of each file should be paged in before the file's next use,
+        (n,)."""
         wanted = self.is_for(ids)
         known = ids < len(self._brought)
         wanted[known] &= ~self._brought[ids[known]]
         return wanted
 
     def order(self, ids: Ids) -> None:
-        """Orders that the copies of (n,) files be paged in. Skips files that `wants` does not
+        """Orders that the copies of these files be paged in. Skips files that `wants` does not
         select. `ids` is sorted by the files' next use. So the files that are used soonest are taken
         first, and the rest are left out once MOST_FILES or MOST_BYTES is reached. In the engine,
         orders that programs wait for come before these orders."""
@@ -81,15 +81,15 @@ class ReadAhead:
             self.files += 1
 
     def filled(self, ids: Ids) -> None:
-        """Notes (n,) files whose fill was ordered or has just ended. A fill leaves the pages of the
-        new copy in memory, so the copy need not be paged in. The caller reports a fill already when
-        the fill is ordered, because programs can open the copy before the fill's result is
+        """Notes files whose fill was ordered or has just ended. A fill leaves the pages of the new
+        copy in memory, so the copy need not be paged in. The caller reports a fill already when the
+        fill is ordered, because programs can open the copy before the fill's result is
         processed."""
         self._set_brought(ids, brought=True)
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. Their copies are paged in again before their
-        next use."""
+        """Notes files that programs have opened. Their copies are paged in again before their next
+        use."""
         self._set_brought(ids, brought=False)
 
     def _set_brought(self, ids: Ids, *, brought: bool) -> None:

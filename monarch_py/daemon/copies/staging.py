@@ -72,7 +72,7 @@ class Staging:
     # --- contents -------------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
-        """Notes (n,) files whose copies have arrived here."""
+        """Notes files whose copies have arrived here."""
         for entry in ids.tolist():
             self._entries.pop(entry, None)
             self._entries[entry] = None
@@ -80,7 +80,7 @@ class Staging:
         self.let_in()
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened."""
+        """Notes files that programs have opened."""
         for entry in ids.tolist() if self._entries else ():
             if entry in self._entries:
                 del self._entries[entry]
@@ -89,8 +89,8 @@ class Staging:
     # --- room -----------------------------------------------------------------------------------
 
     def can_hold(self, sizes: Uints) -> Bools:
-        """Returns (n,) for each size [bytes] whether a file of this size would fit into the staging
-        area if the area were empty."""
+        """Returns, for each size [bytes], whether a file of this size would fit into the staging
+        area if the area were empty, (n,)."""
         if self.tier is None or not self.tier.usable:
             return np.zeros(len(sizes), dtype=bool)
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
@@ -105,7 +105,7 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns (n,) whether there is room now for each of the files, if they are placed in this
+        """Returns whether there is room now for each of the files, (n,), if they are placed in this
         order.
 
         sizes : (n,) [bytes]
@@ -149,7 +149,7 @@ class Staging:
     # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves (n,) files to the source, because readers wait for these files, and no copy can be
+        """Leaves files to the source, because readers wait for these files, and no copy can be
         dropped now to make room for them. `let_in` makes the files ABSENT later. The next open of
         one of the files then requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)

@@ -229,7 +229,7 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next (n,) of the found files, as many as the limit on unused files allows.
+        """Returns the next of the found files, (n,), as many as the limit on unused files allows.
         Skips files that are larger than the whole limit; each of these files is filled when a
         program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
@@ -281,7 +281,7 @@ class DirectoryPrefetch:
         return looks == 0
 
     def _look(self, filled: _Filled, home: _Home, most: int, looks: int) -> tuple[Ids, int]:
-        """Returns the next (n,) files of one directory that have this home and can be prefetched.
+        """Returns the next files of one directory that have this home and can be prefetched, (n,).
         Also returns how many entries were examined."""
         source, directory = filled.place[0], os.fsencode(filled.place[1])
         at = ffi.new("uint64_t *", filled.at[home])
@@ -298,10 +298,10 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Takes (n,) files that programs use and that have no room. Makes room for those of them
-        that had no room in an earlier use either, and returns these files. To make room, drops
-        copies that no program has used, beginning with those that come last in the catalog. After
-        copies were dropped, nothing more is prefetched, because the tiers have no room for it.
+        """Takes files that programs use and that have no room. Makes room for those of them that
+        had no room in an earlier use either, and returns these files. To make room, drops copies
+        that no program has used, beginning with those that come last in the catalog. After copies
+        were dropped, nothing more is prefetched, because the tiers have no room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
         use the other prefetched copies. A second use shows that the program reads only a part of

@@ -49,7 +49,7 @@ GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Returns (n,) whether each result belongs to a successful fill or check."""
+    """Returns whether each result belongs to a successful fill or check, (n,)."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
@@ -192,8 +192,8 @@ class Filler:
         return may_more and self._order_ahead(room)
 
     def _is_fetched(self, ids: Ids) -> Bools:
-        """Returns for each file, (n,), whether it is fetched from another node. While the nodes are
-        not ready, all are False."""
+        """Returns whether each file is fetched from another node, (n,). While the nodes are not
+        ready, all are False."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
@@ -243,14 +243,15 @@ class Filler:
         return room > 0
 
     def _is_open(self, ids: Ids) -> Bools:
-        """Returns (n,) whether each file is still WANTED or FILLING."""
+        """Returns whether each file is still WANTED or FILLING, (n,)."""
         return np.isin(self.shared.catalog.states(ids), (State.WANTED, State.FILLING))
 
     def order_planned(self, ids: Ids, horizon: int) -> Ids:
-        """Orders fills of (n,) files that a plan needs next, in the order of `ids`. Returns the
-        files that stay ABSENT because they have no room. If a file that was to be staged has no
-        room, all later files to be staged stay ABSENT too.
+        """Orders fills of files that a plan needs next, in the order of `ids`. Returns the files
+        that stay ABSENT because they have no room. If a file that was to be staged has no room, all
+        later files to be staged stay ABSENT too.
 
+        ids : (n,) the files' entries
         horizon : to make room for files to be staged, a copy may be dropped if its own next use is
             at least this many files away
         """
@@ -259,7 +260,7 @@ class Filler:
         return np.asarray(ids[self.shared.catalog.states(ids) == State.ABSENT])
 
     def _order_fills(self, ids: Ids, *, in_use: bool, horizon: int | None = None) -> int:
-        """Orders a fill of each WANTED file among (n,) files. Returns the number of orders. A file
+        """Orders a fill of each WANTED file among these files. Returns the number of orders. A file
         that `ids` names twice is filled once, because a second copy would not be published, but
         would occupy room."""
         ids = distinct(ids)
@@ -380,7 +381,7 @@ class Filler:
         return ids[:0]
 
     def _drop_spare(self, ids: Ids) -> Ids:
-        """Makes room for those of (n,) files that this node owns, by dropping copies of files that
+        """Makes room for the files in `ids` that this node owns, by dropping copies of files that
         other nodes own. Returns the files for which there will be room. Does nothing under a plan,
         because the plan assigns files to nodes."""
         if self.nodes is None or self.policy.follows_plan:
@@ -464,7 +465,7 @@ class Filler:
         self.engine.await_results(is_awaited=bool(waits or self.checks))
 
     def _made(self, results: Array) -> None:
-        """Processes (n,) results of successful fills and checks."""
+        """Processes the results of successful fills and checks."""
         if not len(results):
             return
         results = results[self.copies.made(results)]

@@ -35,7 +35,7 @@ class PrefetchQueue:
         return sum(map(len, self.waiting()))
 
     def meet(self, entries: int) -> tuple[Ids, bool]:
-        """If `eager`, returns the next (n,) entries of the catalog, and whether more entries
+        """If `eager`, returns the next entries of the catalog, (n,), and whether more entries
         follow. Otherwise returns no entries, and False.
 
         entries : the length of the catalog
@@ -63,7 +63,7 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """Hands out the next (n,) files: at most `most` files, of at most `most_bytes` [bytes]
+        """Hands out the next files, (n,): at most `most` files, of at most `most_bytes` [bytes]
         together. The limit on bytes does not apply to the first `least` files. Returns an empty
         array if the queue is empty.
 
@@ -82,9 +82,9 @@ class PrefetchQueue:
 
     def settle(self, is_open: Callable[[Ids], Bools]) -> Ids:
         """Forgets the files that `next` has handed out and whose fill has ended, with or without a
-        copy. Returns the (n,) other files that were handed out.
+        copy. Returns the other files that were handed out, (n,).
 
-        is_open : tells which of (m,) files are WANTED or FILLING
+        is_open : tells which files are WANTED or FILLING
         """
         given: dict[str, list[Ids]] = {}
         for ticket, ids in self._given:
@@ -95,8 +95,8 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns (n,) whether `next` has handed out each file and the file's fill has not
-        ended."""
+        """Returns whether `next` has handed out each file and the file's fill has not ended,
+        (n,)."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 
     def take_back(self, ticket: str) -> Ids:

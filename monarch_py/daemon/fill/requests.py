@@ -82,9 +82,9 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns (n,) files that readers wait for, and that come before all others; an empty array
-        if no reader waits. These files are few, because each waiting reader occupies one of a fixed
-        number of demand slots."""
+        """Returns files that readers wait for, and that come before all others, (n,); an empty
+        array if no reader waits. These files are few, because each waiting reader occupies one of a
+        fixed number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:
@@ -104,7 +104,7 @@ class FillRequests:
         from each other could deadlock: each node would have its maximum of orders, and all these
         orders would wait for the other node.
 
-        from_peers : tells which of (n,) files are fetched from other nodes
+        from_peers : tells which files are fetched from other nodes
         """
         while self._in_use:
             ids = self._in_use.popleft()
@@ -114,7 +114,7 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """Returns the next (n,) files of one of the two queues, at most `most`; an empty array if
+        """Returns the next files of one of the two queues, (n,), at most `most`; an empty array if
         the queue is empty."""
         queue = self._by_way[from_peers]
         if not queue:
@@ -157,7 +157,7 @@ class FillRequests:
             self.fill_ahead(ids)
 
     def fill_ahead(self, ids: Ids, ticket: str = "") -> None:
-        """Makes (n,) files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
+        """Makes files WANTED, and queues them to be filled ahead (see `PrefetchQueue.add`)."""
         if len(ids):
             # Do not set the states of files that are being filled: the engine may publish their
             # copies at any moment.
@@ -167,8 +167,8 @@ class FillRequests:
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels what a command has requested, except files that a program or another command
-        wants too. Returns how many queued files were cancelled. Also returns the (n,) files whose
-        fill was ordered already; the caller must have the engine cancel their fills."""
+        wants too. Returns how many queued files were cancelled. Also returns the files whose fill
+        was ordered already, (n,); the caller must have the engine cancel their fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -196,7 +196,7 @@ class FillRequests:
 
     def let_in_again(self, ids: Ids, *reasons: Reason) -> Ids:
         """If a file is BYPASS for one of `reasons`, changes its state to ABSENT, so that its fill
-        can be requested again. Returns those of the (n,) files that were changed."""
+        can be requested again. Returns the files that were changed, (n,)."""
         words = self.shared.catalog.words[ids]
         still = (word.state(words) == State.BYPASS) & np.isin(word.reason(words), reasons)
         again: Ids = ids[still]
@@ -204,7 +204,7 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Queues those of (n,) files in use that are BYPASS because they had no room."""
+        """Of these files in use, queues those that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 
@@ -229,8 +229,8 @@ class FillRequests:
             self.ahead.add_first(ids)
 
     def _words_of_files(self, ids: Ids) -> Uints:
-        """Returns (n,) the entries' words. For an entry that is not a file, the result is the
-        word NOTHING, so that callers leave the entry unchanged."""
+        """Returns the entries' words, (n,). For an entry that is not a file, the result is the word
+        NOTHING, so that callers leave the entry unchanged."""
         catalog = self.shared.catalog
         files = catalog.entries["kind"][ids] == FILE
         words: Uints = catalog.words[ids]

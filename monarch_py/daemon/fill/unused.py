@@ -50,7 +50,7 @@ class UnusedPrefetch:
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
-        """Notes (n,) files, each named once, that are being filled ahead from now on."""
+        """Notes files, each named once, that are being filled ahead from now on."""
         fresh = ids[self._marked(ids) == 0]
         self._marks[fresh] |= ORDERED
         self.files += len(fresh)
@@ -58,11 +58,11 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Returns those of (n,) files that were prefetched and are still unused."""
+        """Of these files, returns those that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have read to their end."""
+        """Notes files that programs have read to their end."""
         ids = np.unique(ids)
         self._leave(self.ordered(ids))
         fresh = ids[self._marked(ids) & READ == 0]
@@ -70,15 +70,15 @@ class UnusedPrefetch:
         self.read_bytes += self._bytes_of(fresh)
 
     def note_opened(self, ids: Ids) -> None:
-        """Notes (n,) files that programs have opened. It is not known how much of a copy is read,
-        so a prefetched file counts as read once it is opened."""
+        """Notes files that programs have opened. It is not known how much of a copy is read, so a
+        prefetched file counts as read once it is opened."""
         if self.files:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Takes (n,) files that programs use now, and for which no tier has room. Returns those
-        that are marked as REFUSED: an earlier use of these files found no room either. Marks the
-        other files as REFUSED after ONE_USE_S, when their present use is over."""
+        """Takes files that programs use now, and for which no tier has room. Returns those that are
+        marked as REFUSED: an earlier use of these files found no room either. Marks the other files
+        as REFUSED after ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -86,8 +86,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Takes (n,) files that programs open now. Returns the files for which there was no room
-        in an earlier use."""
+        """Takes files that programs open now. Returns the files for which there was no room in an
+        earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 
@@ -108,14 +108,14 @@ class UnusedPrefetch:
         return len(self._under_way)
 
     def copies(self) -> tuple[Ids, int]:
-        """Returns the (n,) files whose copies no program has used, and the files' total size
+        """Returns the files whose copies no program has used, (n,), and the files' total size
         [bytes]."""
         ids = np.flatnonzero(self._marks & ORDERED).astype(np.uint64)
         ids = ids[self.shared.catalog.states(ids) == State.PRESENT]
         return ids, self._bytes_of(ids)
 
     def drop(self, ids: Ids) -> None:
-        """Forgets (n,) files whose unused copies are being dropped."""
+        """Forgets files whose unused copies are being dropped."""
         self._leave(self.ordered(ids))
 
     def _leave(self, ids: Ids) -> None:
@@ -126,8 +126,8 @@ class UnusedPrefetch:
         self.bytes_ = max(0, self.bytes_ - self._bytes_of(ids)) if self.files else 0
 
     def _marked(self, ids: Ids) -> npt.NDArray[np.uint8]:
-        """Returns (n,) the flags of these files. If the catalog has grown, first enlarges the table
-        of flags."""
+        """Returns the flags of these files, (n,). If the catalog has grown, first enlarges the
+        table of flags."""
         entries = len(self.shared.catalog)
         if entries > len(self._marks):
             grown = np.zeros(max(entries, 2 * len(self._marks)), dtype=np.uint8)

@@ -44,7 +44,7 @@ SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns (nodes,) the room [bytes] of each node for files whose sizes are rounded as `UNIT`
+    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded as `UNIT`
     rounds them. The room is a bit less than the sum of the node's quotas, so that an owner really
     has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
@@ -131,18 +131,19 @@ class Nodes:
         self.replicas.be_patient(self._patience)
 
     def follow(self, ids: Ids, tier: Int32s, files: int, holders: Holders) -> None:
-        """Adopts the placement that a plan has chosen for (n,) entries, see `NodePolicy.follow`."""
+        """Adopts the placement that a plan has chosen for these entries, see
+        `NodePolicy.follow`."""
         self.policy.follow(ids, tier, files, holders)
         self._tell(ids)
 
     def give_up(self, ids: Ids) -> None:
-        """Notes that this node no longer keeps (n,) files that other nodes own."""
+        """Notes that this node no longer keeps these files, which other nodes own."""
         self.policy.give_up(ids)
         self._tell(ids)
 
     def pass_on(self, ids: Ids) -> None:
-        """Makes other nodes the owners of (n,) files for which this node has no room. Files that
-        this node does not own are ignored. The hash of each file puts the nodes into an order
+        """Makes other nodes the owners of files for which this node has no room. Files that this
+        node does not own are ignored. The hash of each file puts the nodes into an order
         (`rendezvous.next_nodes`). The next node in this order, if there is one, becomes the file's
         owner. Peers that ask this node for the file are redirected to the new owner."""
         own = ids[self.policy.owns(ids)]
@@ -164,9 +165,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes (n,) files that this node owns from now on. Each file has an order of the nodes
-        (see `pass_on`). All nodes that come before this node in that order lack room for the
-        file."""
+        """Notes files that this node owns from now on. Each file has an order of the nodes (see
+        `pass_on`). All nodes that come before this node in that order lack room for the file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -174,14 +174,14 @@ class Nodes:
         self.taken_over += len(new)
 
     def move(self, ids: Ids, nodes: Int32s) -> None:
-        """Notes that node nodes[i] owns file ids[i] from now on, for (n,) files."""
+        """Notes that node nodes[i] owns file ids[i] from now on."""
         if not len(ids):
             return
         self.policy.move(ids, nodes)
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns (n, MONARCH_ASKED) the nodes that the fill of each file asks for the file, see
+        """Returns the nodes that the fill of each file asks for the file, (n, MONARCH_ASKED), see
         `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 

@@ -71,8 +71,8 @@ class RouteChooser:
     # --- which nodes have which files -----------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes that node nodes[i] has the whole file ids[i], for (n,) files. Where nodes[i] is
-        NOBODY, nothing is noted."""
+        """Notes that node nodes[i] has the whole file ids[i]. Where nodes[i] is NOBODY, nothing is
+        noted."""
         known = nodes != NOBODY
         if not known.any():
             return

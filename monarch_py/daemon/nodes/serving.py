@@ -67,10 +67,11 @@ class ReplicaServer(PeerServer):
             self._catalog = new
 
     def keep(self, ids: Ids, is_kept: Bools, moved_to: Int32s) -> None:
-        """Sets which of (n,) entries this node keeps. When a peer asks for an entry that this node
+        """Sets which of these entries this node keeps. When a peer asks for an entry that this node
         keeps, this node fills it. When a peer asks for an entry that this node has passed on, the
         peer is redirected.
 
+        ids : (n,) the entries;  is_kept : (n,) whether this node keeps each entry
         moved_to : (n,) the node to which each entry was passed on, NOBODY for none
         """
         elsewhere = np.where(
@@ -81,7 +82,7 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns (n,) entries that this node has come to own since the last call. This node comes
+        """Returns entries that this node has come to own since the last call, (n,). This node comes
         to own an entry when a peer asks for it and regards this node as the entry's owner. For
         example, the earlier owner has passed the file on, for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
@@ -102,8 +103,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_answer(self._c)
 
     def rotten(self) -> tuple[Ids, Uints]:
-        """Returns the damaged copies that peers have requested since the last call: (n,) the
-        entries of their files, and (n,) the words (ipc/word.py) that named the damaged copies."""
+        """Returns the damaged copies that peers have requested since the last call: the entries of
+        their files, and the words (ipc/word.py) that named the damaged copies, both (n,)."""
         ids, words = np.zeros((2, lib.MONARCH_ROTTEN), dtype=np.uint64)
         count = lib.monarch_holdings_rotten(self._c, pointer(ids), pointer(words))
         return ids[:count], words[:count]

@@ -33,8 +33,8 @@ class Throughput:
     """The rates that one reader gets from each of `places` places. The places are numbered as in
     `policies.routing`.
 
-    look : returns (places, 2, LEVELS): how many bytes all readers together have read since the
-        start, and the sum of the times that their reads took [ns]
+    look : returns how many bytes all readers together have read since the start, and the sum of the
+        times that their reads took [ns], (places, 2, LEVELS)
     performance : rates from the configuration. The rate of a place is used until one is measured
         there
     """

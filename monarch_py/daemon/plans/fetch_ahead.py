@@ -63,16 +63,16 @@ class FetchAhead:
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
 
     def opened(self, ids: Ids) -> None:
-        """Notes (n,) entries that programs have opened. These uses are over, so nothing need be
-        fetched for them any more."""
+        """Notes entries that programs have opened. These uses are over, so nothing need be fetched
+        for them any more."""
         self._pace.note(len(ids), time.monotonic())
         self.filler.readahead.opened(ids)
         self._paged = self._paged[~np.isin(self._paged, ids)]
         self._policy.used(ids)
 
     def seconds_to_use(self, ids: Ids) -> Floats:
-        """Returns (n,) the time [s] until the next use of each file, at the programs' present pace;
-        infinity if the file's next use or the pace is not known."""
+        """Returns the time until the next use of each file, (n,) [s], at the programs' present
+        pace; infinity if the file's next use or the pace is not known."""
         uses = self._policy.next_use(ids)
         files = np.where(uses == NEVER, np.inf, uses.astype(np.float64))
         return self._pace.seconds(files, time.monotonic())
@@ -108,7 +108,7 @@ class FetchAhead:
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """Returns (n,) whether a fill of each file can be ordered."""
+        """Returns whether a fill of each file can be ordered, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 

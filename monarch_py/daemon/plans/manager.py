@@ -109,10 +109,10 @@ class PlanManager:
     # --- in the loop ----------------------------------------------------------------------------
 
     def observe(self, opened: Ids) -> None:
-        """Notes (n,) entries that programs have opened since the last iteration. Each iteration
-        must call this method before it drops copies. Until this call, the entries still count as
-        needed next, although they have just been used. So their copies would be kept, and copies
-        that are still needed would be dropped instead.
+        """Notes entries that programs have opened since the last iteration. Each iteration must
+        call this method before it drops copies. Until this call, the entries still count as needed
+        next, although they have just been used. So their copies would be kept, and copies that are
+        still needed would be dropped instead.
 
         The plans are tried in descending order of the number of opens that have fitted them so far.
         Each open is assigned to the first plan that it fits. An open that does not fit a plan
@@ -338,7 +338,7 @@ class PlanManager:
         return self._executor.submit(_nearest, followed, len(self.filler.policy.planned))
 
     def _may_go(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the copy of each file may be evicted. Only copies of files in a
+        """Returns whether the copy of each file may be evicted, (n,). Only copies of files in a
         followed plan may be evicted. In a cluster, a node never evicts the copy of a file that it
         owns, because other nodes fetch the file from its owner."""
         known = np.zeros(len(self.filler.policy.planned), dtype=bool)
@@ -352,8 +352,8 @@ class PlanManager:
     # --- what the ranks need next ---------------------------------------------------------------
 
     def due_bytes(self) -> Floats | None:
-        """Returns (ranks of this node,) the total size of the files that each rank needs next and
-        that have no copy here yet [bytes]. Returns None if no plan is followed. Also returns None
+        """Returns the total size of the files that each rank needs next and that have no copy here
+        yet, (ranks of this node,) [bytes]. Returns None if no plan is followed. Also returns None
         if several plans are followed, because it is not known which plan a rank belongs to."""
         following = [tracker for tracker in self.trackers if tracker.state == "following"]
         if not self._placed or len(following) != 1:

@@ -129,7 +129,7 @@ class PlacementTask:
         return Found(np.concatenate(entries), np.zeros(0, dtype=bool), problem, runs)
 
     def _find_files(self, index: Index) -> tuple[Ids, str]:
-        """Returns (files,) the files' entries, and the reason why the plan cannot be followed (""
+        """Returns the files' entries, (files,), and the reason why the plan cannot be followed (""
         if it can)."""
         entries = np.full(index.files, -1, dtype=np.int64)
         number, problem = source_of(index, self.sources)
@@ -216,9 +216,9 @@ class PlacementTask:
 
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
-    """Returns (files,) how often this node uses each file of a plan, and (files,) the position of
-    this node's first use of each file. For a file that this node never uses, this is the position
-    of the first use by any node."""
+    """Returns how often this node uses each file of a plan, and the position of this node's first
+    use of each file, both (files,). For a file that this node never uses, this is the position of
+    the first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use
     if tracker.timeline.nodes > 1:
@@ -227,8 +227,8 @@ def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
 
 
 def _first_by_anybody(timeline: Timeline) -> Ints:
-    """Returns (units,) int64, the position of the first use of each unit (here, a file) by any
-    node; NEVER if no node uses the file."""
+    """Returns the position of the first use of each unit (here, a file) by any node, (units,)
+    int64; NEVER if no node uses the file."""
     first = np.full(timeline.units, NEVER, dtype=np.int64)
     turns = timeline.ranks_per_node
     for section in timeline.sections():

@@ -150,14 +150,14 @@ class PlanTracker:
         self._is_from_its_beginning = True
 
     def _used_in(self, number: int) -> Ids:
-        """Returns the (n,) entries that all nodes together use in run `number`. Runs in the
+        """Returns the entries that all nodes together use in run `number`, (n,). Runs in the
         executor's thread."""
         epoch, part, _ = self.layout[number]
         units = np.unique(self.timeline.section(epoch, part.name).rows)
         return np.asarray(self.entries[units[units != NONE]])
 
     def take_used(self) -> Ids:
-        """Returns the (n,) entries that the nodes have used in a run that all nodes have finished.
+        """Returns the entries that the nodes have used in a run that all nodes have finished, (n,).
         Each run is reported once. All nodes are assumed to have finished a run once this node has
         passed the first positions of the next run."""
         estimator = self.estimator
@@ -229,8 +229,8 @@ class PlanTracker:
     # --- accesses -------------------------------------------------------------------------------
 
     def observe(self, ids: Ids) -> Bools:
-        """Processes (n,) entries that were opened since the last call. Returns (n,) whether each
-        fits the plan."""
+        """Processes entries that were opened since the last call. Returns whether each fits the
+        plan, (n,)."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
             if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
@@ -244,7 +244,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns (n,) whether the plan's job has already opened each entry shortly before. If so,
+        """Returns whether the plan's job has already opened each entry shortly before, (n,). If so,
         the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
@@ -253,9 +253,10 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Counts how well the opens of (n,) entries fit this plan. The caller leaves out opens that
-        another plan explains.
+        """Counts how well the opens of these entries fit this plan. The caller leaves out opens
+        that another plan explains.
 
+        ids : (n,) the entries;  fits : (n,) whether each open fits this plan
         alone : whether there is no other plan
         """
         if self.estimator is not None and len(ids):
@@ -268,14 +269,14 @@ class PlanTracker:
         return np.asarray(known)
 
     def upcoming(self, most: int) -> Ids:
-        """Returns the (n,) entries that are needed next, at most `most`."""
+        """Returns the entries that are needed next, (n,), at most `most`."""
         if self.estimator is None:
             return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns (n,) entries that the workers of this node's ranks may be reading now, and (n,)
-        the ranks that need these entries. Ranks are numbered from 0 on this node."""
+        """Returns entries that the workers of this node's ranks may be reading now, and the ranks
+        that need these entries, both (n,). Ranks are numbered from 0 on this node."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run

@@ -278,14 +278,14 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows (n,) of copies of datasets that are not configured.
-        Forgets these rows."""
+        """Returns, by tier, the manifest's rows of copies of datasets that are not configured,
+        (n,). Forgets these rows."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows (n,) of copies whose files are gone or were
-        replaced. Forgets these rows."""
+        """Returns, by tier, the manifest's rows of copies whose files are gone or were replaced,
+        (n,). Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -456,8 +456,8 @@ class Scanner:
         return known if len(self.shared.catalog) > known else -1
 
     def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
-        """Processes (n,) files that programs have read; their paths lie in `pool`. Adds files that
-        are not in the catalog yet. Returns the numbers of the files' entries."""
+        """Processes files that programs have read; their paths lie in `pool`. Adds files that are
+        not in the catalog yet. Returns the numbers of the files' entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, os.path.dirname(path))

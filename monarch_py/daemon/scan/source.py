@@ -190,7 +190,7 @@ class Source:
         return sizes_fit and self.filter.trivial
 
     def excluded(self, entries: Array, paths: Any) -> Bools:
-        """Returns (n,) True for files that the configuration excludes.
+        """Returns whether each entry is a file that the configuration excludes, (n,).
 
         paths : a function that returns the path of an entry
         """

@@ -105,9 +105,8 @@ class Sampler(ABC):
     @abstractmethod
     def epochs(self, start: int = 0) -> Iterator[Order]:
         """Yields the orders of the epochs `start`, `start` + 1, ... If `reach` is not None, epoch
-        `reach` - 1 is the last. Each order is (count,) int32, the samples in the order of access.
-        The caller may keep it.
-        """
+        `reach` - 1 is the last. Each order has the samples in the order of access, (count,) int32.
+        The caller may keep it."""
 
     def epoch(self, number: int) -> Order:
         """Returns the order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond

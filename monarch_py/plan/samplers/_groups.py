@@ -64,7 +64,7 @@ class GroupShuffle(Sampler):
 
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
-    """Returns (length,) the groups in random order, with the samples of each group shuffled. Each
+    """Returns the groups in random order, with the samples of each group shuffled, (length,). Each
     rank takes `run` consecutive samples of this order. A group that is divided between ranks is
     divided first, and each part is then shuffled separately."""
     count = -(-length // group)

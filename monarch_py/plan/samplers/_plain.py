@@ -74,8 +74,8 @@ def read_indices(path: Path) -> Ints:
     """Reads a file of indices: .npy, or text with one number a line and an empty line between two
     epochs.
 
-    Returns (count,) or (epochs, count). Raises ConfigError if the file cannot be read or its epochs
-    have different lengths.
+    Returns the indices, (count,) or (epochs, count). Raises ConfigError if the file cannot be read
+    or its epochs have different lengths.
     """
     try:
         if path.suffix == ".npy":

@@ -76,8 +76,8 @@ PIECES = 3
 
 
 def _threads(job: Job, order: Ints, served: Served) -> Int32s:
-    """Returns (nodes, steps, ranks) int32, the number of threads that Algorithm 1 gives each rank
-    in every step, in the form of `Decision.threads`.
+    """Returns the number of threads that Algorithm 1 gives each rank in every step,
+    (nodes, steps, ranks) int32, in the form of `Decision.threads`.
 
     A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
     preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
@@ -111,8 +111,8 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
 
 
 def _rates(cluster: Cluster, node: int) -> Floats:
-    """Returns (sources,) the rate [bytes/s] at which one thread of a node reads each source while
-    all nodes and threads are busy. `_threads` lists the sources."""
+    """Returns the rate at which one thread of a node reads each source while all nodes and threads
+    are busy, (sources,) [bytes/s]. `_threads` lists the sources."""
     total = int(cluster.threads[STAGING])
     each = cluster.read_rate / np.maximum(1, np.maximum(cluster.threads, total))
     others = np.delete(each[:, STAGING + 1 :], node, axis=0).max(initial=0.0)
@@ -128,7 +128,7 @@ def _preparing(cluster: Cluster, node: int) -> PiecewiseLinear:
 
 
 def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
-    """Returns (samples,) whether rule 1 of `lobster` drops each sample.
+    """Returns whether rule 1 of `lobster` drops each sample, (samples,).
 
     upcoming : (samples,) the next use of each sample on this node, or NEVER
     copies : (samples,) how many copies of each sample the nodes hold together
@@ -137,7 +137,7 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
-    """Returns (samples,) whether rule 2 of `lobster` drops each sample.
+    """Returns whether rule 2 of `lobster` drops each sample, (samples,).
 
     upcoming : (samples,) the iteration of the next use on this node, counted over all epochs
     now : the present iteration, counted over all epochs
@@ -203,7 +203,7 @@ class _Nodes:
         holder[:] = np.where(cls == MISS, PFS, nearest)
 
     def _levels(self, files: Ints) -> Ints:
-        """Returns (nodes, files) the class in which each node holds each file, or MISS."""
+        """Returns the class in which each node holds each file, or MISS, (nodes, files)."""
         return np.stack([cache.levels()[files] for cache in self.caches])
 
     def _use(self, node: int, files: Ints, after: Ints, beyond: Bools, now: int) -> Ints:

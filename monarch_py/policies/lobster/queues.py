@@ -103,9 +103,9 @@ def _best_from(
     """Finds the best window for each step. A window is a range of times. The threads are divided so
     that the time of every queue lies in the window. In the best window, the largest and the
     smallest of these times differ least. Each window that is tried begins at a level whose index is
-    in `starts`. Returns (steps, queues) the threads; (steps,) the difference between the largest
-    and the smallest time; and (steps,) the largest time. If no window is possible, the difference
-    and the largest time are inf.
+    in `starts`. Returns the threads, (steps, queues); the difference between the largest and the
+    smallest time, (steps,); and the largest time, (steps,). If no window is possible, the
+    difference and the largest time are inf.
 
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
@@ -141,8 +141,8 @@ def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
     """Finds, for each step, the fewest threads with which each queue's time lies in the step's
-    window, from `low` to `high`. Returns (steps, queues) these numbers. Also returns (steps,)
-    whether the window is possible: every queue has such a number, and their sum is at most
+    window, from `low` to `high`. Returns these numbers, (steps, queues). Also returns whether the
+    window is possible, (steps,): every queue has such a number, and their sum is at most
     `total`."""
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1

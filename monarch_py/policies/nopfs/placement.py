@@ -37,7 +37,7 @@ class Placement:
     extra: tuple[npt.NDArray[np.int64], ...]
 
     def holders(self) -> Holders:
-        """Returns (files, ASKED) the nodes that hold each file, the owner first. If a file has
+        """Returns the nodes that hold each file, the owner first, (files, ASKED). If a file has
         several further holders, only one of them is named. The choice differs from file to file, so
         that every holder is asked for some files."""
         holders = np.full((len(self.owner), ASKED), NOBODY, dtype=np.int32)
@@ -101,7 +101,7 @@ def place(
 
 
 def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64]]:
-    """Returns (files,) the owner of each file, and (nodes,) the room that is left [bytes].
+    """Returns the owner of each file, (files,), and the room that is left, (nodes,) [bytes].
 
     If the nodes have room for all files, each node first reserves the room that it wants for copies
     of files that other nodes own. Without these reservations, all room that is left in the end
@@ -121,7 +121,7 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
-    """Returns (nodes,) the bytes of the files that each node wants in addition to its own. Each
+    """Returns the bytes of the files that each node wants in addition to its own, (nodes,). Each
     file has a value at each node, and the room of each node has a price. A file is the own file of
     the node at which value - price is largest. A node also wants each other file whose value there
     is above the price."""

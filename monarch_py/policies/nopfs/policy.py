@@ -70,7 +70,7 @@ def nopfs_literal(job: Job) -> Decision:
 
 
 def _placed(job: Job, name: str) -> tuple[Decision, Ints]:
-    """Returns NoPFS's decision, and (files,) the owner that each file should have."""
+    """Returns NoPFS's decision, and the owner that each file should have, (files,)."""
     need_differences(job, name)
     placed = place(
         list(job.frequencies),
@@ -91,7 +91,7 @@ def _decision(job: Job, copies: Copies) -> Decision:
 
 
 def _needed(job: Job, first: npt.NDArray[np.int64], files: Ints) -> npt.NDArray[np.int64]:
-    """Returns (copies,) the number of the access that first needs each copy. This is the first use
+    """Returns the number of the access that first needs each copy, (copies,). This is the first use
     of the file by the copy's node. If that node never uses the file, it is the first use by any
     node.
 
@@ -120,7 +120,7 @@ def need_differences(job: Job, name: str) -> None:
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
-    """Returns (nodes,) what each node saves by holding a file itself instead of reading it from
+    """Returns what each node saves, (nodes,), by holding a file itself instead of reading it from
     another node: the time of a remote read minus the time of a local read (NoPFS 4). The savings
     are relative to their mean over the nodes. All are 1 if they cannot be compared.
 

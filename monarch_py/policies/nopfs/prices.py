@@ -50,7 +50,7 @@ class Program:
     everything: bool
 
     def values(self, node: int) -> npt.NDArray[np.float32]:
-        """Returns (files,) the value of a byte of each file at a node."""
+        """Returns the value of a byte of each file at a node, (files,)."""
         row = np.asarray(self.uses[node], dtype=np.float32)
         return row if self.weights is None else row * np.float32(self.weights[node])
 
@@ -124,8 +124,8 @@ class _Sample:
 
     def at(self, prices: Floats) -> tuple[float, Floats]:
         """Returns the upper bound that these prices give for the value of a placement. Also returns
-        (nodes,) the room that each node demands at these prices, as a share of the total size
-        of the sampled files."""
+        the room that each node demands at these prices, (nodes,), as a share of the total size of
+        the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
         # If every file must be held, two kinds of nodes demand a file: its best node, even if the

@@ -7,7 +7,7 @@ from monarch_py.policies.view import Floats
 
 
 def assign(costs: Floats) -> npt.NDArray[np.int64]:
-    """Returns (n,) int64, a column for each row: all columns differ, and the sum of the costs is
+    """Returns a column for each row, (n,) int64: all columns differ, and the sum of the costs is
     minimal.
 
     costs : (n, n)

@@ -151,7 +151,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _cycles(successor: Ints) -> npt.NDArray[np.int64]:
-    """Returns (epochs,) the number of the cycle that contains each epoch, counted from 0."""
+    """Returns the number of the cycle that contains each epoch, (epochs,), counted from 0."""
     cycle = np.full(len(successor), -1)
     for start in range(len(successor)):
         at, number = start, int(cycle.max()) + 1

@@ -43,8 +43,8 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
 
 
 def deal(files: Ints, holder: Ints, nodes: int, cap: int) -> tuple[Ints, Bools]:
-    """Assigns the samples of one step to nodes. Returns (samples,) the node of each sample, and
-    (samples,) bool, whether the sample must be loaded. A sample must be loaded if no node holds it,
+    """Assigns the samples of one step to nodes. Returns the node of each sample, (samples,), and
+    whether the sample must be loaded, (samples,) bool. A sample must be loaded if no node holds it,
     or if its holder already takes `cap` other samples. Each node loads samples with neighbouring
     numbers, because these lie next to each other in the file (see `chunks`).
 

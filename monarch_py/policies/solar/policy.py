@@ -88,7 +88,7 @@ class Solar:
         buffers = _Buffers(job)
         # The offset of each sample in the file [bytes].
         offset = np.concatenate([[0], np.cumsum(job.sizes)])
-        # (nodes,) how many unwanted samples each node may still read between wanted samples.
+        # How many unwanted samples each node may still read between wanted samples, (nodes,).
         spare = np.zeros(nodes)
         start = 0
         for epoch in range(job.epochs):
@@ -117,7 +117,7 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns (samples,) the redundant bytes. The first sample of each read has the bytes of
+        """Returns the redundant bytes, (samples,). The first sample of each read has the bytes of
         all unwanted samples in the read; the read's other samples have 0.
 
         spare : (nodes,), how many more unwanted samples each node may read. Each load of this step
