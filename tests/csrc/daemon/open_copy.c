@@ -185,9 +185,12 @@ TEST(the_answer_for_a_file_without_a_copy) {
                         right = begins ? MONARCH_PEER_LATER : no;
                     else
                         right = MONARCH_PEER_UNKNOWN_FILE;
+                    uint32_t rung = e->clients->doorbell;
                     SAME(ask(), right);
                     int was_begun = right == MONARCH_PEER_LATER && begins && state != 2 &&
                                     ((flags & 1) || !waits_here);
+                    /* the daemon's loop is woken to order the fill */
+                    SAME(e->clients->doorbell - rung, was_begun);
                     SAME(monarch_bit_is_set(e->clients->wanted.word, id), was_begun);
                     SAME(monarch_holdings_moved(h, ids), was_begun && home == 0);
                     SAME(monarch_home_here(h, id), was_begun ? MONARCH_KEPT_HERE : home);
