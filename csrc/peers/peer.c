@@ -31,8 +31,9 @@
  * reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* A thread that needs a link and finds none idle waits for the link of another thread, for at most
- * this long [ns]. */
-#define LINK_NS 100000000ULL
+ * this long [ns]. Together with any two of the limits for a connect, for an answer's first byte and
+ * for a later wait, this is less than 2 s, the longest that a reader should wait. */
+#define LINK_NS 50000000ULL
 /* Before another link is connected, the waits of all threads for links must together have lasted
  * this many times as long as the last connect took. */
 #define WAITS_PER_CONNECT 8

@@ -1,4 +1,4 @@
-"""What a rank finds out about its launcher and its network, and checks of whether the daemons of
+"""Tests how a rank examines its launcher and its network, and how it checks whether the daemons of
 several nodes can form one cluster."""
 
 from __future__ import annotations

@@ -24,8 +24,8 @@
     type daemon_##name arguments;   \
     type daemon_##name arguments
 
-/* What the daemon has open at each descriptor number: nothing, a file that it opened itself, or a
- * file that a program has handed over. */
+/* For each descriptor number, the kind of file that the daemon has open there: none, a file that it
+ * opened itself, or a file that a program has handed over. */
 enum { NOTHING, OWN, HANDED };
 static unsigned char has[MOST_DESCRIPTORS];
 

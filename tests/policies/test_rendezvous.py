@@ -110,7 +110,7 @@ def test_many_files_on_a_thousand_nodes_are_no_table_in_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (owner != PFS).all()
-    # `owners` must not make a table of the scores of all files on all nodes. Such a table would
+    # `owners` must not make a table of the scores of all files on all nodes. That table would
     # take 320 MB, or 800 MB with --long.
     assert peak < 240 << 20
 

@@ -118,8 +118,8 @@ class Metadata:
 
     def _read_masks(self) -> None:
         """Reads the properties of the sources' file systems with which the library answers statx.
-        Those with which it answers statfs cost an operation at the source, so the first comparison
-        reads them later."""
+        The properties for statfs cost an operation at the source, so the first comparison reads
+        them later."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))

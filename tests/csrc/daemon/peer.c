@@ -316,8 +316,8 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* What happens during a wait for a link. after_ns: how long it lasts. The other fields are what the
- * peer's fields are afterwards. */
+/* A wait for a link. after_ns: how long the wait lasts. The other fields: the values that the
+ * peer's fields have after the wait. is_idle: one more link is idle then. */
 struct step {
     uint64_t after_ns, connect_ns;
     unsigned connecting, in_use;
@@ -358,13 +358,13 @@ TEST(a_thread_connects_after_enough_waits) {
         {2 * ms, 0, 0, 0, {{0}}, {0}, 0}, /* no link is in use */
         {2 * ms, 0, 0, 1, {{3 * ms, 2 * ms, 0, 0, 0}}, {2 * n * ms}, 3 * ms}, /* no longer */
         {LINK_NS, 0, 0, 1, {{LINK_NS, LINK_NS, 0, 1, 0}}, {LINK_NS}, LINK_NS},
-        /* the first connect takes 50 ms; then a link is free after 3 ms */
+        /* the first connect takes 40 ms; then a link is free after 3 ms */
         {0,
          0,
          1,
          1,
-         {{50 * ms, 1 * ms, 0, 1, 0}, {3 * ms, 1 * ms, 0, 1, 1}},
-         {LINK_NS, 50 * ms + n * ms},
+         {{40 * ms, 1 * ms, 0, 1, 0}, {3 * ms, 1 * ms, 0, 1, 1}},
+         {LINK_NS, 40 * ms + n * ms},
          3 * ms},
         {0, 0, 1, 1, {{LINK_NS, 0, 1, 1, 0}}, {LINK_NS}, 0}, /* it connects nevertheless */
     };
@@ -387,8 +387,9 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* Only small requests wait for the links of other threads. A thread that connects a link starts the
- * sum of the waits again at 0. */
+/* A small request waits for the links of other threads. A large request that has a slot does not
+ * wait, because it may follow another one on a link. A thread that connects a link starts the sum
+ * of the waits again at 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();

@@ -2,7 +2,8 @@
 
 #include "made.h"
 
-/* What content_of has found out about the last stream. */
+/* Findings of content_of about the last stream: whether a program that is executed would inherit
+ * its descriptor, whether its offset was moved, and its inode number. */
 static int is_inherited, was_offset_used;
 static uint64_t inode;
 

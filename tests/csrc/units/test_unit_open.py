@@ -355,7 +355,7 @@ def test_each_open_is_counted_once(files: Files) -> None:
 
 
 def test_an_open_gets_the_copy_for_which_it_has_waited(files: Files) -> None:
-    """Such an open counts as one of the copy."""
+    """An open that has waited for a copy counts as an open of the copy."""
     entry = files.served.entry("f")
     whole, address = int(entry.word), int(native.cast("uintptr_t", native.addressof(entry, "word")))
     entry.word = whole & ~15 | State.FILLING

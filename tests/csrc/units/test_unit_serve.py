@@ -123,9 +123,9 @@ def test_a_file_that_gets_no_copy_is_only_counted(opens: Opens) -> None:
 
 
 def test_a_small_file_of_a_fast_source_is_left_alone(opens: Opens) -> None:
-    """Such a file counts as read to its end, because tracking it would take longer than reading it.
-    It is tracked nevertheless if the daemon fills a file only after programs have requested a part
-    of it (`fill_after`)."""
+    """A small file of a fast source counts as read to its end when it is opened, because tracking
+    it would take longer than reading it. It is tracked nevertheless if the daemon fills a file only
+    after programs have requested a part of it (`fill_after`)."""
     opens.answers(at_hand=True)
     for size in (SMALL, UNIT):
         assert opens.opened(size) == f"progress {size}, count {size}"
