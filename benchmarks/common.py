@@ -70,6 +70,12 @@ def scratch(parent: Path | None) -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
+def metadata_operations(counts: Mapping[str, int]) -> int:
+    """Returns the number of metadata operations, without opens, in the counts of a SlowSource."""
+    data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
+    return sum(number for kind, number in counts.items() if kind not in data)
+
+
 def build(source: Path, directory: Path, *flags: str) -> Path:
     """Compiles one C file and returns the program. Raises CalledProcessError if that fails."""
     binary = directory / source.stem

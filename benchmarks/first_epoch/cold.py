@@ -27,7 +27,14 @@ from typing import Any
 
 import yaml
 
-from benchmarks.common import build, plain_environment, scratch, touch_memory, write_list
+from benchmarks.common import (
+    build,
+    metadata_operations,
+    plain_environment,
+    scratch,
+    touch_memory,
+    write_list,
+)
 from benchmarks.numbers import Result, describe_machine, report
 from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavailable
 from monarch_py.ipc.session import Segment, SessionDir
@@ -265,16 +272,10 @@ def daemon_cpu_s(config: Path) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def operations(counts: dict[str, int]) -> int:
-    """Returns the number of metadata operations that have reached the source, without opens."""
-    data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
-    return sum(number for kind, number in counts.items() if kind not in data)
-
-
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
     """Returns how many metadata operations Monarch adds to those of the program alone. Opens are
     not counted. The number is per file; with `scan: lazy`, it is per file that was not read."""
-    more = operations(ours[-1]["source"]) - operations(plain[0]["source"])
+    more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)
 

@@ -1,9 +1,10 @@
 """``python -m benchmarks.first_epoch.nodes``: the first epoch of four nodes on one machine.
 
-Every node has a mount of the slow source, a daemon that has just been started, a tier for all files
-or for 30 % of them, and a reader for its share of the files. Runs alternate with runs of the same
-readers without Monarch. The cores of one machine run the source, all daemons and all readers. Needs
-FUSE.
+Every node has a mount of the slow source, a daemon, a tier for all files or for 30 % of them, and a
+reader for its share of the files. As with `monarch start`, one node lists the files of the source,
+and all daemons start with this list. The readers start as soon as the daemons have started. Runs
+alternate with runs of the same readers without Monarch. The cores of one machine run the source,
+all daemons and all readers. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import shutil
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,20 +74,44 @@ CASES = (
 )
 
 
+@dataclass(frozen=True)
+class Run:
+    """scan_s : the time of the scan before the daemons started [s]"""
+
+    scan_s: float
+    epochs: list[Epoch]
+
+    def seconds(self, epoch: int) -> float:
+        return self.epochs[epoch].seconds
+
+    def opens(self, first: int, end: int | None = None) -> int:
+        """Returns the number of opens at the source in the epochs first to end - 1, counted from
+        0."""
+        return sum(epoch.did("opened") for epoch in self.epochs[first:end])
+
+    @property
+    def bytes(self) -> int:
+        return sum(epoch.did("served") for epoch in self.epochs)
+
+    @property
+    def metadata(self) -> int:
+        """The number of metadata operations at the source, without opens, of the scan and of all
+        epochs."""
+        return self.epochs[-1].after["metadata"]
+
+
 def run(
     place: Path, case: Case, dataset: Dataset, programs: tuple[Path, Path], *, ours: bool
-) -> list[Epoch]:
-    """Returns the epochs of one run."""
+) -> Run:
     here = place / "run"
     here.mkdir()
     # Each node needs memory for pages of the source's files, copies, a daemon and a program.
     touch_memory(NODES * (2 * dataset.bytes + 256 * MIB))
     orders = [dataset.shares(NODES, epoch) for epoch in range(case.epochs)]
     try:
-        with Testbed(here, dataset, programs, case.layout(dataset, ours=ours), rate=RATE) as bed:
-            for mount in bed.mounts:
-                mount.latency(open=LATENCY_S, getattr=LATENCY_S, read=LATENCY_S)
-            return bed.epochs(orders)
+        layout = case.layout(dataset, ours=ours)
+        with Testbed(here, dataset, programs, layout, rate=RATE, latency_s=LATENCY_S) as bed:
+            return Run(bed.scan_s, bed.epochs(orders))
     finally:
         shutil.rmtree(here, ignore_errors=True)
 
@@ -94,17 +120,18 @@ def measure(place: Path, programs: tuple[Path, Path], rounds: int) -> list[Resul
     results = []
     for case in CASES:
         dataset = Dataset.make(place / case.name, case.files, case.size)
-        pairs = [
-            tuple(run(place, case, dataset, programs, ours=ours) for ours in (True, False))
-            for _ in range(rounds)
-        ]
+        pairs = []
+        for _ in range(rounds):
+            ours = run(place, case, dataset, programs, ours=True)
+            pairs.append((ours, run(place, case, dataset, programs, ours=False)))
         shutil.rmtree(dataset.backing)
-        results += told(case, dataset, pairs)
+        results += compare(case, dataset, pairs)
     return results
 
 
-def told(case: Case, dataset: Dataset, pairs: list[tuple[list[Epoch], ...]]) -> list[Result]:
-    ratios = sorted(ours[0].seconds / plain[0].seconds for ours, plain in pairs)
+def compare(case: Case, dataset: Dataset, pairs: list[tuple[Run, Run]]) -> list[Result]:
+    """Returns the results of one case, from pairs of runs with and without Monarch."""
+    ratios = sorted(ours.seconds(0) / plain.seconds(0) for ours, plain in pairs)
     first = Result(
         f"{case.name}_first",
         f"{case.title}: time of epoch 1 / without Monarch",
@@ -116,39 +143,48 @@ def told(case: Case, dataset: Dataset, pairs: list[tuple[list[Epoch], ...]]) -> 
     )
 
     def row(
-        key: str, what: str, unit: str, values: list[float], limit: float | None = None
+        key: str,
+        what: str,
+        unit: str,
+        of: Callable[[Run, Run], float],
+        limit: float | None = None,
     ) -> Result:
-        return Result(f"{case.name}_{key}", f"  {what}", unit, statistics.median(values), limit)
+        median = statistics.median(of(ours, plain) for ours, plain in pairs)
+        return Result(f"{case.name}_{key}", f"  {what}", unit, median, limit)
 
-    def opens(epochs: list[Epoch]) -> int:
-        return sum(epoch.did("opened") for epoch in epochs)
-
-    all_ours = [ours for ours, _ in pairs]
-    served = [sum(epoch.did("served") for epoch in ours) / dataset.bytes for ours in all_ours]
     accesses = case.files * (case.epochs - 1)
     return [
         first,
+        row("plain", "time of epoch 1 without Monarch", "s", lambda _, plain: plain.seconds(0)),
+        row("second", "time of epoch 2", "s", lambda ours, _: ours.seconds(1)),
+        row("scan", "time of the scan before the daemons start", "s", lambda ours, _: ours.scan_s),
         row(
-            "plain",
-            "time of epoch 1 without Monarch",
-            "s",
-            [plain[0].seconds for _, plain in pairs],
+            "bytes",
+            "bytes that the source sends in all epochs / dataset",
+            "",
+            lambda ours, _: ours.bytes / dataset.bytes,
+            1.01,
         ),
-        row("second", "time of epoch 2", "s", [ours[1].seconds for ours in all_ours]),
-        row("bytes", "bytes that the source sends in all epochs / dataset", "", served, 1.02),
         row(
             "opens",
             "opens at the source in epoch 1 / files of the dataset",
             "",
-            [opens(ours[:1]) / case.files for ours in all_ours],
-            1.05,
+            lambda ours, _: ours.opens(0, 1) / case.files,
+            1.02,
         ),
         row(
             "later",
             "opens at the source in later epochs / accesses in these epochs",
             "",
-            [opens(ours[1:]) / accesses for ours in all_ours],
-            0.01,
+            lambda ours, _: ours.opens(1) / accesses,
+            0.001,
+        ),
+        row(
+            "metadata",
+            "metadata operations, except opens, that Monarch adds per file",
+            "",
+            lambda ours, plain: (ours.metadata - plain.metadata) / case.files,
+            1.1,
         ),
     ]
 

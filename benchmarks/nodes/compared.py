@@ -202,6 +202,7 @@ def compared(
             Nodes(RANKS, f"{link_bits:.0f}bit") as links,
             Testbed(run, there, programs, layout, rate=rate, links=links) as bed,
         ):
+            bed.await_catalogs()
             seconds = epochs_of(bed, name, tier + staging)
         for number, taken in enumerate(seconds):
             what = (

@@ -69,6 +69,7 @@ class Rows:
                     run, self.dataset, self.programs, layout, rate=self.rate, links=links
                 ) as bed,
             ):
+                bed.await_catalogs()
                 yield bed
         finally:
             shutil.rmtree(run, ignore_errors=True)

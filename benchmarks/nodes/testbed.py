@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -18,9 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from benchmarks.common import SEED, Child, plain_environment, wait_until, write_list
+from benchmarks.common import (
+    SEED,
+    Child,
+    metadata_operations,
+    plain_environment,
+    wait_until,
+    write_list,
+)
 from benchmarks.peers.nodes import Nodes
-from monarch_py.daemon.starting import StartupInfo, spawn
+from monarch_py.config.load import load_config
+from monarch_py.daemon.starting import StartupInfo, spawn, written
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc import word
 from monarch_py.ipc.catalog import CatalogReader
@@ -34,6 +43,7 @@ from monarch_py.plan import Loader, Plan, PlanPart
 from monarch_py.plan.index import Index
 from monarch_py.plan.samplers import DistributedSampler
 from monarch_py.policies.rendezvous import Keys
+from monarch_py.scan.record import record_sources
 from monarch_py.util.processes import end
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -149,7 +159,11 @@ class Layout:
 class Testbed:
     """The running nodes that a Layout describes. They run while the context lasts.
 
+    The daemons start as `monarch start` starts them on several nodes: one node lists the files of
+    the source, and all daemons receive the list.
+
     place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
+    latency_s : the time that an open, a read or a request for attributes takes at the source [s]
     links : the nodes' network namespaces, created by the caller
     """
 
@@ -161,11 +175,13 @@ class Testbed:
         layout: Layout,
         *,
         rate: float,
+        latency_s: float = 0.0,
         links: Nodes | None = None,
     ) -> None:
         self.place, self.dataset, self.layout, self.links = place, dataset, layout, links
         self.slowsource, self.reader = programs
-        self.rate = rate
+        self.rate, self.latency_s = rate, latency_s
+        self.scan_s = 0.0  # the time that the scan for the daemons took [s]
         self.mounts: list[SlowSource] = []
         self.daemons: list[subprocess.Popen[bytes] | None] = []
         self.ranks: list[Child] = []
@@ -184,7 +200,6 @@ class Testbed:
             (self.place / "shm").mkdir()
             if self.layout.has_daemons:
                 self._start_daemons()
-                wait_until(lambda: all(map(self._is_ready, self.alive)), "scans", 60)
             argv: list[str | Path | int] = [self.reader, self.layout.threads, BLOCK]
             for rank, node in enumerate(self.rank_nodes):
                 # In a real job, the launcher sets this variable.
@@ -215,6 +230,7 @@ class Testbed:
                 link=self.place / "link",
             )
             self._stack.enter_context(mount).rate(self.rate)
+            mount.latency(open=self.latency_s, getattr=self.latency_s, read=self.latency_s)
             self.mounts.append(mount)
 
     def config(self, node: int) -> Path:
@@ -234,10 +250,17 @@ class Testbed:
         )
         os.environ["MONARCH_SHM"] = str(self.place / "shm")
         self._stack.callback(os.environ.pop, "MONARCH_SHM")
-        for node, listener in enumerate(listeners):
+        for node in range(count):
             self._configure(node)
+        began = time.monotonic()
+        record = record_sources(load_config(self.config(0)))
+        self.scan_s = time.monotonic() - began
+        for node, listener in enumerate(listeners):
+            listed = written(record)
+            self._stack.callback(os.close, listed)
             with self._on(node):
-                startup = StartupInfo(Cluster(node, members, secret), listener.fileno())
+                cluster = Cluster(node, members, secret)
+                startup = StartupInfo(cluster, listener.fileno(), listed, began=began)
                 self.daemons.append(spawn(self.config(node), detach=False, startup=startup))
             self._stack.callback(self._end_daemon, node)
 
@@ -273,11 +296,6 @@ class Testbed:
         ranks, workers = len(self.rank_nodes), self.layout.threads
         sampler = DistributedSampler(len(self.dataset.sizes), ranks, seed=SEED)
         return Loader(sampler, ranks, 1, workers=workers, prefetch_factor=2)
-
-    def _is_ready(self, node: int) -> bool:
-        status = self.status(node)
-        plans = status.get("plans", [])
-        return status["scanned"] and all(plan["state"] == "following" for plan in plans)
 
     def _end_daemon(self, node: int) -> None:
         daemon, self.daemons[node] = self.daemons[node], None
@@ -324,6 +342,15 @@ class Testbed:
         chosen = np.flatnonzero(here & (word.tier(words) == 0))
         return {int(catalog.path(int(entry)).partition(".")[0]) for entry in chosen}
 
+    def await_catalogs(self) -> None:
+        """Waits until all daemons have all files in their catalogs, and follow their plans."""
+        wait_until(lambda: all(map(self._is_ready, self.alive)), "catalogs", 60)
+
+    def _is_ready(self, node: int) -> bool:
+        status = self.status(node)
+        plans = status.get("plans", [])
+        return status["scanned"] and all(plan["state"] == "following" for plan in plans)
+
     def settle(self) -> None:
         """Waits until no daemon fills anything."""
         wait_until(
@@ -331,12 +358,14 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns totals since the start: the bytes that the source has sent and the opens at the
-        source, for all nodes, and the daemons' own counters, for the daemons that still run."""
+        """Returns totals since the start: for all nodes, the bytes that the source has sent, the
+        opens at the source and its other metadata operations; for the daemons that still run, their
+        own counters."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),
             "opened": sum(mount["open"] for mount in mounts),
+            "metadata": sum(map(metadata_operations, mounts)),
         }
         if not self.alive:
             return source

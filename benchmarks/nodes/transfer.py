@@ -50,6 +50,7 @@ def transfer(
         PlainSendfile(links, place, dataset.backing / Dataset.name(0)) as plain,
         Child([sys.executable, "-c", OPENER], bed.environment(1)) as opener,
     ):
+        bed.await_catalogs()
         bed.ranks[0].ask(f"epoch {bed.list_of(0, [0])} 0")
         bed.settle()
         pairs = []

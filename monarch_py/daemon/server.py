@@ -423,7 +423,8 @@ class Daemon:
             size_bytes=ahead.mean_bytes,
             opened_bytes=totals["bytes_from_source"] / max(totals["misses"], 1),
         )
-        needs_all = self.scanner.is_in_a_hurry or self.plan_manager.is_active
+        is_in_cluster = self.filler.nodes is not None
+        needs_all = is_in_cluster or self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on or self.scanner.finds_copies
         lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)

@@ -66,6 +66,7 @@ def test_bytes_come_from_where_the_simulator_says(
     with testbed.Testbed(
         memory / "run", dataset, (slowsource_binary, reader), layout, rate=100 * MIB
     ) as bed:
+        bed.await_catalogs()
         found = replay(bed, Rates(source=100 * MIB, link=1e9), orders)
     assert found.apart("source") == pytest.approx(0, abs=APART)
     assert found.apart("peers") == pytest.approx(0, abs=APART)

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.epoch import make_files
-from support.session import Session, wait_until
+from support.session import MIB, Session, wait_until
 
+from monarch_py.config.load import load_config
 from monarch_py.daemon.scan.pace import (
     AHEAD_S,
     AWAIT_S,
@@ -28,10 +29,14 @@ from monarch_py.daemon.scan.pace import (
     RISE,
     ScanPace,
 )
+from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.catalog import Catalog
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Kind, ffi, lib
+from monarch_py.peers.handshake import new_secret
+from monarch_py.peers.membership import Cluster, Member
+from monarch_py.peers.server import listen
 from monarch_py.scan.walk import ALL_NAMES, Walk
 
 Factory = Callable[..., Session]
@@ -365,3 +370,30 @@ def test_a_warm_beside_a_job_does_not_wait_for_its_end(
             job.kill()
     assert warmed.returncode == 0, warmed.stderr
     assert session.status()["sources"][0]["present"] == FILES
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_scan_of_a_cluster_does_not_stay_behind_programs(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, nodes: int
+) -> None:
+    """A daemon of a cluster knows which node keeps a file only once it has scanned all files."""
+    root = tmp_path / "source"
+    make_files(root, FILES, 10)
+    session = session_factory(root, prefetch="auto")
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    members = tuple(Member(f"node{i}", "127.0.0.1", 1, (MIB,)) for i in range(nodes))
+    cluster = Cluster(0, members, new_secret()) if nodes > 1 else None
+    with listen("127.0.0.1") as listener:
+        daemon = Daemon(
+            load_config(session.config), session.paths, cluster, listener, awaits_s=3600
+        )
+        try:
+            if cluster is not None:
+                wait_until(lambda: [daemon._turn()] and daemon.scanner.scanned)
+                return
+            for _ in range(50):
+                daemon._turn()
+            assert not daemon.scanner.scanned
+        finally:
+            daemon.close()
