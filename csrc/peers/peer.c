@@ -224,6 +224,11 @@ static void note_success(peer *p, struct monarch_peer_link *l) {
         p->report(p->arg, MONARCH_PEER_OK, 0);
 }
 
+void monarch_peer_add_link(peer *p, struct monarch_peer_link *l) {
+    note_success(p, l);
+    pthread_cond_signal(&p->link_free);
+}
+
 static void note_failure(peer *p) {
     pthread_mutex_lock(&p->lock);
     p->has_failed = 1;

@@ -125,6 +125,8 @@ typedef void (*monarch_peer_report)(void *arg, uint32_t status, uint64_t began_n
 /* Makes a peer. Returns NULL if memory is exhausted. */
 struct monarch_peer *monarch_peer_new(monarch_peer_connect connect, monarch_peer_report report,
                                       void *arg);
+/* Adds an idle link that the caller has connected. */
+void monarch_peer_add_link(struct monarch_peer *p, struct monarch_peer_link *l);
 /* Like monarch_peer_fetch, but any number of threads may call it at a time; large answers share
  * links. Sets the status of each range even if the call fails. Returns 0, or -1 if the peer has
  * failed or requests to it are suppressed for now. */

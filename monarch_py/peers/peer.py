@@ -75,6 +75,16 @@ class Peer:
             lib.monarch_peer_free(self.c)
             self.c = self._handle = ffi.NULL
 
+    def connect_early(self) -> bool:
+        """Connects one more link for later fetches. Returns whether it is connected. A failure does
+        not count as a failure of the peer, whose daemon may be starting."""
+        try:
+            link = self._connect_to(self.rank)
+        except Unreachable:
+            return False
+        lib.monarch_peer_add_link(self.c, link)
+        return True
+
     def _connect(self) -> Any:
         """Returns a new link. Raises Unreachable if no link can be connected, or during the pause
         after a failure."""

@@ -82,7 +82,8 @@ def alone() -> Iterator[None]:
     """Inside this context, `Nodes` have neither servers nor links."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ReplicaServer", ReplicaServer)
-        patch.setattr(module, "Peer", lambda *_: SimpleNamespace(c=None))
+        patch.setattr(module, "Peer", lambda _, rank: SimpleNamespace(c=None, rank=rank))
+        patch.setattr(module, "EarlyLinks", lambda peers: SimpleNamespace(peers=peers))
         patch.setattr(module, "lib", Native)
         yield
 

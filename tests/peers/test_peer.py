@@ -127,6 +127,22 @@ def test_a_link_is_kept_for_the_next_fetch(made: tuple[Peer, Scripted]) -> None:
     assert script.all_closed()
 
 
+def test_a_link_that_was_connected_early_is_used(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
+    assert peer.connect_early()
+    script.answers = [PeerStatus.OK]
+    assert ask(peer) == PeerStatus.OK
+    assert script.connects == 1
+
+
+def test_a_peer_that_is_not_there_early_has_not_failed(made: tuple[Peer, Scripted]) -> None:
+    peer, script = made
+    script.answers = [Unreachable(PeerStatus.CUT), PeerStatus.OK]
+    assert not peer.connect_early()
+    assert peer.is_usable and peer.last_failure == PeerStatus.OK
+    assert ask(peer) == PeerStatus.OK
+
+
 @pytest.mark.parametrize(
     "failure",
     [

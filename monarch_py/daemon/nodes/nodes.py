@@ -14,6 +14,7 @@ import numpy as np
 
 from monarch_py.arrays import NO_IDS, Bools, Ids, Int32s, Ints
 from monarch_py.daemon.copies.engine import Engine
+from monarch_py.daemon.nodes.early_links import EarlyLinks
 from monarch_py.daemon.nodes.serving import Membership, ReplicaServer
 from monarch_py.daemon.segments import Shared
 from monarch_py.errors import SessionError
@@ -77,6 +78,12 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
+        # Each node begins with another peer, so that not all nodes of a large cluster connect links
+        # to the same few nodes.
+        self._early_links = EarlyLinks(
+            [peer for rank, peer in self.peers.items() if rank > cluster.rank]
+            + [peer for rank, peer in self.peers.items() if rank < cluster.rank]
+        )
         self.policy = NodePolicy(cluster.rank, shares=True)
         # `_has_passed_on` : by entry, whether this node owned the file and has passed it on for
         #     lack of room.
@@ -259,6 +266,7 @@ class Nodes:
 
     def close(self) -> None:
         """Stops serving peers. The engine may still run, but its fills ask no peer any more."""
+        self._early_links.close()
         self.replicas.close()
 
     def free(self) -> None:

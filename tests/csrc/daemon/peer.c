@@ -142,6 +142,18 @@ TEST(idle_links_beyond_the_limit_are_closed) {
     SAME(closed(), (4U << IDLE_LINKS) - 1);
 }
 
+/* A link that the caller has connected is used like any other idle link, also by a thread that
+ * waits for a link. The peer counts as one that has worked. */
+TEST(a_link_from_the_caller_is_used) {
+    make();
+    signals = 0;
+    monarch_peer_add_link(p, &links[made++]);
+    CHECK(signals == 1 && p->idle == 1 && !monarch_peer_is_starting(p));
+    SAME(ask_small(), 0);
+    CHECK(made == 1 && fetches == 1 && reported == 0);
+    monarch_peer_free(p);
+}
+
 /* If the peer has closed an idle link since its last use, the link is replaced. This is no failure,
  * so nothing is reported. All other idle links are closed too, because they have been idle for at
  * least as long. */
