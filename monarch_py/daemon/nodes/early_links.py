@@ -33,8 +33,11 @@ class EarlyLinks:
 
     def _connect(self, missing: Sequence[Peer]) -> None:
         limit = time.monotonic() + LIMIT_S
-        while missing and time.monotonic() < limit and not self._end.wait(RETRY_S):
-            missing = [peer for peer in missing if not (self._end.is_set() or peer.connect_early())]
+        while not self._end.is_set() and time.monotonic() < limit:
+            missing = [peer for peer in missing if self._end.is_set() or not peer.connect_early()]
+            if not missing:
+                break
+            self._end.wait(RETRY_S)
 
     def close(self) -> None:
         """Ends the thread. Waits for a handshake that has begun, which has a time limit."""
