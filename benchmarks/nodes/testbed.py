@@ -160,7 +160,7 @@ class Testbed:
     """The running nodes that a Layout describes. They run while the context lasts.
 
     The daemons start as `monarch start` starts them on several nodes: one node lists the files of
-    the source, and all daemons receive the list.
+    the source, all daemons receive the list, and one daemon asks whether it reaches all others.
 
     place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
     latency_s : the time that an open, a read or a request for attributes takes at the source [s]
@@ -263,6 +263,7 @@ class Testbed:
                 startup = StartupInfo(cluster, listener.fileno(), listed, began=began)
                 self.daemons.append(spawn(self.config(node), detach=False, startup=startup))
             self._stack.callback(self._end_daemon, node)
+        self.connection(0).ask("all")
 
     def _on(self, node: int) -> Any:
         return self.links.entered(node) if self.links else nullcontext()
