@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +21,12 @@ from support.files import Files, Loop, check_all, same_without
 from support.session import MIB, Session, wait_until
 from support.watch import QuotaWatch, assert_quiet
 
+from monarch_py.daemon.copies.staging import Staging
 from monarch_py.demo.slowsource import SlowSource
 from monarch_py.ipc.session import Segment
 from monarch_py.native import ffi
+from monarch_py.policies.node import NodePolicy
+from monarch_py.policies.placement import TierRoom
 
 Factory = Callable[..., Session]
 KIB = 1 << 10
@@ -121,6 +126,25 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
     assert session.totals()["hits"] == hits + 1, "the copy that was opened last was dropped"
     read(session, paths[2])
     assert session.totals()["hits"] == hits + 1, "the copy that was opened first was not dropped"
+
+
+def test_room_is_made_for_whole_blocks() -> None:
+    """The area has as many bytes left as the file has, but not as many as the copy takes."""
+    size, free, block = 100_001, 100_500, 4096
+    tier: Any = SimpleNamespace(
+        room=lambda: TierRoom(free, 10, block), config=SimpleNamespace(quota_bytes=size)
+    )
+    copies: Any = SimpleNamespace(leaving=[0])
+
+    class Area(Staging):
+        dropped = 0
+
+        def _drop(self, bytes_: int, least_use: int) -> None:
+            self.dropped += bytes_
+
+    staging = Area(0, tier, copies, NodePolicy())
+    staging.make_room(np.array([size], dtype=np.uint64))
+    assert staging.dropped >= 25 * block - free
 
 
 def test_a_file_larger_than_the_area_is_left_to_the_source(

@@ -115,15 +115,15 @@ class Staging:
         room = self.tier.room()
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
-    def make_room(self, need_bytes: int, least_use: int = -1) -> bool:
-        """Drops copies until need_bytes [bytes] are free, or will be free once the dropped copies
-        are removed. Copies whose next use comes before `least_use` (a distance as in
-        `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still to be
-        removed."""
+    def make_room(self, sizes: Uints, least_use: int = -1) -> bool:
+        """Drops copies until there is room for files of these sizes, (n,) [bytes], or will be room
+        once the dropped copies are removed. Copies whose next use comes before `least_use` (a
+        distance as in `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still
+        to be removed."""
         if self.tier is None:
             return False
-        leaving = self.copies.leaving[self.number]
-        missing = need_bytes - self.tier.room().free_bytes - leaving
+        leaving, room = self.copies.leaving[self.number], self.tier.room()
+        missing = int(room.rounded(sizes).sum(dtype=np.float64)) - room.free_bytes - leaving
         if missing > 0:
             self._drop(max(missing, self.tier.config.quota_bytes // AT_ONCE), least_use)
         return self.copies.leaving[self.number] > 0

@@ -306,7 +306,7 @@ class Filler:
             now = np.logical_and.accumulate(now)
         if not now.all():
             least_use = -1 if horizon is None else horizon
-            coming = self.staging.make_room(int(sizes.sum(dtype=np.float64)), least_use)
+            coming = self.staging.make_room(sizes, least_use)
             if horizon is not None:
                 catalog.set_state(ids[~now], State.ABSENT)
             elif coming:
