@@ -47,8 +47,9 @@ SEED = 20221
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    The daemon's time for a poll grows with the number of files. To keep polls few, each pause is a
-    twentieth of the time waited so far, so the function returns at most a twentieth too late.
+    The more files there are, the more time a poll costs the daemon. So polls become rarer: each
+    pause is a twentieth of the time waited so far, and the function returns at most this much too
+    late.
     """
     started = time.monotonic()
     while not condition():
@@ -60,8 +61,8 @@ def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None
 
 @contextmanager
 def scratch(parent: Path | None) -> Iterator[Path]:
-    """Yields an empty directory below `parent` (default: the directory for temporary files). It is
-    removed at the end, also when this process is terminated by a signal."""
+    """Yields a new, empty directory below `parent` (default: the directory for temporary files).
+    Removes the new directory at the end, even if SIGTERM ends this process."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     place = Path(tempfile.mkdtemp(prefix="monarch-bench-", dir=parent)).resolve()
     try:
@@ -71,7 +72,7 @@ def scratch(parent: Path | None) -> Iterator[Path]:
 
 
 def metadata_operations(counts: Mapping[str, int]) -> int:
-    """Returns the number of metadata operations, without opens, in the counts of a SlowSource."""
+    """Returns how many metadata operations a SlowSource has counted. Opens are not included."""
     data = ("open", "read", "write", "bytes_read", "bytes_written", "release", "flush")
     return sum(number for kind, number in counts.items() if kind not in data)
 
@@ -88,9 +89,9 @@ def touch_memory(size: int) -> None:
     """Touches `size` bytes of free memory, or half of what is available if that is less.
 
     A virtual machine may get a page of memory from its host only when the page is first used. This
-    takes some 8 us for 4 KiB, several times as long as copying them. Touching the memory in advance
-    keeps that time out of the measurement: Linux allocates the most recently freed pages first, so
-    the measured run gets the pages that were touched here.
+    first use takes about 8 us for a page of 4 KiB, several times as long as copying the page.
+    Touching the memory in advance keeps that time out of the measurement: Linux allocates the most
+    recently freed pages first, so the measured run gets the pages that were touched here.
     """
     size = min(size, psutil.virtual_memory().available // 2)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
@@ -185,9 +186,9 @@ class Daemon:
         return self.status()
 
     def wait_present(self, files: int, limit_s: float) -> None:
-        """Waits until every file that gets a copy has one. Raises TimeoutError, with the status,
-        after `limit_s` [s], and RuntimeError if more than one in 1000 of `files` stays at the
-        source.
+        """Waits until each of the `files` files either has a copy or is known to stay at the
+        source. Raises TimeoutError, with the status, after `limit_s` [s], and RuntimeError if more
+        than one in 1000 of `files` stays at the source.
 
         A few files may stay there: the Bloom filter of changed files may report a file as changed
         although only another file on the same device was written.

@@ -79,7 +79,7 @@ def opener(daemon: Daemon) -> Iterator[subprocess.Popen[str]]:
 
 
 def watched(daemon: Daemon, frames: int) -> list[Result]:
-    """Measures the cost of `monarch top`, and how old the numbers are that it shows."""
+    """Measures the cost of `monarch top`, and the age of the numbers that it shows."""
     seen: list[tuple[float, int]] = []
     words = command("top", "-c", str(daemon.config), "-n", str(frames))
     with (

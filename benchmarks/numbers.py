@@ -1,9 +1,9 @@
 """Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
-A machine that others use too is never equally fast twice, so times of two separate runs are not
-compared. Both variants of a measurement stay ready during the whole measurement, and short rounds
-of the two alternate. Each pair of rounds gives one ratio, and the report has the median of the
-ratios with their spread.
+The speed of a machine that others use too changes all the time, so the times of two separate runs
+are not compared. Instead, both variants of a measurement stay ready during the whole measurement,
+and short rounds of the two alternate. Each pair of rounds gives one ratio, and the report contains
+the median of the ratios and their spread.
 """
 
 from __future__ import annotations

@@ -353,9 +353,9 @@ static void *watch_stdin(void *unused) {
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
 /* Parallel file systems look up many names of one directory at a time. libfuse 3.14 has an option
- * for that (FUSE_CAP_PARALLEL_DIROPS), but does not pass the flag on to the kernel. The kernel
- * would then look up one name at a time, so this function adds the flag to the first answer, the
- * one to FUSE_INIT. */
+ * for that (FUSE_CAP_PARALLEL_DIROPS), but does not pass the flag on to the kernel. Without the
+ * flag, the kernel looks up one name at a time. So this function adds the flag to the first answer,
+ * which is the answer to FUSE_INIT. */
 static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
     static atomic_flag is_initialised = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&is_initialised) && count == 2 &&
@@ -377,8 +377,9 @@ static void look_up_in_parallel(struct fuse_session *session) {
 static void look_up_in_parallel(struct fuse_session *session) {}
 #endif
 
-/* Waits for the end: an unmount, SIGTERM, SIGINT, SIGHUP or the end of standard input. All of them
- * arrive at sigwait as signals. Requests in progress are dropped with the connection. */
+/* Starts the threads, then waits for the end: an unmount, SIGTERM, SIGINT, SIGHUP or the end of
+ * standard input. Each of these events reaches sigwait as a signal. Requests in progress are
+ * dropped with the connection. */
 static void run(struct fuse_session *session) {
     sigset_t ends;
     int signal_number;

@@ -28,7 +28,7 @@ static_assert(sizeof(struct control) == (7 + 2 * N_KINDS) * 8, "bump CONTROL_VER
 
 static struct control *control;
 /* *link_free_ns is the time at which the link is free again [ns]. If several mounts share the link,
- * it is in a file that they all map, else in own_link. */
+ * the time is stored in a file that they all map; otherwise it is stored in own_link. */
 static _Atomic uint64_t own_link, *link_free_ns = &own_link;
 
 static uint64_t now_ns(void) {
@@ -73,8 +73,8 @@ static void wait_link(uint64_t n) {
     }
 }
 
-/* Counts the operation and waits for its latency. Returns 1 if it has replied to
- * the request with the error control->fail. */
+/* Counts the operation and waits for its latency. Then, if control->fail is set, replies to the
+ * request with this error and returns 1; otherwise returns 0. */
 static int refused(fuse_req_t req, enum kind kind) {
     control->count[kind]++;
     wait_latency(kind);

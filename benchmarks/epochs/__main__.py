@@ -77,8 +77,8 @@ class Epochs:
             with Child(self._argv(logical), daemon.environment()) as ours:
                 self._one_epoch(ours, "under the library, epoch 1")
                 self._filled(daemon)
-                # The counts are not reset from here on: requests in epoch 2 are added to those of
-                # later epochs.
+                # The start of epoch 2 is the last time that the counts are reset, so the totals of
+                # the later epochs include the requests in epoch 2.
                 self._one_epoch(ours, "under the library, epoch 2")
                 self._later(daemon, ours)
         self._first_epochs()
@@ -149,7 +149,8 @@ class Epochs:
         """Reports the operations that reached the source from epoch 2 on.
 
         total : number of operations of each kind from epoch 2 on
-        counts : the same numbers as they were after epoch 2, after epoch 3, and so on
+        counts : the counts since the start of epoch 2, as they were after epoch 2, after epoch 3,
+            and so on
 
         Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
         the library revalidates the files makes as many requests as there are files. And the daemon

@@ -71,9 +71,10 @@ def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counte
 def count_metadata(
     slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
 ) -> tuple[Result, dict[str, Any]]:
-    """Returns the result line: the operations of an epoch, relative to those of an epoch without
-    the library. Also returns the operations by kind, for each step of the median epoch and of the
-    epoch without the library.
+    """Returns (result, document). The result is the number of operations in the median epoch under
+    the library, relative to an epoch without the library. The document contains, for each step, the
+    operations by kind: those of the epoch without the library, and the medians over the epochs
+    under it.
 
     files : the number of files in the tree behind `slow`
     """

@@ -107,7 +107,8 @@ class FirstEpoch:
 
     def _ours(self, how: str, **more: Any) -> Run:
         """Runs one first epoch under the library. In the returned object, `served` is the number of
-        bytes that the source has sent until everything was copied, divided by the dataset's size.
+        bytes that the source had sent by the time everything was copied, divided by the dataset's
+        size.
         """
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:
@@ -261,8 +262,8 @@ class FirstEpoch:
 
 @contextmanager
 def dirty_limit(limit_bytes: int) -> Iterator[None]:
-    """Sets the kernel's limit on dirty pages of the whole machine, and half of it as the threshold
-    for background write-back."""
+    """While the context lasts, limits the machine's dirty pages to `limit_bytes`, and makes the
+    kernel begin background write-back at half of this limit."""
     before = [(name, (VM / name).read_text()) for pair in DIRTY for name in pair]
     try:
         for (name, _), limit in zip(DIRTY, (limit_bytes // 2, limit_bytes), strict=True):

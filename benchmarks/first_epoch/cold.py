@@ -61,8 +61,8 @@ class Case:
 
     latency_s : the latency of an open, of a look-up and of a read [s]
     rate : the rate of all reads together [bytes/s]
-    quiet, busy : limits on the time of the first epoch, relative to its time without Monarch, on a
-        machine that is otherwise idle or busy (--busy); None for no limit
+    quiet, busy : limits on the time of the first epoch, relative to its time without Monarch:
+        `quiet` if the machine is otherwise idle, `busy` with --busy; None for no limit
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
         nothing, `warm` for everything
@@ -206,12 +206,12 @@ class Cold:
         environment: dict[str, str],
         cpu_s: Callable[[], float] = lambda: 0.0,
     ) -> list[Run]:
-        """Runs the reader, and returns its answer for each epoch. In an answer, `source` has the
-        numbers of operations that the source has counted until then.
+        """Runs the reader, and returns its answer for each epoch. In an answer, `source` contains
+        the source's counts of operations at the end of the epoch.
 
-        cpu_s : returns the CPU time of the daemon so far [s]. `start_s` of an answer is the
-            daemon's CPU time at the reader's start, and `daemon_s` is the increase from then to the
-            end of the epoch
+        cpu_s : a function that returns the CPU time of the daemon so far [s]. In an answer,
+            `start_s` is the daemon's CPU time when the reader started, and `daemon_s` is how much
+            it has grown from then to the end of the epoch
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, EPOCHS, share]
@@ -261,14 +261,14 @@ class Cold:
 def daemon_cpu_s(config: Path) -> float:
     """Returns the CPU time [s] that the daemon of a configuration has used so far.
 
-    The process id comes from the session. A search among all processes would slow down the epoch
-    that has just begun more than the daemon does.
+    The daemon's process id is read from the session: a search through all processes would slow down
+    the epoch that has just begun more than the daemon itself does.
     """
     control = Segment.open(SessionDir.of(config).control, writable=False)
     pid = int(control.as_struct("struct monarch_control").pid)
-    # This is clock_getcpuclockid(3); Python offers only the function for threads. The kernel
-    # derives a clock's number from the process id. If the lowest bits of the number are 2, the
-    # clock counts the CPU time of the process.
+    # This computes what clock_getcpuclockid(3) returns, for which Python has no function. The
+    # kernel derives a clock's number from the process id. If the lowest bits of the number are 2,
+    # the clock counts the CPU time of the process.
     return time.clock_gettime(~pid << 3 | 2)
 
 

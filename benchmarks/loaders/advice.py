@@ -1,9 +1,10 @@
 """``python -m benchmarks.loaders.advice``: the advised number of workers, compared with a sweep.
 
-With one dataset, workers mostly wait (records of a slow source, 4 ms a read, 1 GB/s); with the
-other, workers mostly compute (a repeated checksum). On each dataset, a training that computes after
-each batch is run with 1 to 8 workers. The best number of workers is the smallest one with which an
-epoch takes at most 5 % longer than the shortest epoch.
+There are two datasets. With the first, workers mostly wait: it consists of records of a slow source
+(4 ms a read, 1 GB/s). With the second, workers mostly compute a repeated checksum. For each
+dataset, a loop that stands for a training run, with a pause after each batch, is timed with 1 to 8
+workers. The best number of workers is the smallest one with which an epoch takes at most 5 % longer
+than the shortest epoch.
 """
 
 from __future__ import annotations

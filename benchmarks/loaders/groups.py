@@ -2,8 +2,8 @@
 
 The benchmark counts the requests that the source receives for a group. It compares the time for a
 group with that of h5py, which reads one sample after the other. It also measures how long a
-training waits in two cases: when computing takes longer than reading, and when reading takes longer
-than computing. Needs FUSE and h5py.
+training run waits for groups in two cases: if computing takes longer than reading, and if reading
+takes longer than computing. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Groups:
         """Runs an epoch. Returns the loader's times, the duration of the epoch [s], and the
         requests to the source.
 
-        compute_s : how long [s] the training computes for a group
+        compute_s : how long [s] the training run computes for each group
         """
         dataset = RecordDataset(self._path, dataset="x")
         loader = GroupLoader(dataset, BATCH, GROUP, epochs=0, rank=0, world_size=1, collate=len)
@@ -82,8 +82,8 @@ class Groups:
         return loader.times, took_s, self._slow.counts()
 
     def h5py_s(self, samples: int) -> float:
-        """Returns the time [s] in which h5py reads as many random samples as a group has. Only
-        `samples` samples are read; the time is extrapolated."""
+        """Returns the time [s] that h5py takes to read as many random samples as are in a group.
+        Reads only `samples` of them, and extrapolates the time."""
         wanted = np.random.default_rng(1).permutation(GROUP * GROUPS)[:samples].tolist()
         with h5py.File(self._path, "r") as file:
             found = file["x"]
@@ -128,10 +128,10 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Measures how long the training waits for groups after the first one.
+    """Measures how long a training run waits for all groups except the first one.
 
-    Also returns the median times per group for reading, computing and waiting [s], for two
-    trainings: one computes for twice the reading time, the other for about half the reading time.
+    Also returns the median times per group for reading, computing and waiting [s], for two training
+    runs: one computes for twice the reading time, the other for about half the reading time.
     """
     shares, excesses = [], []
     longer, shorter = [], []

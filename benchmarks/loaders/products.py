@@ -7,7 +7,7 @@ each epoch on the source. Nothing is decoded.
 
 Each loader runs in its own process, for two epochs. The loaders alternate, and in each round their
 times are compared with those of PyTorch's DataLoader. A product that is not installed is left out,
-with the reason. Needs FUSE, and root for MosaicML streaming.
+and the reason is printed. Needs FUSE, and root for MosaicML streaming.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def make_dataset(root: Path, samples: int) -> None:
 
 
 def cpu_s(pid: int) -> float:
-    """Returns the CPU time of a process and its children, including those that have ended [s]."""
+    """Returns the CPU time [s] of a process and its children, including children that have
+    ended."""
     process = psutil.Process(pid)
     return sum(sum(each.cpu_times()[:4]) for each in [process, *process.children(recursive=True)])
 
@@ -179,9 +180,9 @@ def started(product: Product, root: Path, n_bytes: int) -> Iterator[Child]:
 
 
 def make_slow(slow: SlowSource) -> None:
-    """Drops the cached pages of all files, makes the source slow and resets its counts. To drop the
-    pages, opens each file: the kernel drops the cached pages of a file of this source at each
-    open."""
+    """Drops the cached pages of all files, makes the source slow and resets its counts. Opening a
+    file of this source makes the kernel drop the file's cached pages, so the function opens every
+    file."""
     slow.latency(open=0, getattr=0, read=0)
     for path in slow.mountpoint.rglob("*.*"):
         os.close(os.open(path, os.O_RDONLY))
@@ -248,7 +249,8 @@ def results_of(runs: Runs) -> list[Result]:
 
 
 def cells(name: str, runs: dict[str, list[list[Epoch]]], samples: int) -> list[str]:
-    """Returns the table cells of a product: the medians in epochs 1 and 2."""
+    """Returns the product's row of the table. Each measured cell contains two medians: those of
+    epoch 1 and of epoch 2."""
     found, bases = runs[name], runs[BASE]
 
     def both(of: Callable[[Epoch, Epoch], float], form: str) -> str:

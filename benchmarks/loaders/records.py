@@ -1,8 +1,8 @@
 """``python -m benchmarks.loaders.records``: batches of random samples of one HDF5 file.
 
-h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently, with
-and without joining neighbours. Needs FUSE and h5py. The file is sparse, because the content of the
-samples does not matter.
+h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently, once
+with neighbouring reads joined into one and once without. Needs FUSE and h5py. The file is sparse,
+because the content of the samples does not matter.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def read_one_by_one(path: Path, batches: Numbers) -> float:
 
 
 def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[float, float]:
-    """Returns the median times of a batch [s]. The two datasets alternate, and each has batches of
-    its own, so that no page is cached."""
+    """Returns the median time of a batch [s] for each of the two datasets. The datasets take turns,
+    and each batch is read from only one of them, so that no page is cached."""
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:

@@ -189,8 +189,8 @@ def cost(kind: type[Any]) -> tuple[float, float]:
 
 
 def resumption(kind: type[Any]) -> tuple[float, float]:
-    """Returns the median and the largest ratio of two times: the time to resume an epoch at a step
-    and get its first batch, divided by the time to schedule the epoch."""
+    """Returns the median and the largest value of a ratio: the time to resume an epoch at a step
+    and get the first batch, divided by the time to schedule the epoch."""
     sampler = large(kind)
     ratios = []
     for done in (1, 4000, 9000):
@@ -199,7 +199,8 @@ def resumption(kind: type[Any]) -> tuple[float, float]:
         sampler.load_state_dict(state)
         next(iter(sampler))
         resumed = time.perf_counter() - began
-        # The thread that computes the next epoch is not part of the measurement.
+        # Wait until the thread that computes the next epoch has ended, because it is not part of
+        # the measurement.
         for ahead in sampler._ahead.values():
             ahead.result()
         began = time.perf_counter()

@@ -54,8 +54,8 @@ def _cpu_s() -> float:
 
 
 def _epochs(loader: Iterable[Any], epochs: int) -> tuple[float, float]:
-    """Returns the (processor, wall) time of some epochs [s]. The training reads one byte of each
-    sample."""
+    """Runs `epochs` epochs, and returns their (processor, wall) time [s]. In place of a training
+    step, the loop reads one byte of each sample."""
     cpu, wall = _cpu_s(), time.perf_counter()
     for _ in range(epochs):
         for batch in loader:

@@ -2,8 +2,8 @@
 
 Every node has a mount of the slow source, a daemon and a long-lived reader. All mounts share one
 rate, and all readers begin an epoch together. Where links matter, the nodes are network namespaces.
---slow divides all rates by the same factor, including the links', so that few cores can represent
-more nodes. Needs FUSE, and root for the namespaces.
+--slow divides all rates, including those of the links, by the same factor, so that a machine with
+few cores can run more nodes. Needs FUSE, and root for the namespaces.
 """
 
 from __future__ import annotations

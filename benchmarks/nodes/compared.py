@@ -57,11 +57,11 @@ COMPARED = {
     "SolarSampler and StagedLoader under Monarch": Compared("solar", "torch", "files", "hash"),
     "DALI under Monarch": Compared("dali", "nvidia.dali", "files", "hash"),
 }
-# The limit on the time of an epoch after the first one, relative to the time in which the source
-# can send the dataset.
+# For each loader, the limit on the time of an epoch after the first one, relative to the time that
+# the source needs to send the dataset.
 MOST = {"local_first": 0.10, "solar": 0.041}
-# Gives a program its own /dev/shm, as it would have on a separate node. $1 is an empty directory.
-# $2 is a directory in the old /dev/shm; the program can still access this directory at its path.
+# Runs a program with its own /dev/shm, as on a separate node. $1 is an empty directory. $2 is a
+# directory in the old /dev/shm; the program can still access this directory at its path.
 OWN_SHM = """
 mount --rbind "$2" "$1" && mount -t tmpfs none /dev/shm && mkdir -p "$2" &&
 mount --rbind "$1" "$2" && shift 2 && exec "$@"
@@ -141,7 +141,7 @@ def ranks_of(bed: Testbed, name: str, cache: int) -> Iterator[list[Child]]:
 
 
 def epochs_of(bed: Testbed, name: str, cache: int) -> list[float]:
-    """Returns the time of each epoch for the slowest rank [s]."""
+    """Runs the epochs. Returns the time of each epoch [s], which is that of its slowest rank."""
     seconds = []
     with ranks_of(bed, name, cache) as children:
         for number in range(EPOCHS):
@@ -170,8 +170,8 @@ def plan_loader(files: int) -> Loader:
 def compared(
     place: Path, programs: tuple[Path, Path], rate: float, link_bits: float, mib: int, kib: int
 ) -> list[Result]:
-    """Compares all loaders. Epochs are measured relative to the time in which the source can send
-    the dataset.
+    """Compares all loaders. The time of an epoch is relative to the time that the source needs to
+    send the dataset.
 
     mib, kib : the sizes of the dataset and of a sample
     """

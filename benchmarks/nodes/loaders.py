@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 SEED = 1
-# The environment variable with the size of a rank's cache, for a loader that has a cache [bytes,
-# in the notation of the loader's own option].
+# The environment variable that contains the size of a rank's cache [bytes], for loaders that have a
+# cache.
 CACHE_VARIABLE = "MONARCH_BENCHMARK_CACHE"
 # The environment variable with the directory in which a loader may cache samples.
 LOCAL_VARIABLE = "MONARCH_BENCHMARK_LOCAL"
 # The number of samples in the shuffle buffer, for webdataset and for tf.data.
 TAR_BUFFER, TF_BUFFER = 100, 1000
-# A function of an epoch's number. It yields the length of each sample that this rank gets.
+# A function that runs the epoch of the given number, and yields the length of each sample that this
+# rank gets.
 Loader = Callable[[int], Iterator[int]]
 
 
@@ -289,7 +290,7 @@ def staged(job: Job) -> Loader:
 
 def groups(job: Job) -> Loader:
     """Reads with a GroupLoader, which uses a single process, whatever the number of workers."""
-    import torch  # imported here, because a training has imported torch before its first epoch
+    import torch  # imported before the first epoch, as in a training program
 
     from monarch_py.loaders import GroupLoader
 

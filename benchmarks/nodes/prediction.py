@@ -130,8 +130,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the share of all read bytes that lies in files which the reading rank's own node
-        does not keep."""
+        """Returns the share of all bytes read that belongs to files that are not kept on the node
+        of the rank that reads them."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -177,7 +177,7 @@ class Run:
         )
 
     def _job(self, scenario: Scenario, orders: Sequence[Orders]) -> Job:
-        """Returns the job, in which an epoch is one step."""
+        """Returns a job whose ranks read `orders`. Each epoch of the job is one step."""
         width = max(len(files) for order in self.orders for files in order)
         made = np.full((len(orders), scenario.nodes, 1, width), NO_FILE, np.int32)
         for epoch, order in enumerate(orders):

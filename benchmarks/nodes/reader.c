@@ -58,7 +58,8 @@ static void load(const char *file) {
         paths[i] = at;
 }
 
-/* Records the time of a call that began at `began` and has just ended, and returns it [ns]. */
+/* Records the duration of a call that began at `began` and has just ended. Returns the duration
+ * [ns]. */
 static uint64_t note(uint64_t began) {
     uint64_t took = now(CLOCK_MONOTONIC) - began;
     uint64_t seen = __atomic_load_n(&longest_ns, __ATOMIC_RELAXED);

@@ -28,8 +28,8 @@ LIMIT = 0.1
 def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
-    """Measures the rate of a link with plain sendfile, and the rate of a tier with the reader, on
-    plain files in memory.
+    """Measures the rate of a link with plain sendfile, and the rate of a tier by running the reader
+    on plain files in memory. The rate of the source follows from `source`.
 
     source : an epoch in which all nodes read the source without daemons
     """
@@ -70,8 +70,8 @@ class Replayed:
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Returns the difference, real minus simulated, of the bytes from one origin in the whole
-        run, relative to all bytes read.
+        """Returns the real bytes from one origin in the whole run minus the simulated ones, divided
+        by the number of all bytes read.
 
         origin : "source" or "peers"
         """

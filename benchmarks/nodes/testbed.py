@@ -93,8 +93,9 @@ class Dataset:
 
 
 class RankEpoch(NamedTuple):
-    """The answer of a rank's reader to an epoch, in the order of the fields in reader.c. `io_ns` is
-    the time of all calls that open or read, `longest_ns` the time of the longest such call."""
+    """What a rank's reader answers for an epoch, in the order in which reader.c prints the numbers.
+    `io_ns` is the time of all calls that open or read, `longest_ns` the time of the longest such
+    call."""
 
     wall_ns: int
     cpu_ns: int

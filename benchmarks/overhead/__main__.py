@@ -3,8 +3,9 @@
 The benchmark creates a dataset of tiny files and one larger file, and has the daemon copy all of
 it. Two processes of probe.c alternate: one under the library on the dataset's paths, one without
 the library on the paths of the copies. The larger file is called the hot file. Runs of programs
-that use no dataset also alternate, with and without the library. An import takes seconds, so both
-of its variants run at the same time. `--only` selects some of these groups:
+that use no dataset also alternate, with and without the library. An import takes seconds, during
+which the machine's speed may change, so its two variants run at the same time. `--only` selects
+some of these groups:
 
     scanned       listings and stat of files that are scanned and not copied
     calls         calls on copied files, and the copying itself
@@ -13,8 +14,8 @@ of its variants run at the same time. `--only` selects some of these groups:
     imports       import tensorflow, import torch; takes minutes
     instructions  instructions added to calls outside every source; needs valgrind
 
-Ratios of calls are ratios of CPU times. The calls do not wait, and CPU times leave out the time in
-which the machine runs other processes. The JSON has the ratios of wall times as well.
+Ratios of calls are ratios of CPU times: the calls never wait, and a CPU time excludes the time in
+which the machine runs other processes. The JSON contains the ratios of wall times as well.
 """
 
 from __future__ import annotations

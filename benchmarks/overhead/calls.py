@@ -22,7 +22,7 @@ class Operation:
 
     name, what, limit : fields of the Result;  operation : the probe's name for the call
     number : number of calls in a round
-    rounds : this operation has so many times the requested number of rounds
+    rounds : the factor by which the requested number of rounds is multiplied for this operation
     """
 
     name: str

@@ -17,8 +17,8 @@ from benchmarks.numbers import Result
 
 __all__ = ["count_instructions", "why_not_counted"]
 
-# For each call, the limit on the instructions that the library adds; None for no limit. An open's
-# 550 instructions take about 4 % of the time of an open without the library.
+# For each call, the limit on the instructions that the library adds; None for no limit. The 550
+# instructions that an open may add take about 4 % of the time of an open without the library.
 CALLS = (
     ("pread", 15.0),
     ("read", None),
@@ -27,8 +27,8 @@ CALLS = (
     ("open", 550.0),
     ("stat", None),
 )
-# The numbers of calls in two runs. The difference of the two runs' instructions leaves out those
-# before the first call and after the last one.
+# The numbers of calls in two runs. Subtracting the instruction counts of the two runs removes the
+# instructions before the first call and after the last one.
 FEW, MANY = 1000, 5000
 
 

@@ -18,11 +18,11 @@ from types import TracebackType
 __all__ = ["Nodes", "why_no_nodes"]
 
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux"}
-# The size of tc's token bucket: enough for the kernel's largest packets at 1 Gbit/s [bytes, in tc's
-# notation].
+# The size of the token bucket, in tc's notation. It is enough for the kernel's largest packets at 1
+# Gbit/s.
 _BURST = "256kb"
 _QUEUE = "50ms"
-# How many networks this process has created before.
+# Numbers the networks that this process creates.
 _MADE = count()
 
 

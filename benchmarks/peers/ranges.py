@@ -1,5 +1,5 @@
-"""Fetches ranges of files from a peer, many ranges in one call. For tests and measurements that run
-no daemon: a daemon's engine fetches by itself."""
+"""Fetches ranges of files from a peer, many ranges in one call. This module is for tests and
+measurements that run no daemon; in a daemon, the engine fetches."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def serve(secret: bytes, host: str, path: Path, small_files: int, small_bytes: i
 
 
 def pages(size: int) -> npt.NDArray[np.uint8]:
-    """Returns bytes at a page boundary, (size,), where copying is fastest
+    """Returns an array of bytes, (size,), that begins at a page boundary, where copying is fastest
     (csrc/shared/buffer.h)."""
     place = np.frombuffer(mmap.mmap(-1, max(size, 1)), dtype=np.uint8)[:size]
     place[:] = 1  # allocates every page
@@ -119,8 +119,8 @@ class Getter:
         self.memory = pages(0)
 
     def plainly(self, size: int) -> None:
-        """Receives with recv, always into the same buffer. Every transfer costs the link and the
-        kernel at least this work."""
+        """Receives with recv, always into the same buffer. No transfer can cost the link and the
+        kernel less work than this."""
         with socket.create_connection(self.plain) as connection:
             left = size
             while left:
@@ -193,7 +193,7 @@ def get(secret: bytes, host: str, plain: int, ours: int, place: Path) -> None:
 
 def main() -> None:
     role, host, *words = sys.argv[1:]
-    # The secret is not on the command line, which every user can read.
+    # The secret is passed in the environment, because every user can read a process's command line.
     secret = bytes.fromhex(os.environ.pop("MONARCH_BENCHMARK_SECRET"))
     if role == "serve":
         serve(secret, host, Path(words[0]), int(words[1]), int(words[2]))

@@ -1,7 +1,7 @@
 """``python -m benchmarks.plan``: the time and memory that an access plan takes.
 
-Two trainings with torch's DistributedSampler are measured: ImageNet-1k (1,281,167 files, 90 epochs,
-16 nodes), and 14.2 million files on 1,024 nodes. The benchmark computes, for each training, the
+Two training runs with torch's DistributedSampler are measured: ImageNet-1k (1,281,167 files, 90
+epochs, 16 nodes), and 14.2 million files on 1,024 nodes. For each run, the benchmark computes the
 plan of one node (frequencies, first use, next use of every access) and the holder of every file. It
 also reproduces Fig. 3 of NoPFS, whose numbers are known. Each measurement runs in its own process,
 and the memory of the imports is not counted.
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Training:
-    """A training, and its limits.
+    """A training run, and the limits on its measurements.
 
     limits : the limit on the time for a node's plan, and on the time for the holders [s]
     memory_limit : the limit on the memory of each measurement [bytes]

@@ -70,7 +70,7 @@ class ClientLog:
         return log[-1] >= now or bisect_left(log, now) < len(log)
 
     def _reads_about(self, node: int, now: float) -> bool:
-        """Returns whether the logs have a read that began within WINDOW_S of `now`."""
+        """Returns whether the logs contain a read that began within WINDOW_S of `now`."""
         for log in (self.reads[node], self.prefetches[node]):
             at = bisect_left(log, now - WINDOW_S)
             if at < len(log) and log[at] <= now + WINDOW_S:

@@ -64,8 +64,8 @@ class Difference:
 
 
 def load_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the recorded runs of a file. The file has each set of inputs once, and a run refers
-    to its inputs by their number."""
+    """Returns the recorded runs of a file. The file stores each set of inputs once, and a run
+    refers to its set by number."""
     document = json.loads(Path(path).read_text())
     return [{**run, "inputs": document["inputs"][run["inputs"]]} for run in document["runs"]]
 

@@ -1,5 +1,5 @@
-"""The class prefetchers of NoPFS (section 5.1). They place first the files that a node reads most
-often."""
+"""The class prefetchers of NoPFS (section 5.1). On each node, they first place the files that the
+node reads most often."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Numbers = npt.NDArray[np.int32]
 
 
 class ClassPrefetchers:
-    """Fills the cache classes of every node. A node's files have one order, in which they fill
-    first the fastest class, then the next one."""
+    """Fills the cache classes of every node. Each node has one order of its files. In this order,
+    the files fill the fastest class first, then the next one, and so on."""
 
     def __init__(self, inputs: Inputs, holders: Holders, log: ClientLog) -> None:
         self._inputs = inputs
@@ -40,9 +40,9 @@ class ClassPrefetchers:
         """Fills the classes one after the other with the next files of the node's order. A class
         takes files until the next file does not fit.
 
-        A thread fetches the new files directly after the files that were placed before, without an
-        idle time in between. The reason is that files are placed only during the first requests of
-        a run, and the thread is then still fetching files that were placed before.
+        A thread fetches the new files directly after the files that were placed before, without any
+        idle time in between: files are placed only during the first requests of a run, when the
+        thread is still fetching files that were placed before.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):

@@ -201,7 +201,7 @@ class Run:
                 self.staging.fill(node, now)
 
     def _late(self, node: int, place: int, file: int, now: float) -> float:
-        """Returns the time [s] at which a sample arrives that is not yet in the staging buffer. The
+        """Returns the time [s] at which a sample that is not yet in the staging buffer arrives. The
         sample comes through the buffer or is fetched directly, whichever is faster."""
         buffer, size = self.staging.buffers[node], self.sizes[file]
         speeds, holders = self.speeds, self.holders

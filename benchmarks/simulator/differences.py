@@ -2,12 +2,12 @@
 
 Every recorded run of the authors' simulator is simulated by our simulator and by the re-creation of
 theirs (benchmarks/published). The authors' simulator deviates from its paper in some behaviours,
-each of which can be switched off in the re-creation. The re-creation runs with all of them off and,
-for two sets of runs, with each of them off separately. Where our simulator still gives other
-results than the re-creation with all of them off, the two models differ. The two largest of these
-differences are removed one after the other, to show their effects. The tables go into
-docs/simulator.md. The benchmark takes about eight minutes on one core; with --only stressS3, it
-takes half a minute.
+each of which can be switched off in the re-creation. The re-creation runs with all of them on, with
+all of them off and, for two sets of runs, with each of them off separately. If our simulator and
+the re-creation with all of them off still give different results, the two models differ. To show
+the effects of the two largest of these differences, each of the two is removed separately. The
+tables go into docs/simulator.md. The benchmark takes about eight minutes on one core; with --only
+stressS3, it takes half a minute.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Simulates one recorded run in both simulators, with all switches off: first as recorded, then
-    with one of the differences between the models removed at a time."""
+    with one difference between the models removed at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
     if policy == "deepio-ordered":

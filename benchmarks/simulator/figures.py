@@ -2,8 +2,9 @@
 
 Every scenario is simulated under all relevant policies, drawn like figure 8 of NoPFS
 (docs/img/simulator_*.png), and written as tables into docs/simulator.md. For datasets of many
-files, files and capacities are divided by the same number and the times are multiplied by it; the
-staging buffer keeps room for four batches. The benchmark takes about seven minutes on one core.
+files, the number of files and the capacities are divided by a factor, and the simulated times are
+multiplied by the same factor; the staging buffer still has room for at least four batches. The
+benchmark takes about seven minutes on one core.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CACHING = (
 # The policies with which Lobster is compared: CACHING without SOLAR's policies, because these move
 # samples between ranks, and Lobster does not.
 FIXED = CACHING[:-2]
-# The policies in which several nodes share one source.
+# The policies that are compared for several nodes that share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
 # Figure 9 of NoPFS: sizes of each class, and of the staging buffer [GiB].
 RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)

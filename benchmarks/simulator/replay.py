@@ -1,9 +1,9 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
 A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. The machine is measured as `monarch calibrate` does. The order of the reads
-is recorded and simulated. Then the size of the tier is changed: first the simulation predicts the
-times of the epochs, then a run measures them.
+or some samples ahead. The machine is measured as by `monarch calibrate`. The order of the reads is
+recorded and simulated. Then the size of the tier is changed: the simulation predicts the times of
+the epochs, and a new run measures them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from monarch_py.util.units import MIB
 
 TRAINER = Path(__file__).with_name("trainer.py")
 BATCH, EPOCHS = 8, 3
-# For a training that reads ahead: its number of threads, and of samples that are read ahead.
+# For a training run that reads ahead: the number of its threads, and how many samples are read
+# ahead.
 AHEAD = (4, 16)
 # Stands for no limit [bytes/s].
 FAST = 1e12
@@ -65,7 +66,8 @@ class Replay:
             return calibrate(load_config(daemon.config))
 
     def run(self, share: float, threads: int) -> dict[str, Any]:
-        """Runs the training with a tier that has room for this share of the dataset."""
+        """Runs the training program with a tier that has room for the share `share` of the
+        dataset."""
         with (
             tempfile.TemporaryDirectory(dir=self.args.tier) as tier,
             Daemon(self.place, self.slow.mountpoint, Path(tier), self._room(share)) as daemon,
