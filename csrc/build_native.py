@@ -72,7 +72,7 @@ SOURCES = [
     "simulator/staging.c",
     "simulator/routes.c",
 ]
-# The headers whose declarations Python gets.
+# The headers whose declarations become available in Python.
 HEADERS = [
     "native.h",
     "peers/peers.h",

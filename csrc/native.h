@@ -17,10 +17,11 @@ void monarch_catalog_init(void *map, uint64_t generation, uint64_t capacity, uin
  * once no thread uses it. */
 struct monarch_writer *monarch_writer_new(void);
 void monarch_writer_free(struct monarch_writer *w);
-/* Copies the current catalog to `to`, which must be empty and at least as large. Then makes `to`
- * the current catalog: stores its generation in *generation, which clients read to find the current
- * catalog. During the call no other thread may write to either catalog. The first call has no
- * current catalog to copy. Returns 0, or -1 if the entries do not fit. */
+/* Copies the current catalog to `to`, which must be empty and at least as large as the current
+ * catalog. Then makes `to` the current catalog: stores the generation of `to` in *generation, which
+ * clients read to find the current catalog. During the call no other thread may write to either
+ * catalog. The first call has no current catalog to copy. Returns 0, or -1 if the entries do not
+ * fit. */
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. The `copy_ino`
@@ -104,7 +105,7 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
-/* Finds files of a directory that have no copy, in the catalog's order. Skips files that a client
+/* Finds files without a copy in a directory, in the catalog's order. Skips files that a client
  * wants, files that a program is reading at the source, and files for which there was no room.
  * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
  * also finds files in subdirectories. Looks at no more than `looks` entries, from entry *at on, and
@@ -204,8 +205,8 @@ int monarch_listing_holds(const struct monarch_catalog *c, int root, uint64_t di
  * about `max` entries were looked at. `root` is a descriptor of the source's root. Marks each
  * directory that differs, and each changed file in it, in the changed filter of `m`. is_listed:
  * whether monarch_catalog_list was called; before that call, the `sum` of a directory is no
- * listing. Moves *at to the entry where the next call goes on. Returns how many directories it has
- * newly marked. */
+ * listing. Moves *at to the entry at which the next call must begin. Returns how many directories
+ * this call has newly marked. */
 uint64_t monarch_compare_directories(const struct monarch_catalog *c, struct monarch_clients *m,
                                      const struct monarch_source *source, unsigned number, int root,
                                      int is_listed, uint64_t *at, uint64_t max);
@@ -436,8 +437,8 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
  * returns to the system. */
 void monarch_limit_malloc(void);
 /* Asks the kernel for short time slices (since Linux 6.12) for the calling thread and for threads
- * that it makes later. The daemon's threads work for some 0.1 ms at a time. If programs use all
- * processors, short slices let such a thread run sooner after a sleep. Its share of the processor
- * time stays the same. Older kernels ignore the request. */
+ * that it makes later. The daemon's threads work for about 0.1 ms at a time. If programs use all
+ * processors, short slices let such a thread run sooner after a sleep. The thread's share of the
+ * processor time stays the same. Older kernels ignore the request. */
 void monarch_shorten_slice(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

@@ -17,8 +17,8 @@ static uint64_t take_word(struct monarch_bits *b, uint64_t word, uint64_t count,
     uint64_t bits = __atomic_exchange_n(&b->word[word], 0, __ATOMIC_SEQ_CST);
     for (; bits; bits &= bits - 1) {
         uint64_t id = word * 64 + (uint64_t)__builtin_ctzll(bits);
-        /* the bit may have no entry: a client of an earlier daemon uses that daemon's entry
-         * numbers */
+        /* there may be no entry with this number: a client of an earlier daemon uses that daemon's
+         * entry numbers */
         if (id < count)
             ids[n++] = id;
     }

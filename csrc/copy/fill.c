@@ -93,8 +93,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
     monarch_holdings_wake(h, job->entry.source, job->entry.hash);
 }
 
-/* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the word
- * of the slot, which has the number of the copy. By this number, readers recognize the map. */
+/* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
+ * slot's word, which contains the number of the copy: by this number, readers know which copy the
+ * map describes. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -127,8 +128,8 @@ static int begin_reading(struct monarch_engine *e, struct fill *f) {
     return 0;
 }
 
-/* Shows the fill to readers before it opens the file at the source, so that a reader that opens the
- * file during the fill waits for the copy. */
+/* Shows the fill to readers before the file is opened at the source, so that a reader that opens
+ * the file from then on waits for the copy. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job) {
     int is_by_peer = job->peer[0] >= 0, to = create_copy(job);
     struct fill *f = to < 0 ? NULL : new_fill(e, job);
@@ -243,9 +244,9 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and answers the demands for them. A file of one unit that a peer has sent
- * is published within microseconds. Its demands are answered then (engine/work.c), because many
- * readers need the published copy. */
+/* Marks units as copied, and answers the demands for them. There is one exception: a file of one
+ * unit that a peer has sent. Such a file is published within microseconds. The demands for it are
+ * answered only then (engine/work.c), because many readers need the published copy. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                       int is_fetched) {
     for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)
@@ -268,7 +269,8 @@ static int write_fully(int fd, const char *buf, size_t n, off_t at) {
     return 0;
 }
 
-/* Writes bytes to the copy, and adds them to the sum. Returns whether the write succeeded. */
+/* Writes bytes to the copy and, unless `stream` is NULL, adds them to the block's checksums.
+ * Returns whether the write succeeded. */
 static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t at,
                       struct block_sum_stream *stream) {
     int error = write_fully(f->to, buffer, n, (off_t)at);
@@ -289,7 +291,7 @@ static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
            monarch_pack_read(e, f->job, buffer) == 0;
 }
 
-/* Copies bytes [at, end) from the source. Returns whether the copy has them now. */
+/* Copies bytes [at, end) from the source. Returns whether all of them were copied. */
 static int read_source(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_t end,
                        char *buffer, struct block_sum_stream *stream) {
     if (read_pack(e, f, buffer))
@@ -372,7 +374,7 @@ void monarch_fill_end(struct monarch_engine *e, struct fill *f) {
     struct job *job = f->job;
     int r = f->failed ? -1 : 0, status;
     /* If all bytes came from a single peer, no further check is needed: before this peer sent the
-     * last block, it checked that its file was unchanged. If several peers gave bytes, none of them
+     * last block, it checked that its file was unchanged. If several peers sent bytes, none of them
      * has checked the copy as a whole, so ask the source. */
     if (r == 0 && (f->gave & (f->gave - 1)) && monarch_source_of(e, f, &status) < 0)
         r = monarch_fail(job, status, errno);

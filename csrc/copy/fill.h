@@ -7,14 +7,14 @@
  * asks a peer or reads a pack first. On failure, sets the job's result and returns NULL. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
- * If memory is lacking, no digest is made. */
+ * If memory is exhausted, no digest is made. */
 void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *content_key);
 /* Ends the checksums of a block, and stores them in *out. Call this once after each
  * monarch_block_sum_begin. out: NULL if the sums are not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
-/* Gets `count` units of one block and writes them to the copy. The caller has claimed these units.
- * stream: the checksums of the block's bytes so far, if the caller copies all bytes of the block in
- * sequence; else NULL. */
+/* Copies `count` units of one block, which the caller has claimed, from a peer, a pack or the
+ * source. stream: the checksums of the block's bytes so far, if the caller copies all bytes of the
+ * block in sequence; else NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);
 int monarch_fill_is_over(const struct fill *f); /* whether the fill is complete or has failed */

@@ -1,4 +1,4 @@
-/* Measures how fast the sources and the peers are, and how many threads use each. */
+/* Measures how fast the sources and the peers are, and counts the threads that use each of them. */
 #pragma once
 
 #include "copy/state.h"
@@ -20,7 +20,7 @@ struct visit {
 };
 
 struct visit monarch_visit(struct monarch_engine *e, unsigned place);
-/* Ends a visit that got `bytes` bytes. */
+/* Ends a visit in which the thread has received `bytes` bytes. */
 void monarch_leave(const struct visit *v, uint64_t bytes);
 /* Ends a visit without adding its duration to the endpoint's measured flow. */
 void monarch_leave_unseen(const struct visit *v);

@@ -14,10 +14,11 @@
  * gets nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
 #define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
-/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. It is less
- * than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING while it is
- * receiving the bytes from the source. This node then waits for the peer: if it asked the source as
- * well, the bytes would come no sooner, and other readers would be delayed. */
+/* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. This limit
+ * is less than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING
+ * while it is receiving the bytes from the source. This node then waits for the peer: if this node
+ * requested the bytes from the source as well, they would arrive no sooner, and other readers would
+ * be delayed. */
 #define COMING_ASKED_NS 4000000000ULL
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
  * this wait, the thread only serves readers that wait. */
@@ -55,10 +56,11 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get this block from the source, because a peer would probably let
- * the reader wait. That concerns only the last block, which a peer sends only when its own copy is
- * complete. The result is 1 if a peer was already late with this block, or if more than NEAR_END
- * blocks are missing on this node, so that the peer's copy is probably incomplete too. */
+/* Returns whether a reader should get this block from the source, because a peer would probably
+ * make the reader wait. This can be so only for the last block, which a peer sends only when its
+ * own copy is complete. For the last block, the result is 1 if a peer was already late with this
+ * block, or if more than NEAR_END blocks are missing on this node, so that the peer's copy is
+ * probably incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);

@@ -273,8 +273,9 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Goes back from `member`, over at most LOOKS_BACK members that are to be read and follow each
- * other without a gap. Returns the first of them; `member` itself if there are none. */
+/* Goes back from `member` as long as the member before it is to be read too, but over at most
+ * LOOKS_BACK members. Returns the first member that was reached; `member` itself if the member
+ * directly before it is not to be read. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;

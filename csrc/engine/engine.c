@@ -250,8 +250,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
 
 /* Sets two parameters of malloc to constants. M_MMAP_THRESHOLD is the size from which a block gets
  * its own mapping; by default, glibc raises it whenever such a block is freed. M_ARENA_MAX limits
- * the arenas; by default, each thread gets one. With the defaults of both, the process would keep
- * the freed memory of a scan or a manifest forever. */
+ * the arenas; by default, each thread gets one. With these defaults, the process would keep the
+ * freed memory of a scan or a manifest forever. */
 void monarch_limit_malloc(void) {
     mallopt(M_MMAP_THRESHOLD, 128 * 1024);
     mallopt(M_ARENA_MAX, 2);

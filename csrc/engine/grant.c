@@ -74,8 +74,8 @@ void monarch_end_rest(struct pool *p) {
 
 void monarch_order_demanded(struct pool *p, struct worker *me, int looks) {
     struct monarch_writer *w = p->shared.writer;
-    /* The wait for this lock has a limit, because the lock is held for long while the catalog
-     * grows. */
+    /* The wait for this lock has a time limit, because the lock is held for a long time while the
+     * catalog grows. */
     int has_writer = monarch_lock_soon(w);
     int is_any = 0;
     pthread_mutex_lock(&p->lock);
@@ -142,7 +142,7 @@ uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_place
     return n;
 }
 
-/* tell_homes stores this many homes at a time. It releases the lock after each portion, so that
+/* tell_homes stores this many homes at a time. Between these batches it releases the lock, so that
  * other threads can take the lock. */
 #define TOLD_AT_ONCE 4096
 

@@ -87,7 +87,7 @@ struct listener {
      * may hold the writer's lock. */
     void (*made)(struct pool *p, struct job *job);
     /* Called before the order begins. Gives the waiting descriptor to the order, unless the program
-     * has requested that the daemon closes the descriptor. */
+     * has asked the daemon to close the descriptor. */
     void (*begins)(struct pool *p, struct job *job);
     /* Called after a grant was given. */
     void (*granted)(struct pool *p);

@@ -159,10 +159,10 @@ static uint64_t unit_ahead(struct fill *f) {
 }
 
 /* Chooses a fill for find_ahead. The candidates are the fills of this origin for which a reader has
- * waited and that have units left. Returns NULL if there is no candidate. *first gets the first
- * candidate in the list. If its reader belongs to no rank, this candidate is also the result.
- * Otherwise, all candidates whose readers belong to ranks are compared, and the result is the one
- * whose rank is due first. */
+ * waited and that have units left. Returns NULL if there is no candidate. Stores the first
+ * candidate in the list in *first. If the reader of this candidate belongs to no rank, this
+ * candidate is also the result. Otherwise, all candidates whose readers belong to ranks are
+ * compared, and the result is the one whose rank is due first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];

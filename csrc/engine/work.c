@@ -295,8 +295,8 @@ static void do_work(struct pool *p, const struct work *w, char *buffer) {
 
 static void start_more(struct pool *p);
 
-/* Lets this thread sleep after work that began at `since_ns`. A reader's demand does not end the
- * sleep: it wakes another thread. */
+/* Lets this thread sleep after work that began at `since_ns`. A reader's demand does not end this
+ * sleep, but wakes another thread. */
 static void rest(uint64_t since_ns) {
     uint64_t ns = REST * (monarch_now_ns() - since_ns);
     struct timespec t = {0, (long)(ns < MOST_REST_NS ? ns : MOST_REST_NS)};

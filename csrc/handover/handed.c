@@ -36,10 +36,10 @@ static struct job *take_queued(struct pool *p, struct job *job) {
     return job;
 }
 
-/* Finds the order of a file that is FILLING. Returns NOT_YET if the order cannot be found, which
- * happens at two moments. Either policy has set the file's state, but has not submitted the order
- * yet. Or a thread has taken the order out of its queue, but has not added the fill to the list of
- * fills yet. */
+/* Finds the order of a file that is FILLING. Returns NOT_YET if the order cannot be found. There
+ * are two possible reasons: policy has set the file's state, but has not submitted the order yet;
+ * or a thread has taken the order out of its queue, but has not added the fill to the list of fills
+ * yet. */
 static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job **job) {
     struct job *queued = monarch_queued_fill(p, id);
     if (!queued && !monarch_fill_of(p, id) && !monarch_has_order(p, id))

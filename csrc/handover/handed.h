@@ -3,7 +3,7 @@
 
 #include "engine/entries.h"
 
-/* The value of `id` while the catalog does not know the file, which then has no entry. */
+/* The value of `id` while the file has no entry in the catalog. */
 #define MONARCH_NO_ENTRY UINT64_MAX
 
 struct handed {

@@ -2,7 +2,7 @@
  * fill its file. There is no order yet, because policy has neither granted room for the file nor
  * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
  * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
- * the program can at any time request that the daemon closes the descriptor. */
+ * the program can ask the daemon to close the descriptor at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>

@@ -17,11 +17,12 @@ void monarch_look_at_kept(struct pool *p);
 /* Call this for each new order. Sets job->is_kept if a descriptor waits for the order. */
 void monarch_note_kept(struct pool *p, struct job *job);
 /* Call this before the order begins. Gives the order the descriptor that waits for it, unless the
- * program has requested that the daemon closes that descriptor. */
+ * program has asked the daemon to close that descriptor. */
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.
- * monarch_join_kept returns whether the thread has ended by `until`. */
+ * monarch_join_kept waits, at most until the time `until`, for the thread to end, and returns
+ * whether it has ended. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors in the table, and frees the table. */

@@ -69,8 +69,8 @@ uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uin
 int64_t monarch_kept_find(struct monarch_kept *kept, uint64_t place, uint64_t *length);
 /* Stores a sample. Does nothing if the sample is already stored, if another process is storing it,
  * or if there was no room for it earlier. If the process that was storing the sample was killed,
- * this process stores it instead. Returns 1 if there is no room for the sample, and no earlier call
- * in any process has lacked room. Otherwise returns 0. */
+ * this process stores it instead. Returns 1 if there is no room for the sample and this is the
+ * first such call in any process. Otherwise returns 0. */
 int monarch_kept_put(struct monarch_kept *kept, uint64_t place, const char *bytes, uint64_t length);
 /* Adds to the counts `from_memory` and `from_source` of struct monarch_kept. */
 void monarch_kept_count(struct monarch_kept *kept, uint64_t from_memory, uint64_t from_source);
