@@ -243,8 +243,8 @@ struct monarch_result {
     int32_t error;
     /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
     int32_t giver;
-    /* of a FILL: the node that keeps the file, as answered by a peer that has no room for the file;
-     * -1: no peer has answered so */
+    /* of a FILL: the node that keeps the file, according to a peer that was asked but has no room
+     * for the file; -1: no peer has given such an answer */
     int32_t home;
     /* Of a FILL or CHECK that is DONE: whether the engine has published the copy. If it has not,
      * the caller must find out why. */
@@ -266,11 +266,11 @@ struct monarch_flow {
 
 struct monarch_engine;
 
-/* Starts an engine for the session of these segments. It starts up to `threads` threads for the
- * sources, as they are needed. All these threads may do work for which a reader waits. At most
- * `width` of them at a time do work that no reader waits for; monarch_engine_width can change this
- * number. `peer_threads` further threads fill from peers. block_bytes: size of the blocks that have
- * checksums. */
+/* Starts an engine for the session to which these segments belong. It starts up to `threads`
+ * threads for the sources, as they are needed. All these threads may do work for which a reader
+ * waits. At most `width` of them at a time do work that no reader waits for; monarch_engine_width
+ * can change this number. `peer_threads` further threads fill from peers. block_bytes: size of the
+ * blocks that have checksums. */
 struct monarch_engine *monarch_engine_start(int threads, int width, int peer_threads,
                                             uint64_t block_bytes, struct monarch_clients *clients,
                                             struct monarch_fills *fills);
@@ -369,10 +369,10 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
 /* Ends the grant. Writes the fills that the engine ordered under it to `out`, which has room for
  * MONARCH_PLACED of them, and returns their number. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
-/* The home of a file tells which node keeps the file, if nodes share files. monarch_engine_homes
+/* If nodes share files, the home of a file says which node keeps the file. monarch_engine_homes
  * tells the engine the homes of `n` files. From the first call on, the engine itself orders fills
- * only of files whose homes it was told; Python must order all other fills. Returns 0, or -1 if
- * memory is exhausted. */
+ * only of files whose homes it knows; Python must order all other fills. Returns 0, or -1 if memory
+ * is exhausted. */
 enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */

@@ -5,8 +5,9 @@ There are two measurements, both with a daemon that has just been started:
 - Readers read one part of a dataset, which the configuration excludes from copying, while the other
   part is filled. The time for opening and reading a file is compared with a run of the same
   program without Monarch.
-- The scan of a dataset of many files has just begun. The benchmark measures the time from the end
-  of the first read of a file until another process's open of the file is served by the copy.
+- The scan of a dataset of many files has just begun. The benchmark measures how long it takes, from
+  the end of the first read of a file, until another process that opens the file is served by a
+  copy.
 
 The first measurement needs FUSE.
 """

@@ -76,7 +76,10 @@ CASES = (
 
 @dataclass(frozen=True)
 class Run:
-    """scan_s : the time of the scan before the daemons started [s]"""
+    """One run of a case.
+
+    scan_s : the time of the scan before the daemons started [s]
+    """
 
     scan_s: float
     epochs: list[Epoch]

@@ -3,10 +3,11 @@
  *   reader HOW LIST THREADS BLOCK     HOW: read, pread, random, mmap or fread
  *
  * LIST contains paths, each ended by a NUL. Threads take whole files from the list, in its order.
- * With `random` they take the blocks of all files in one random order, and read each once by pread.
- * The program prints one JSON object: the duration, the bytes, the number of files that failed, the
- * longest time that a thread took to get its first block, the median, 99th percentile and maximum
- * of the times of single reads, and the bytes read in each 50 ms. All times are in seconds.
+ * With `random`, they take single blocks instead, in a random order over all files, and read each
+ * block with one pread. The program prints one JSON object: the duration; the bytes; the number of
+ * files that failed; the longest time that a thread took to get its first block; the median, 99th
+ * percentile and maximum of the times of single reads; and the bytes read in each 50 ms. All times
+ * are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -115,7 +115,8 @@ class Run:
         return replace(decision, served=served)
 
     def by_plan(self) -> list[Simulated]:
-        """Simulates a plan: all files are fetched in the order of use, across the ends of epochs.
+        """Simulates daemons that follow a plan: all files are fetched in the order of use, even
+        across the ends of epochs.
 
         A daemon's staging area holds only files that the node does not keep, but in the simulator
         all files pass through the staging buffer. So the simulated buffer is larger: its size is

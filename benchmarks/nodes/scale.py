@@ -153,7 +153,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
                 file=sys.stderr,
             )
         for epochs in (20, 90):
-            # To simulate longer jobs of more nodes would take minutes.
+            # Simulating longer jobs with more nodes would take minutes.
             if nodes * epochs <= 24_000:
                 run = simulated(nodes, epochs, "plan", held=True)
                 local.setdefault(f"plan, {epochs} epochs", []).append(share(run))

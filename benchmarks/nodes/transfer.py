@@ -90,8 +90,8 @@ def _cpu_s(bed: Testbed, node: int) -> float:
 
 
 def _ours(bed: Testbed, opener: Child) -> Times:
-    """Measures the time from the open to the complete copy. No program reads the file during the
-    transfer, so the daemons transfer it block by block."""
+    """Measures one transfer, from the open of the file until its copy is complete. No program reads
+    the file during the transfer, so the daemons transfer it block by block."""
     bed.connection(1).ask("clear")
     bed.settle()
     catalog = bed.catalog(1)

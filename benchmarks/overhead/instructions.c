@@ -2,7 +2,8 @@
  *
  *   instructions CALL N FILE
  *
- * Other calls that are needed go through syscall(), which the preload library does not intercept.
+ * If a call needs another one each time (a close needs a new descriptor), the other one is made
+ * through syscall(), which the preload library does not intercept.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-/* Does one kind of operation n times and reports how long that took. The benchmark starts this
- * program once with and once without the preload library, and sends rounds to the two processes in
- * turn. On a machine that others use too, only the ratio of the two times is meaningful.
+/* Does one kind of operation n times and reports how long that took. The benchmark starts two
+ * processes of this program, one with and one without the preload library, and sends rounds to them
+ * in turn. On a machine that others use too, only the ratio of the two times is meaningful.
  *
  *   probe LIST SEED [NAME=VALUE...]     LIST: paths, each ended by a NUL; the other words are added
  *                                       to the environment of programs that `spawn` starts

@@ -114,8 +114,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. The cache gets the files that the node reads first,
-    as many files as a shard has."""
+    """Fills every node's cache during training. A node's cache receives the first files in the
+    node's order, as many as a shard contains."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -179,7 +179,7 @@ def grid(part: int, slower: int) -> dict[str, Any]:
 
 def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
     """Returns a table of total times with a row for each policy and a column for each case. The
-    times are relative to those of the policy `perfect`, whose own row has seconds."""
+    times are relative to those of the policy `perfect`, whose own row shows seconds."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"].get(policy, {"unsupported": ""})

@@ -1,6 +1,6 @@
 /* Reads files from a pack (pack.h). A member is called ordered while an order waits for it. A
- * single read brings ordered members that are close together into memory, as a window. Each order
- * then copies its file from the window. */
+ * window is a part of the pack that one read brings into memory; it contains ordered members that
+ * are close together. Each order then copies its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -385,10 +385,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Call this when this thread needs the window `w`, and another thread is already reading it. Reads
- * a different window in the meantime, because the source's latency matters less with several reads
- * at once. The different window begins with the first ordered member after `w` that is in no
- * window. Returns 0 if there is nothing to read, or if no window is free. */
+/* Called when this thread needs the window `w`, but another thread is still reading it. In the
+ * meantime, this function reads one more window: with several reads at once, the source's latency
+ * matters less. The new window begins with the first ordered member after `w` that is in no window.
+ * Returns 0 if there is nothing to read, or if no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;
@@ -418,9 +418,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Waits until the window that contains the order's member was read, and returns it. Returns NULL if
- * the pack cannot be read, or if no window is free. The caller holds the lock, which is released
- * during waits and reads. */
+/* Waits until the window that contains the order's member has been read, and returns the window.
+ * Returns NULL if the pack cannot be read, or if no window is free. The caller holds the lock,
+ * which is released during waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;

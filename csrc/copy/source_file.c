@@ -98,8 +98,9 @@ static int open_source(struct monarch_engine *e, const struct job *job, int *sta
         return -1;
     }
     /* The attributes that the kernel cached at the open are enough here, because the server is
-     * asked after the last byte is read. But some file systems learn a file's size only when they
-     * are asked. So if the cached attributes differ from the catalog's, the server is asked now. */
+     * asked after the last byte is read. But with some file systems, the kernel learns a file's
+     * size only when the server is asked. So if the cached attributes differ from the catalog's,
+     * the server is asked now. */
     if (!is_as_catalogued(&job->entry, fd, AT_STATX_DONT_SYNC) &&
         !is_as_catalogued(&job->entry, fd, AT_STATX_FORCE_SYNC)) {
         close(fd);
@@ -351,11 +352,10 @@ static ssize_t read_handed(struct monarch_engine *e, struct fill *f, int from, c
     return got;
 }
 
-/* Replaces `from`, a descriptor that a program has handed over. Call this if the program wants the
- * descriptor closed, or must not be delayed any longer. Opens the file at the source anew, and
- * moves the new descriptor to the number `from`. The number stays the same, because other threads
- * may be reading from it. Returns 0, or -1 if the file could not be opened; *status and errno say
- * why. */
+/* Replaces `from`, a descriptor that a program has handed over. Called if this descriptor must be
+ * closed now (monarch_is_recalled). Opens the file at the source anew, and moves the new descriptor
+ * to the number `from`. The number stays the same, because other threads may be reading from it.
+ * Returns 0, or -1 if the file could not be opened; *status and errno say why. */
 static int give_back(struct monarch_engine *e, struct fill *f, int from, int *status) {
     uint64_t began_ns = monarch_now_ns();
     int own = monarch_open_source(e, f->job, status), handed = from;

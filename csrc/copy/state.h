@@ -9,9 +9,9 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* The most bytes that one read or one write moves. For so many bytes, the cost of the system call
- * itself does not matter. More bytes would no longer be in the second-level cache when they are
- * hashed and written. */
+/* The most bytes that one read or one write moves. With this many bytes, the cost of the system
+ * call itself does not matter. With more, the first bytes would no longer be in the second-level
+ * cache when they are hashed and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
 /* The engine: the state that all copying threads share, except their queues. */

@@ -14,9 +14,9 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
  * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
  * fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
-/* If a single peer has given the whole file in this fill, notes that the peer has the file. So the
- * peer need not wait for the source in later fills of the file, and the speed of these fills counts
- * in the peer's measured flow (copy/flow.h). The caller holds the pool's lock. */
+/* If a single peer has sent the whole file in this fill, notes that the peer has the file. In later
+ * fills of the file, this peer need not wait for the source, so the speed of these fills counts in
+ * the peer's measured flow (copy/flow.h). The caller holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
 /* Puts the order into one of the queues `to`; to[i] is the queue for orders with the enum
  * monarch_origin i. The caller holds the pool's lock, and wakes threads afterwards (schedule.h). */
