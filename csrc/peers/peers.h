@@ -23,7 +23,7 @@ struct monarch_peer_bounds {
     /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
     /* a connection is closed if a request is not complete this long after its first byte, or if the
-     * peer takes no byte of an answer for this long */
+     * peer accepts no byte of an answer for this long */
     uint32_t stall_ms;
     /* if an answer has waited this long for bytes that are not available yet, it ends with COMING
      * or TIMEOUT */
