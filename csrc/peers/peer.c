@@ -35,8 +35,8 @@
  * wait. This time plus any two of those limits is less than 2 s, the longest that a reader should
  * wait. */
 #define LINK_NS 50000000ULL
-/* Another link is connected only after all threads together have waited for links for this many
- * times as long as the last connect took. */
+/* Another link is connected only after the threads' waits for links add up to this many times the
+ * duration of the last connect. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
