@@ -3,7 +3,7 @@
  *
  * A request is one struct; the answer is a sequence of frames:
  *
- * DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
+ *     DATA n, n bytes, [DATA n, n bytes, ...] SUM, ..., END status
  *
  * Each request and each frame ends with a seal: the MAC (mac.h) of all its bytes before the seal.
  * The MAC's key is that of this connection and direction, and the MAC's number is the number of the

@@ -13,7 +13,7 @@
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the process that becomes the program, after this process has got its own table of
+    /* Called in the process that becomes the program, once that process has its own table of
      * descriptors and its own umask. The function may only make system calls. Returns the
      * descriptor that becomes the program's descriptor 3, or -1 if no program should be started.
      * Stores in *errors the descriptor that becomes the program's standard error. */
