@@ -54,10 +54,10 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* The key selects a set of the table. Returns the set's entry that has the key. If there is
- * none, returns a free entry. If no entry is free, returns the entry that is to be replaced. An
- * entry with MONARCH_LEAD_ELSEWHERE is replaced first, because the library can learn it again at
- * little cost. */
+/* Searches the set of the table that the key selects, and returns the entry that has the key. If
+ * there is no such entry, returns a free entry. If no entry is free, returns the entry that is to
+ * be replaced. An entry with MONARCH_LEAD_ELSEWHERE is replaced first, because the library can
+ * learn it again at little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {
