@@ -13,7 +13,8 @@ enum { MONARCH_KEY_BYTES = 16, MONARCH_MAC_BYTES = 16 };
  * it. */
 int monarch_mac_is_there(void);
 
-/* One key, and the MAC that is being computed with it. Only one thread at a time may use it. */
+/* A key, and the MAC that is being computed with the key. Only one thread at a time may use this
+ * structure. */
 struct monarch_mac;
 
 /* Returns NULL if memory is exhausted, or if libcrypto is not installed. */

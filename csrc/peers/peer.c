@@ -30,9 +30,9 @@
  * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
  * reads the source itself. */
 #define SLOT_NS 500000000ULL
-/* A thread that needs a link and finds none idle waits for the link of another thread, for at most
- * this long [ns]. Three other limits apply to a connect, to an answer's first byte and to a later
- * wait. This time plus any two of those limits is less than 2 s, the longest that a reader should
+/* If no link is idle, a thread that needs one waits for another thread's link, for at most this
+ * long [ns]. Three other limits apply to a connect, to an answer's first byte and to a later wait.
+ * This time plus any two of those limits is less than 2 s, the longest that a reader should
  * wait. */
 #define LINK_NS 50000000ULL
 /* Another link is connected only after the threads' waits for links add up to this many times the

@@ -89,7 +89,7 @@ BESIDE static void reset_signals(void) {
 }
 
 /* Raises the process's limits to their maximum, because the limits that a job sets for its training
- * are not meant for the daemon. */
+ * processes are not meant for the daemon. */
 BESIDE static void raise_limits(void) {
     static const int raised[] = {RLIMIT_CPU,   RLIMIT_FSIZE,  RLIMIT_DATA,
                                  RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_AS};

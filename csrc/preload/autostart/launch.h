@@ -20,9 +20,9 @@ struct monarch_launch {
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
-     * of the process that becomes the program. The kernel clears each of them when its process no
-     * longer uses this memory. `runs` is also 0 until the intermediate process has made the second
-     * process; until then, `between_runs` is not 0. */
+     * of the process that becomes the program. The kernel clears each variable when the process
+     * that it names no longer uses this memory. `runs` is also 0 until the intermediate process has
+     * made the second process; until then, `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

@@ -32,8 +32,8 @@ void monarch_changed_tree(int dir, const char *path);
  * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
  * changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Does the same as monarch_path_to_change with less stack, but records a change only for the file
- * that is at the path now. Call monarch_changed_known after the change. */
+/* Does the same as monarch_path_to_change, but needs less stack, and records a change only for the
+ * file that is at the path now. Call monarch_changed_known after the change. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
 /* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
  * is a descriptor of a copy, stores the path of the source's file in `real`, like

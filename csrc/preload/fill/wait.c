@@ -15,9 +15,9 @@
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
 /* If the daemon makes no progress for this time [ns], readers stop waiting for it. On a busy
- * machine, a living daemon may get no processor for some tenths of a second. The time is longer
- * than that, because readers that stop waiting would open hundreds of files at the source. The
- * time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
+ * machine, a working daemon may get no processor time for several tenths of a second. The time is
+ * longer than that, because readers that stop waiting would open hundreds of files at the source.
+ * The time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
  * whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
@@ -165,9 +165,9 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 }
 
 /* Returns whether the daemon's threads that fill from this origin (the source, or another node) may
- * have to act on a demand for the file. The flags of the file's entry tell from which origin this
- * node fills the file. Without a flag, the origin is not decided yet, so all threads may have to
- * act. All threads may also have to act while the file is being filled. */
+ * have to act on a demand for the file. The flags of the file's entry show from which origin this
+ * node fills the file. If neither flag is set, the origin is not decided yet, so all threads may
+ * have to act. All threads may also have to act while the file is being filled. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;

@@ -10,7 +10,7 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learnt. The table
+/* The table has an entry for each directory whose target the library has learned. The table
  * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
  * new directory replaces another one. When the replaced directory is used again, the library learns
  * its target again. */
