@@ -15,9 +15,8 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* Maximum number of requests on a link whose answers have not arrived yet. These requests, and the
- * frames of their answers, always fit into the buffers of the sockets. So two ends that both send
- * never block each other. */
+/* Maximum number of unanswered requests on a link. These requests, and the frames of their answers,
+ * always fit into the sockets' buffers. So two ends that both send never block each other. */
 #define AHEAD 64
 /* A peer must send an answer at least at this rate [bytes/s]. A slower answer misses its deadline
  * (take_answer). */

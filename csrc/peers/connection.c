@@ -217,9 +217,9 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
 }
 
 /* Returns whether a piece may be sent. A whole block may be sent at once, unless the peer says that
- * the block arrived damaged before. Part of a block has no recorded sum, so nothing would show that
- * this part has rotted. So the whole block is checked against its recorded sum before a part of it
- * is sent. */
+ * the block arrived damaged before. A part of a block has no recorded sum that would show whether
+ * the part has rotted. So before a part is sent, the whole block is checked against the block's
+ * recorded sum. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
@@ -237,10 +237,10 @@ static int is_small(const connection *c, uint64_t there) {
            there >= c->end && c->piece_end == c->end;
 }
 
-/* Call this when a small answer (DATA, the content, SUM and END) was passed to the kernel in one
- * call, which has sent its first `sent` bytes. Sets the connection's state as if each part had been
- * sent separately. If part of the content is still to be sent, SUM and END are made again later,
- * with the same numbers for their seals. */
+/* Call this after a small answer (DATA, the content, SUM and END) was passed to the kernel in one
+ * call. sent: how many bytes of the answer the kernel accepted. Sets the connection's state as if
+ * each part had been sent separately. If part of the content is still to be sent, SUM and END are
+ * made again later, and their seals get the same numbers as before. */
 static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     const size_t frame = sizeof c->out[0], n = c->end - c->at;
     give(c, stage->bounds->stall_ms);

@@ -13,7 +13,8 @@ enum { MONARCH_KEY_BYTES = 16, MONARCH_MAC_BYTES = 16 };
  * it. */
 int monarch_mac_is_there(void);
 
-/* One key, and the MAC that is being computed with it. Only one thread at a time may use it. */
+/* A key, and the MAC that is being computed with the key. Only one thread at a time may use this
+ * structure. */
 struct monarch_mac;
 
 /* Returns NULL if memory is exhausted, or if libcrypto is not installed. */
@@ -27,10 +28,10 @@ void monarch_mac_begin(struct monarch_mac *m, uint64_t number);
 void monarch_mac_add(struct monarch_mac *m, const void *bytes, size_t n);
 int monarch_mac_end(struct monarch_mac *m, unsigned char *mac); /* returns 0 on failure */
 
-/* A digest of file content. It is a MAC under a key of the whole session; its number, the argument
- * of monarch_mac_begin, is always 0. A digest is never sent. Only the MAC of a frame is sent, and
- * this MAC covers the digest. So the digest acts as a universal hash (Wegman and Carter, 1981):
- * somebody who has seen no digest cannot find two contents with the same digest. */
+/* A digest of file content: a MAC under a key that all nodes of the session share. Its number (the
+ * argument of monarch_mac_begin) is always 0. A digest is never sent. Only the MAC of a frame is
+ * sent, and this MAC covers the digest. So the digest acts as a universal hash (Wegman and Carter,
+ * 1981): somebody who has seen no digest cannot find two contents with the same digest. */
 struct monarch_digest {
     unsigned char bytes[MONARCH_MAC_BYTES];
 };
@@ -40,7 +41,7 @@ struct monarch_digest {
  * 1, or 0 if libcrypto has failed; the other end then rejects the seal. */
 int monarch_seal(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                  const struct monarch_digest *digest, unsigned char *seal);
-/* Returns whether the seal is right. Takes equally long wherever a wrong seal differs from the
- * right one. */
+/* Returns whether the seal is right. The time that this takes does not depend on where a wrong seal
+ * differs from the right one. */
 int monarch_is_sealed(struct monarch_mac *m, uint64_t number, const void *frame, size_t n,
                       const struct monarch_digest *digest, const unsigned char *seal);

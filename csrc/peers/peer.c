@@ -30,12 +30,13 @@
  * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
  * reads the source itself. */
 #define SLOT_NS 500000000ULL
-/* A thread that needs a link and finds none idle waits for the link of another thread, for at most
- * this long [ns]. Together with any two of the limits for a connect, for an answer's first byte and
- * for a later wait, this is less than 2 s, the longest that a reader should wait. */
+/* If no link is idle, a thread that needs one waits for another thread's link, for at most this
+ * long [ns]. Three other limits apply to a connect, to an answer's first byte and to a later wait.
+ * This time plus any two of those limits is less than 2 s, the longest that a reader should
+ * wait. */
 #define LINK_NS 50000000ULL
-/* Before another link is connected, the waits of all threads for links must together have lasted
- * this many times as long as the last connect took. */
+/* Another link is connected only after the threads' waits for links add up to this many times the
+ * duration of the last connect. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL
@@ -150,10 +151,10 @@ static struct timespec time_of(uint64_t ns) {
     return (struct timespec){(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
 }
 
-/* Waits until a link is idle, or until the caller should connect one more: a connect costs both
- * nodes more processor time than many small answers (WAITS_PER_CONNECT). While another thread
- * connects a link, the caller waits for the outcome; this time does not count as a wait. The caller
- * holds the peer's lock. */
+/* Waits until a link is idle, or until threads have waited so long that the caller should connect
+ * another link (WAITS_PER_CONNECT). Waiting is worthwhile because a connect costs both nodes more
+ * processor time than many small answers do. While another thread connects a link, the caller waits
+ * for the outcome; this time does not count as a wait. The caller holds the peer's lock. */
 static void await_link_locked(peer *p) {
     uint64_t now = monarch_now_ns(), since = now, limit = now + LINK_NS;
     while (!p->idle && p->in_use && now < limit) {
@@ -285,9 +286,9 @@ static void leave(peer *p, struct use *me, int works) {
     pthread_mutex_unlock(&p->lock);
 }
 
-/* Finds a link on which one more thread may send a request. Threads stand in line for a link: first
- * the thread that has the link, then its followers. Returns the last thread in the line, or NULL if
- * there is no such link; *first gets the thread that has the link. */
+/* Finds a link on which one more thread may send a request. The threads that share a link form a
+ * line: first the thread that has the link, then its followers. Stores the thread that has the link
+ * in *first. Returns the last thread in the line, or NULL if there is no such link. */
 static struct use *find_line(const peer *p, struct use **first) {
     for (struct use *u = p->uses; u; u = u->next) {
         unsigned n = 1;
@@ -301,10 +302,10 @@ static struct use *find_line(const peer *p, struct use **first) {
     return NULL;
 }
 
-/* Sends a request on a link while the answer to an earlier request is still arriving there, and
- * waits for the end of that answer. The wait has a time limit. Returns whether the caller then has
- * the link. The result is 0 if no link could take one more request, or if the earlier answer has
- * broken the link. */
+/* Sends a request on a link on which the answer to an earlier request is still arriving, and waits
+ * for the end of that answer. The wait has a time limit. Returns whether the caller then has the
+ * link. The result is 0 if no link could take one more request, or if the earlier answer has broken
+ * the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);

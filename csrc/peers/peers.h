@@ -23,7 +23,7 @@ struct monarch_peer_bounds {
     /* a connection that has had no request for this long is closed */
     uint32_t idle_ms;
     /* a connection is closed if a request is not complete this long after its first byte, or if the
-     * peer takes no byte of an answer for this long */
+     * peer accepts no byte of an answer for this long */
     uint32_t stall_ms;
     /* if an answer has waited this long for bytes that are not available yet, it ends with COMING
      * or TIMEOUT */
@@ -77,16 +77,16 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* Called when bytes have arrived whose sum and seal are right: `bytes` bytes of gets[which], from
- * offset `first` of its range. `sum` is their XXH3-64, `digest` their digest
+/* Called when `bytes` bytes of gets[which], from offset `first` of its range on, have arrived and
+ * their sum and seal are right. `sum` is the XXH3-64 of these bytes, and `digest` is their digest
  * (MONARCH_MAC_BYTES). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 
 /* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
- * the socket then stays the caller's. content_key: the session's key for digests; the server has
- * the same. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
- * wait. */
+ * the socket then stays the caller's. content_key: the session's key for digests; the server uses
+ * the same key. first_byte_ms limits the wait for an answer's first frame; between_ms limits each
+ * later wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);

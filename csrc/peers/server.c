@@ -79,9 +79,9 @@ static void close_locked(server *s, connection *c) {
 }
 
 /* Requests the connection's next event from epoll. The caller holds the server's lock, and clears
- * `is_busy` before it releases the lock. Another thread may get the event at once, but needs the
- * lock to claim the connection, which is free by then. It also needs the lock to close the
- * connection, so the descriptor stays open during this call. */
+ * `is_busy` before it releases the lock. Another thread may receive the event at once, but a thread
+ * can claim or close a connection only under the lock. So the other thread finds `is_busy` cleared,
+ * and the descriptor stays open during this call. */
 static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
     uint32_t events = next == MONARCH_PEER_TO_READ ? EPOLLIN : EPOLLOUT;
     struct epoll_event e = {.events = EPOLLONESHOT | events, .data.u64 = name_of(s, c)};
@@ -160,8 +160,8 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
 /* Searches the connections from index *from on, and claims the first whose deadline has passed.
- * Returns NULL if there is none. *from gets the index at which the next search begins. *waited gets
- * whether the connection was waiting for bytes rather than for its peer. */
+ * Returns NULL if there is none. Sets *from to the index at which the next search begins, and
+ * *waited to whether the connection was waiting for bytes rather than for its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -292,7 +292,7 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
 }
 
 /* Returns a free place. If there is none, returns the place of the connection that has been without
- * a request for longest; its peer opens another connection when it needs one. Returns
+ * a request for longest; the peer of that connection opens a new one when needed. Returns
  * bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;

@@ -13,9 +13,9 @@
  * bytes since the last SUM. For a whole block, this is the sum that the block's fill recorded; for
  * a part of a block, it is computed when the part is sent. The seal of a SUM also covers a keyed
  * digest of the same bytes (struct monarch_digest). The digest is never sent: the receiver computes
- * its own. An END may come in place of any frame; the receiver discards bytes that no SUM has
- * followed. Requests may be sent without waiting for answers, which come in the order of the
- * requests.
+ * its own. An END may come in place of any frame; the receiver then discards the bytes since the
+ * last SUM. Requests may be sent without waiting for earlier answers. The answers come in the order
+ * of the requests.
  *
  * Numbers are little-endian, as on every machine that Monarch supports; no path is ever sent. */
 #pragma once
@@ -67,7 +67,7 @@ struct monarch_peer_frame {
 
 enum monarch_peer_status {
     MONARCH_PEER_OK,
-    /* the requested range exceeds the file; or the other end is no node of the session */
+    /* the requested range exceeds the file; or the other end is not a node of the session */
     MONARCH_PEER_REFUSED,
     MONARCH_PEER_UNKNOWN_FILE, /* the node has no copy, or has given up making one */
     MONARCH_PEER_CHANGED,      /* the node's file has another size or time */

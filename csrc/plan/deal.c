@@ -16,14 +16,14 @@ struct step {
     int32_t *node;          /* by sample: its node; -1: it has no place yet */
     int32_t *next, *before; /* by sample: its neighbours in the list of its node; -1: none */
     int32_t *first;         /* by node: head of its list */
-    /* by node. room: most samples that the node can take; taken: number of samples that the node
-     * takes because it holds them */
+    /* by node. room: maximum number of samples that the node can take; taken: number of samples
+     * that the node takes because it holds them */
     int32_t *room, *taken;
     /* by node. share: number of samples that the node takes without holding them, and so must load;
-     * least: fewest samples that the node takes in all */
+     * least: minimum number of samples that the node takes in all */
     int32_t *share, *least;
     /* The search for a free place (augment). moved: by node, the sample that would move to the
-     * node; queue: the nodes that the search has reached, in this order. */
+     * node; queue: the nodes that the search has reached, in the order in which it reached them. */
     int32_t *moved, *queue;
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
@@ -60,7 +60,7 @@ static void unlink_from(struct step *s, int32_t i) {
     s->node[i] = -1;
 }
 
-/* Returns the holder to which the sample goes. This is the first holder, the sample's owner, if it
+/* Returns the holder to which the sample goes: the first holder (the sample's owner) if that node
  * has a free place, else the holder with the most free places. Returns -1 if no holder has a free
  * place. */
 static int32_t freest(const struct step *s, int32_t i) {
@@ -143,9 +143,9 @@ static void match(struct step *s) {
                 augment(s, i);
 }
 
-/* Takes samples away from nodes, until there are enough waiting samples (samples without a node) to
- * give every node its least number. Each sample is taken from the node that exceeds its least
- * number by most. Returns the number of waiting samples. */
+/* Removes samples from nodes, until there are enough waiting samples (samples without a node) to
+ * bring every node up to its minimum (s->least). Each sample is removed from the node that exceeds
+ * its minimum by most. Returns the number of waiting samples. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -242,9 +242,9 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
     }
 }
 
-/* Sets how many samples each node takes at most and at least. Without a cap, all ranks take equally
- * many; if the step's samples cannot be divided evenly, some ranks take one more. With a cap, a
- * rank takes at least `least` samples and at most `cap` times an equal share. */
+/* Sets the maximum and the minimum number of samples that each node takes. Without a cap, all ranks
+ * take equally many; if the step's samples cannot be divided evenly, some ranks take one more. With
+ * a cap, a rank takes at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

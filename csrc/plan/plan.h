@@ -99,8 +99,8 @@ struct monarch_deal {
     uint32_t width;
     /* (samples, width): the nodes that hold each sample; unused places are -1 */
     const int32_t *holders;
-    /* the most samples of a rank in a step, as a multiple of an equal share; 0: every rank gets an
-     * equal share */
+    /* maximum number of samples that a rank gets in a step, as a multiple of an equal share; 0:
+     * every rank gets an equal share */
     double cap;
     /* maximum number of samples that a rank gets in any step: as many as `cap` allows in a full
      * step */

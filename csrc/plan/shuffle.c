@@ -1,7 +1,7 @@
 /* Shuffles that draw exactly the numbers that the libraries of the samplers draw, and the random
  * generators for them.
  *
- * The items of a large dataset are far apart in memory. So some hundred positions are computed
+ * The items of a large dataset are far apart in memory. So several hundred positions are computed
  * together, and the items at these positions are prefetched before they are exchanged. */
 #include <stdlib.h>
 
@@ -170,10 +170,10 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
     return drawn;
 }
 
-/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division:
- * whether to divide the generator's range, as minstd_below does and GCC before version 11 did for
- * every generator. Since GCC 11, the result is the upper half of a product (Lemire, 2019) if the
- * generator's numbers use all bits of a word, as here. */
+/* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: whether to
+ * divide the generator's range, as minstd_below does. Before version 11, GCC did so for every
+ * generator. Since GCC 11, a generator whose numbers use all bits of a word, like this one, is
+ * treated differently: the result is the upper half of a product (Lemire, 2019). */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;

@@ -44,8 +44,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic. While a thread tries to start a daemon, the pid of the thread's process; otherwise 0.
-     * Only this thread uses the fields below. */
+    /* Atomic. The pid of the process in which a thread is trying to start a daemon; 0 if none is.
+     * Only that thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -301,7 +301,7 @@ static int begin_attempt(struct plan *p) {
 
 /* --- at an open ------------------------------------------------------------------------------ */
 
-/* Returns whether the path is in a directory of the system, where no dataset lies. */
+/* Returns whether the path is in a system directory, where no dataset is stored. */
 static int is_the_systems(const char *path) {
     static const char *const prefixes[] = {"/usr/",    "/lib/", "/lib32/", "/lib64/",
                                            "/libx32/", "/bin/", "/sbin/",  "/etc/",
@@ -309,7 +309,7 @@ static int is_the_systems(const char *path) {
     for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
         if (strncmp(path, prefixes[i], strlen(prefixes[i])) == 0)
             return 1;
-    return path[0] != '/'; /* for a pipe or a socket, the kernel gives a name that is no path */
+    return path[0] != '/'; /* for a pipe or a socket, the kernel's name is not a path */
 }
 
 /* Returns whether the file may belong to a dataset. */
@@ -335,8 +335,9 @@ static int is_to_stay_stopped(const struct session *s) {
     return size != 0;
 }
 
-/* Checks whether the claim forbids a start now. If so, the caller need not examine the opened file.
- * The claim is checked at most once per LONG_PAUSE_NS; between two checks, the result is 0. */
+/* Returns 1 if the claim was checked and forbids a start now. The caller then need not examine the
+ * opened file. The claim is checked at most once per LONG_PAUSE_NS. If it is not checked, the
+ * result is 0. */
 static int are_used_up(void) {
     static uint64_t looked_ns; /* atomic */
     uint64_t now = monarch_now_ns(), last = __atomic_load_n(&looked_ns, __ATOMIC_RELAXED);
@@ -420,8 +421,8 @@ static struct plan *new_plan(const char *config) {
     return p;
 }
 
-/* Returns whether `named`, the value of MONARCH_SOURCE, names a directory that is no source of the
- * session. The value is a list of directories with ':' between them. */
+/* Returns whether `named`, the value of MONARCH_SOURCE, names a directory that is not a source of
+ * the session. The value is a list of directories with ':' between them. */
 static int lacks_source(const struct session *s, const char *named) {
     for (size_t n = 0; named && *named; named += n + (named[n] == ':')) {
         int has = 0;

@@ -62,7 +62,7 @@ static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }
 
-/* Returns the time until which no start is allowed, or 0 if one is allowed now. *first gets the
+/* Returns the time until which no start is allowed, or 0 if one is allowed now. Sets *first to the
  * index at which the next start is recorded. */
 static uint64_t taken_until(const uint64_t *starts, uint64_t now, int *first) {
     uint64_t until = 0;

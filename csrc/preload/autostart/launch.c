@@ -8,13 +8,13 @@
 
 #include "shared/sys.h"
 
-/* monarch_launch makes an intermediate process, which ends at once. The intermediate process makes
- * the process that becomes the launched program. The two new processes share the memory of this
- * process, like a child of vfork, because copying the page tables of a large process takes long.
- * Each of the two has its own stack. Functions that run in the new processes must not touch errno
- * or any other thread-local variable, because these variables belong to this process. A sanitizer
- * would add code that touches such variables. The attribute BESIDE turns the sanitizer off for a
- * function. */
+/* monarch_launch makes an intermediate process. The intermediate process makes a second process and
+ * ends at once. The second process becomes the launched program. The two new processes share the
+ * memory of this process, like a child of vfork, because copying the page tables of a large process
+ * takes long. Each of the two has its own stack. Functions that run in the new processes must not
+ * touch errno or any other thread-local variable, because these variables belong to this process. A
+ * sanitizer would add code that touches such variables. The attribute BESIDE turns the sanitizer
+ * off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -89,7 +89,7 @@ BESIDE static void reset_signals(void) {
 }
 
 /* Raises the process's limits to their maximum, because the limits that a job sets for its training
- * are not meant for the daemon. */
+ * processes are not meant for the daemon. */
 BESIDE static void raise_limits(void) {
     static const int raised[] = {RLIMIT_CPU,   RLIMIT_FSIZE,  RLIMIT_DATA,
                                  RLIMIT_NPROC, RLIMIT_NOFILE, RLIMIT_AS};
@@ -116,8 +116,8 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives the process that becomes the program a table of descriptors of its own. Until then, it
- * shares the table of the library's process, which must not change. close_range is tried first,
+/* Gives the process that becomes the program its own table of descriptors. Until then, it shares
+ * the table of the library's process, and must not change that table. close_range is tried first,
  * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
  * lowest 64 descriptors, and then close the copies. Few copies are better than many, because the
  * close of a copy flushes a file that the library's process is writing. Kernels before 5.9 have
@@ -193,7 +193,7 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Returns whether the intermediate process has ended and was reaped, so that it is no zombie. */
+/* Returns whether the intermediate process has ended and was reaped, so that it is not a zombie. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

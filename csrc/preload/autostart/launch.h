@@ -13,16 +13,16 @@
 struct monarch_launch {
     const char *argv[8]; /* argv[0] is the program's path */
     const char *const *envp;
-    /* Called in the process that becomes the program, after this process has got its own table of
+    /* Called in the process that becomes the program, once that process has its own table of
      * descriptors and its own umask. The function may only make system calls. Returns the
      * descriptor that becomes the program's descriptor 3, or -1 if no program should be started.
      * Stores in *errors the descriptor that becomes the program's standard error. */
     int (*prepare)(void *data, int *errors);
     void *data;
     /* Atomic futexes. `between_runs` is the pid of the intermediate process, and `runs` is the pid
-     * of the process that becomes the program. The kernel clears each of them when its process no
-     * longer uses this memory. `runs` is also 0 until the intermediate process has made the second
-     * process; until then, `between_runs` is not 0. */
+     * of the process that becomes the program. The kernel clears each variable when the process
+     * that it names no longer uses this memory. `runs` is also 0 until the intermediate process has
+     * made the second process; until then, `between_runs` is not 0. */
     uint32_t between_runs, runs;
     uint32_t owner, between; /* pids of this process and of the intermediate process */
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));

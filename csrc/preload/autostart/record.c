@@ -91,7 +91,7 @@ static size_t read_lines(char *text) {
     return is_whole ? (size_t)n : 0;
 }
 
-/* Reads the record that begins with this line. *wish gets the record's wish, or
+/* Reads the record that begins with this line. Sets *wish to the record's wish, or to
  * MONARCH_WISH_UNKNOWN if the record is for another setting. Returns the line after the record. */
 static char *read_record(char *line, const struct monarch_setting *now, enum monarch_wish *wish) {
     *wish = MONARCH_WISH_NO;

@@ -74,8 +74,7 @@ static int can_close_range(int flags) {
 }
 
 /* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Does not
- * change a backing descriptor (backing.h) if the copy's descriptor to which it belongs is outside
- * the range. */
+ * change a backing descriptor (backing.h) that belongs to a copy's descriptor outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -280,9 +279,10 @@ static int is_same_file(int one, int other) {
 }
 
 /* If `from` is a descriptor of a copy, the call is made on its backing descriptor in two cases. In
- * the first case, `to` is a descriptor of the copy's source file. The kernel refuses overlapping
- * ranges of one file, but for the kernel the copy is another file. In the second case, the kernel
- * refuses the call because the copy and `to` are on different file systems. */
+ * the first case, `to` is a descriptor of the copy's source file. The kernel must then refuse
+ * overlapping ranges, as it does for two ranges of one file; but it considers the copy a different
+ * file. In the second case, the kernel refuses the call because the copy and `to` are on different
+ * file systems. */
 PUBLIC ssize_t copy_file_range(int from, off64_t *at, int to, off64_t *to_at, size_t n,
                                unsigned flags) {
     if (!at)

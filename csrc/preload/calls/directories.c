@@ -1,8 +1,8 @@
 /* Lists directories from the catalog, for opendir, readdir and scandir.
  *
  * A directory that is listed from the catalog has no descriptor until the program calls dirfd,
- * which opens the source's directory. Other ways to list a directory (nftw, glob and fts inside
- * libc, open with O_DIRECTORY, fdopendir) list the source. */
+ * which opens the source's directory. All other ways to list a directory list the source: nftw,
+ * glob and fts inside libc, open with O_DIRECTORY, and fdopendir. */
 #include <dirent.h>
 #include <errno.h>
 #include <stddef.h>

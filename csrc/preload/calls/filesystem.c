@@ -27,8 +27,9 @@ static void fill(const struct monarch_filesystem *f, struct statfs *s) {
     memcpy(&s->f_fsid, f->fsid, sizeof f->fsid);
 }
 
-/* Returns 1 if the catalog has answered, or 0 if the kernel must be asked. The answer has the
- * figures that the daemon read when it last compared the catalog with the source. */
+/* Answers statfs from the catalog, with the figures that the daemon read when it last compared the
+ * catalog with the source. Returns 0 if the catalog cannot answer; the caller must then ask the
+ * kernel. */
 static int answer(const char *path, struct statfs *s) {
     struct monarch_known k;
     MAYBE_NULL(s);

@@ -121,8 +121,9 @@ __attribute__((noinline)) static int tell_path(const struct monarch_known *k, ch
     return 1;
 }
 
-/* Answers only for a path that exists. For any other path, calls libc's realpath, which also stores
- * in `resolved` the path at which the error occurred. */
+/* Answers realpath from the catalog, but only for a path that exists. For any other path, returns
+ * 0. The caller then calls libc's realpath, which also stores in `resolved` the path at which the
+ * error occurred. */
 static int answer_realpath(const char *path, char **resolved) {
     struct monarch_known k;
     if (!monarch_know(AT_FDCWD, path, 1, &k))

@@ -29,8 +29,8 @@
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Waits for the complete copy, and writes its path to `path`. Returns 0 if there is no complete
- * copy in time. */
+/* Waits for the complete copy, and writes its path to `path`. Returns 0 if the copy is not complete
+ * in time. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;

@@ -53,8 +53,8 @@ __attribute__((noinline)) static int open_awaited(struct session *s, int dir, co
     errno = old_errno;
     if (fd >= 0) {
         monarch_opened_copy(s, o);
-        /* The bytes that are read of this file are counted (progress.h), because the file had no
-         * copy when this open began. But the library does not see reads of a copy, so it counts the
+        /* The program's reads of this file must be counted (progress.h), because the file had no
+         * copy when this open began. The library does not see reads of a copy, so it counts the
          * whole file now. */
         monarch_progress(s, (uint64_t)o->id, o->entry->size);
     }
@@ -73,9 +73,9 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* The program has opened `fd` at the source, by a path in a directory outside all sources. By this
- * open, the library has learned that the directory leads into a source. So this function looks the
- * path up again, and makes `fd` refer to the file's copy if there is one. It does not leave this to
+/* Call this when the program has opened `fd` at the source by a path in a directory outside all
+ * sources, and the library has learned from this open that the directory leads into a source. Looks
+ * the path up again, and makes `fd` refer to the file's copy if there is one. This cannot wait for
  * the next open in the directory, because the program may open nothing more there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
@@ -116,8 +116,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
             monarch_opened_copy(s, &o);
             return fd;
         }
-        /* If the copy could not be opened (it was removed, its tier has no O_DIRECT, ...), the
-         * source is opened below. */
+        /* If the copy could not be opened, for example because it was removed or its tier does not
+         * support O_DIRECT, the source is opened below. */
         if (!o.served && !o.claimed && (fd = open_awaited(s, dir, path, flags, &o)) >= 0)
             return fd;
     }
@@ -136,8 +136,8 @@ static int open_for_reading(int dir, const char *path, int flags, int plain) {
     return fd;
 }
 
-/* Opens a path that may be the name of a copy's descriptor in /proc. If it is one, opens the path
- * of the source's file instead. */
+/* Opens a path that may be the name of a copy's descriptor in /proc. If it is such a name, opens
+ * the path of the source's file instead. */
 __attribute__((noinline)) static int open_again(int dir, const char *path, int flags, int plain) {
     char real[MONARCH_PATH_MAX];
     if (monarch_names_copy(path, real) && real[0])
@@ -212,8 +212,8 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* An openat2 for reading gets the source's file, because only the kernel can check restrictions
- * such as RESOLVE_BENEATH. glibc has openat2 since 2.43. */
+/* An openat2 for reading always opens the source's file, because only the kernel can check
+ * restrictions such as RESOLVE_BENEATH. glibc has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];

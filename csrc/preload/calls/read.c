@@ -96,8 +96,8 @@ int monarch_is_coming(const struct monarch_wanted *w, uint64_t word) {
            monarch_request_fill(w->session, w->entry, w->id, w->n);
 }
 
-/* Reads from the copy the first part of the range [w->at, w->at + w->n), as far as the copy can
- * serve it. The range lies within the file. Returns the number of bytes read. The caller reads the
+/* Reads the beginning of the range [w->at, w->at + w->n) from the copy: as many bytes as the copy
+ * can serve. The range lies within the file. Returns the number of bytes read. The caller reads the
  * rest of the range from the source. */
 static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
     uint64_t begin = w->at, filling = 0;

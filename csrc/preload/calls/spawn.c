@@ -1,10 +1,10 @@
 /* Before a call of posix_spawn, records the files that the child will open for writing.
  *
  * The child opens these files inside libc, unseen by the library. A relative path starts from the
- * child's directory, which earlier actions may change. So the library reads the whole list of
- * actions to tell which file is meant. The list's layout is private to libc, but has never changed.
- * Before the library reads the first list, it lets libc make a list of known actions, and checks
- * that this list has the expected layout. */
+ * child's directory, which earlier actions may change. So the library must read the whole list of
+ * actions to determine which file a path means. The list's layout is private to libc, but has never
+ * changed. Before the library reads the first list, it lets libc make a list of known actions, and
+ * checks that this list has the expected layout. */
 #include <errno.h>
 #include <string.h>
 
@@ -83,8 +83,8 @@ static int is_known_layout(void) {
     return found == 1;
 }
 
-/* The path is at the end of the buffer. Puts `part` and a slash in front of it. Returns 0 if there
- * is no room. */
+/* Puts `part` and a slash in front of the path that is at the end of the buffer. *at: index at
+ * which the path begins; updated. Returns 0 if there is no room. */
 static int put_before(char *buffer, size_t *at, const char *part) {
     size_t n = strlen(part);
     if (n + 1 > *at)
@@ -95,9 +95,9 @@ static int put_before(char *buffer, size_t *at, const char *part) {
     return 1;
 }
 
-/* Writes to the end of `buffer` the path that action `i` opens. *dir gets a descriptor of this
- * process for the directory from which the path starts. Returns the path, or NULL if it is too
- * long. */
+/* Writes to the end of `buffer` the path that action `i` opens. Sets *dir to this process's
+ * descriptor for the directory from which the path starts. Returns the path, or NULL if the path is
+ * too long. */
 static char *path_opened(const struct action *x, int i, char *buffer, int *dir) {
     size_t at = MONARCH_PATH_MAX - 1;
     buffer[at] = 0;

@@ -1,7 +1,7 @@
-/* Handles inotify watches. From the time when a file is watched for opens or reads, all programs
- * read the file from the source.
+/* Handles inotify watches. Once a file is watched for opens or reads, all programs read the file
+ * from the source.
  *
- * If a program read the copy instead, the watching program would not see this. */
+ * If a program read the copy instead, the watching program would not be notified of the read. */
 #include <string.h>
 #include <sys/inotify.h>
 

@@ -13,8 +13,8 @@
 #include "preload/session/tell.h"
 #include "shared/sys.h"
 
-/* Returns whether there is a daemon that must learn of changes. *s gets its session, or NULL if
- * this process lacks the address space to map the session. */
+/* Returns whether there is a daemon that must learn of changes. Sets *s to the daemon's session, or
+ * to NULL if this process lacks the address space to map the session. */
 static int is_heard(struct session **s) {
     *s = session_for_change();
     return *s || monarch_lacks_room();
@@ -41,10 +41,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. Then the catalog has another file at the path than the file that is there now.
- * When a program changes the file that is there, the library also marks the catalog's file as
- * changed. Otherwise, the catalog's copy would still be served, and the program would not see its
- * own change. */
+ * noticed this yet. The catalog's file at the path is then no longer the file that is there. When a
+ * program changes the file that is there now, the library also marks the catalog's file as changed.
+ * Otherwise, the catalog's copy would still be served, and the program would not see its own
+ * change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {
@@ -62,9 +62,10 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* now: the attributes of the file that is at the entry's path now, or NULL if there is none. If
- * that file is the entry's own file, does nothing, because it is marked separately. Otherwise
- * marks the entry's file as changed, and if it is a directory, also all entries below it. */
+/* Marks the entry's file as changed, and if it is a directory, also all entries below it. Does
+ * nothing if the file that is at the entry's path now is the entry's own file, because that file is
+ * marked separately. now: attributes of the file that is at the entry's path now, or NULL if there
+ * is none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -225,9 +226,9 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Returns whether `st` describes a copy. If it does and `real` is not NULL, `real` gets the path of
- * the source's file, or the empty string if that file is no longer at its path. The result does not
- * depend on a running daemon, because descriptors of copies outlive the daemon. */
+/* Returns whether `st` describes a copy. If it does and `real` is not NULL, writes to `real` the
+ * path of the source's file, or the empty string if that file is no longer at its path. The result
+ * does not depend on a running daemon, because descriptors of copies outlive the daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;

@@ -16,9 +16,9 @@
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* After the daemon's scan, a process without the library may have replaced a file. So the file that
- * the catalog has at `path` may be another one than the file that is there now. If so, records that
- * the catalog's file has changed. Call this after a call with this path has succeeded. */
+/* Records that the catalog's file at `path` has changed, if another file is at `path` now: after
+ * the daemon's scan, a process without the library may have replaced the file. Call this after a
+ * call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 /* Records a change of the file at `path`. If it is a directory that is being renamed, also records
@@ -32,8 +32,8 @@ void monarch_changed_tree(int dir, const char *path);
  * `real` becomes the empty string: the call then fails with ENOENT, and no other file is
  * changed. */
 const char *monarch_path_to_change(int dir, const char *path, int follow, char *real);
-/* Does the same as monarch_path_to_change with less stack, but records a change only for the file
- * that is at the path now. Call monarch_changed_known after the change. */
+/* Does the same as monarch_path_to_change, but needs less stack, and records a change only for the
+ * file that is at the path now. Call monarch_changed_known after the change. */
 const char *monarch_file_to_change(int dir, const char *path, int follow, char *real);
 /* Call this before a call that changes the file of the descriptor `fd`. Records the change. If `fd`
  * is a descriptor of a copy, stores the path of the source's file in `real`, like
@@ -42,8 +42,8 @@ const char *monarch_file_to_change(int dir, const char *path, int follow, char *
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
  * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If
- * the result is 1 and `real` is not NULL, `real` gets the path of the source's file, or the empty
- * string if that file is no longer at its path. No change is recorded. */
+ * the result is 1 and `real` is not NULL, both functions write to `real` the path of the source's
+ * file, or the empty string if that file is no longer at its path. No change is recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
 /* Does the same as monarch_leads_to_copy, but first checks that the path begins like a descriptor's

@@ -165,8 +165,8 @@ void monarch_track_flag_slow(int fd, uint64_t flag) {
 void monarch_track_again(int fd, int fresh) {
     uint64_t w = monarch_tracked(fd);
     struct session *s = w ? monarch_track_session(w) : NULL;
-    /* the descriptor was tracked in an earlier daemon's session, whose entry numbers mean nothing
-     * in the current session */
+    /* A descriptor of an earlier daemon's session (`s` then has no `clients`) is not tracked again,
+     * because that session's entry numbers mean nothing in the current session. */
     if (s && s->clients && (unsigned)fresh < MONARCH_TRACKED &&
         !(w & TRACK_HANDED && monarch_is_unmet(monarch_track_entry(w)))) {
         monarch_track(s, fresh, monarch_track_entry(w), w & TRACK_HANDED ? 0 : w & TRACK_DIRECT);

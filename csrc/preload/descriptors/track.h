@@ -42,9 +42,9 @@ static inline struct session *monarch_track_session(uint64_t w) {
 /* Returns the entry's number. If the file has no entry, which is possible only with TRACK_DIRECT,
  * returns the number that monarch_unmet gives to the file. */
 static inline uint64_t monarch_track_entry(uint64_t w) { return (w >> 32 & 0x3FFFFFF) - 1; }
-/* Call this before the first descriptor is tracked. Some functions fork without the library's
- * notice (daemon, forkpty). This function creates the page by which the child of such a fork
- * notices that it is another process. */
+/* Creates the page by which a process notices that it is the child of a fork that the library did
+ * not see. Some functions make such forks, for example daemon and forkpty. Call this before the
+ * first descriptor is tracked. */
 void monarch_track_mark(void);
 /* Returns whether the table describes this process's descriptors. A child of vfork runs in its
  * parent's memory, so the table that it sees describes the parent's descriptors. */

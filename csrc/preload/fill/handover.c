@@ -104,9 +104,9 @@ static void await_end(int fd) {
 }
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
- * descriptor's next read then requests a fill. The fill is not requested here, because the
- * program does not hold its lock yet. Until then, another process may hold a lock on the file,
- * and may change the data that the fill would copy. */
+ * descriptor's next read then requests a fill. The fill is not requested here, because the program
+ * does not hold its lock yet. Until it does, another process may hold a lock on the file, and may
+ * change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
@@ -125,9 +125,9 @@ void monarch_keep_descriptor(int fd) {
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
-/* Writes to `to` the address of the socket that takes handovers of the file `id`. If the socket's
- * path is too long for an address, opens the socket's directory, and writes an address that uses
- * this descriptor. Returns the descriptor, or -1 if the address needs none. */
+/* Writes to `to` the address of the socket that receives handovers of the file `id`. If the
+ * socket's path is too long for an address, opens the socket's directory, and writes an address
+ * that uses this descriptor. Returns the descriptor, or -1 if the address needs none. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -346,13 +346,13 @@ static uint64_t offset_of(int fd) {
     return at;
 }
 
-/* Returns whether the program reads the file in another order than sequentially from the beginning.
- * Only the read that completes 1 / PART of the file is checked; for any other read, the result is
- * 0. If all reads so far were sequential, the offset at which this read ends equals the number of
- * bytes read so far. For a small file, the result is 0, because the program is assumed to read the
- * file completely. bytes: number of bytes that were read so far, including this read. n: number of
- * bytes of this read. end: the offset where this read ended, or -1 for a read at the descriptor's
- * own offset. */
+/* Returns whether the program reads the file in any order other than sequentially from the
+ * beginning. Only the read that completes 1 / PART of the file is checked; for any other read, the
+ * result is 0. If all reads so far were sequential, the offset at which this read ends equals the
+ * number of bytes read so far. For a small file, the result is 0, because the program is assumed to
+ * read the file completely. bytes: number of bytes that were read so far, including this read. n:
+ * number of bytes of this read. end: the offset where this read ended, or -1 for a read at the
+ * descriptor's own offset. */
 static int is_read_at_random(int fd, const struct monarch_entry *e, uint64_t bytes, uint64_t n,
                              int64_t end) {
     uint64_t part = e->size / PART;

@@ -33,9 +33,9 @@ void monarch_fill_instead(struct session *s, const struct monarch_entry *e, uint
 int monarch_read_unmet(struct session *s, int fd, const struct stat *st);
 /* Call this after a read of `n` bytes from any descriptor; returns n. If the descriptor is tracked,
  * counts the bytes. If it is also direct and the program has now read the whole file, hands the
- * descriptor over. A descriptor that is not tracked needs no count here: either it refers to no
- * source's file, or the whole file was counted at its open. at: the offset where the read began, or
- * -1 for a read at the descriptor's own offset. */
+ * descriptor over. A descriptor that is not tracked needs no count here: either it does not refer
+ * to a source's file, or the whole file was counted when it was opened. at: the offset where the
+ * read began, or -1 for a read at the descriptor's own offset. */
 ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
  * is set. */

@@ -1,4 +1,4 @@
-/* Makes an open wait for an unfinished copy, so that it need not open the source. */
+/* Makes an open wait for an unfinished copy, so that the source's file need not be opened. */
 #pragma once
 
 #include "preload/fill/serve.h"

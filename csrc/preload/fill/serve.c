@@ -212,9 +212,9 @@ void monarch_look_up(struct session *s, int dir, const char *path, int flags,
         monarch_end_look_up(s, &a, dir, path, flags, o);
 }
 
-/* An entry was found by a file's inode. Returns whether the entry may describe another file by now.
+/* Returns whether an entry that was found by a file's inode may describe another file by now.
  * version: the entry's version when it was found. Call this after reading the entry's word. If the
- * result is 0, that word belongs to the file whose inode was searched. */
+ * result is 0, that word belongs to the file whose inode was searched for. */
 static int is_anothers(const struct monarch_entry *e, uint32_t version) {
     return version & 1 || __atomic_load_n(&e->version, __ATOMIC_ACQUIRE) != version;
 }

@@ -46,10 +46,10 @@ static inline int monarch_is_plain(int flags) {
     return !(flags & ~(O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK | O_LARGEFILE));
 }
 
-/* Returns the flags for opening a copy, if the program opens the file with `flags`. Adds
- * O_NOFOLLOW, so that the open does not follow a link in the place of the copy. If the program
- * itself has passed O_NOFOLLOW, adds O_DSYNC to record that. O_DSYNC cannot come from the program,
- * because a program's own open with O_DSYNC never gets a copy. */
+/* Returns the flags with which the library opens a copy when the program opens the file with
+ * `flags`. Adds O_NOFOLLOW, so that the open does not follow a link in the place of the copy. If
+ * the program itself has passed O_NOFOLLOW, adds O_DSYNC to record that. O_DSYNC cannot come from
+ * the program, because a program's own open with O_DSYNC never gets a copy. */
 static inline int monarch_copy_flags(int flags) {
     return flags | O_NOFOLLOW | (__builtin_expect(flags & O_NOFOLLOW, 0) ? O_DSYNC : 0);
 }

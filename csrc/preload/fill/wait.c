@@ -15,9 +15,9 @@
  * loop then increments its heartbeat, which also counts as progress. */
 #define SLICE_NS 50000000L
 /* If the daemon makes no progress for this time [ns], readers stop waiting for it. On a busy
- * machine, a living daemon may get no processor for some tenths of a second. The time is longer
- * than that, because readers that stop waiting would open hundreds of files at the source. The
- * time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
+ * machine, a working daemon may get no processor time for several tenths of a second. The time is
+ * longer than that, because readers that stop waiting would open hundreds of files at the source.
+ * The time is shorter than WHOLE_NS, so that readers notice a stopped daemon before a wait for a
  * whole file ends. Tests set a longer time. */
 #ifndef SILENCE_NS
 #define SILENCE_NS 750000000ULL
@@ -60,8 +60,8 @@
  * [ns] for the copy's publication. This wait is part of WHOLE_NS. */
 #define WORD_NS 200000000ULL
 
-/* Debts, stored as the time of CLOCK_MONOTONIC at which each is repaid. Children of a fork inherit
- * them. */
+/* Each debt is stored as the time of CLOCK_MONOTONIC at which it is repaid. Children of a fork
+ * inherit the debts. */
 static uint64_t file_debts[1024] SELDOM; /* by entry % 1024, so some files share a debt */
 static uint64_t debt, waste_debt;
 static uint32_t next_tag;
@@ -80,8 +80,8 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
- * gives a larger debt, it is the time of another clock, because the process was forked into its own
- * time namespace. The result is then 0. */
+ * would mean a larger debt, it is a time of another clock: the process was forked into its own time
+ * namespace. The result is then 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -165,9 +165,9 @@ static uint64_t *place(const struct monarch_wanted *w, uint64_t unit, uint64_t *
 }
 
 /* Returns whether the daemon's threads that fill from this origin (the source, or another node) may
- * have to act on a demand for the file. The flags of the file's entry tell from which origin this
- * node fills the file. Without a flag, the origin is not decided yet, so all threads may have to
- * act. All threads may also have to act while the file is being filled. */
+ * have to act on a demand for the file. The flags of the file's entry show from which origin this
+ * node fills the file. If neither flag is set, the origin is not decided yet, so all threads may
+ * have to act. All threads may also have to act while the file is being filled. */
 static int may_act(const struct monarch_wanted *w, enum monarch_origin origin) {
     unsigned home = w->entry->flags & (MONARCH_OWN | MONARCH_OF_OTHERS);
     unsigned of_origin = origin == MONARCH_FROM_PEER ? MONARCH_OF_OTHERS : MONARCH_OWN;
@@ -209,7 +209,7 @@ static int wait_at(struct monarch_wanted *w, uint64_t *at, uint64_t demand) {
     uint64_t patience_ns = w->limit_ns ? w->limit_ns : PATIENCE_NS;
     int timed_out = w->since_ns && start - w->since_ns > patience_ns;
     /* The daemon may answer the demand although no bytes are ready. The reader then waits again.
-     * The limit applies to all these waits together; the first one has begun at w->since_ns. */
+     * The limit applies to all these waits together, the first of which began at w->since_ns. */
     if (!w->since_ns)
         w->since_ns = start;
     while (!timed_out && __atomic_load_n(at, __ATOMIC_ACQUIRE) == demand && !is_settled(w)) {

@@ -3,8 +3,8 @@
 
 #include "preload/session/session.h"
 
-/* The part of a file that a caller wants. The part is the range [at, at + n) of bytes; the file is
- * that of entry `id` in the session's catalog. */
+/* The bytes that a caller wants: the range [at, at + n) of the file that entry `id` of the
+ * session's catalog describes. */
 struct monarch_wanted {
     struct session *session;
     const struct monarch_entry *entry;
@@ -40,9 +40,9 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes, counted from the first one without a gap, can be read
- * now from the copy that `word` names. Returns -1 if the bytes can never be read from that copy,
- * or if the segment `fills` is not mapped. */
+/* Returns how many of the wanted bytes can be read now from the copy that `word` names, counted
+ * from the first wanted byte up to the first gap. Returns -1 if the bytes can never be read from
+ * that copy, or if the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if

@@ -10,7 +10,7 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learnt. The table
+/* The table has an entry for each directory whose target the library has learned. The table
  * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
  * new directory replaces another one. When the replaced directory is used again, the library learns
  * its target again. */
@@ -54,10 +54,10 @@ static uint64_t find(uint64_t key) {
     return 0;
 }
 
-/* The key selects a set of the table. Returns the set's entry that has the key. If there is
- * none, returns a free entry. If no entry is free, returns the entry that is to be replaced. An
- * entry with MONARCH_LEAD_ELSEWHERE is replaced first, because the library can learn it again at
- * little cost. */
+/* Searches the set of the table that the key selects, and returns the entry that has the key. If
+ * there is no such entry, returns a free entry. If no entry is free, returns the entry that is to
+ * be replaced. An entry with MONARCH_LEAD_ELSEWHERE is replaced first, because the library can
+ * learn it again at little cost. */
 static uint64_t *place_for(uint64_t key) {
     uint64_t *set = table[key % SETS], *best = &set[key / SETS % WAYS];
     for (int i = 0; i < WAYS; i++) {

@@ -39,8 +39,8 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
                                                     const char *path, size_t prefix);
 /* Returns the number of the catalog's entry for the file to which `path` leads now. Returns
  * MONARCH_OUTSIDE if there is no such entry, or if the file has changed since the scan. Costs one
- * system call at the source. *version gets the entry's version, which stays the same as long as the
- * entry describes that file. */
+ * system call at the source. Sets *version to the entry's version, which stays the same as long as
+ * the entry describes that file. */
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 

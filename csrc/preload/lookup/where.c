@@ -61,8 +61,8 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
  * function, so that calls for other paths need not save the registers that it uses. */
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
-    /* With MONARCH_LEAD_FILES, the file must be checked at the source. Only for an open
-     * is this check worth its time, because the open may get a copy. */
+    /* With MONARCH_LEAD_FILES, the file must be checked at the source. This check is worth its time
+     * only for an open, because an open may get a copy. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;

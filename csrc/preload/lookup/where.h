@@ -11,8 +11,8 @@ static inline int monarch_leads_nowhere(int dir, const char *path) {
     return !__atomic_load_n(&monarch_links_met, __ATOMIC_RELAXED) && monarch_is_far(dir, path);
 }
 
-/* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. *c
- * gets the catalog in which the path was looked up. The catalog is mapped only when a call first
+/* Returns the number of the catalog's entry for a path, or MONARCH_OUTSIDE or MONARCH_UNKNOWN. Sets
+ * *c to the catalog in which the path was looked up. The catalog is mapped only when a call first
  * needs it, because most processes never need it. */
 int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int dir,
                        const char *path, int follow);
@@ -55,7 +55,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
 
-/* Resolves the path. *place gets the entry, and the path relative to the source, without links and
- * dots. */
+/* Resolves the path. Stores in *place the entry, and the path relative to the source, without links
+ * and dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);
