@@ -8,9 +8,9 @@
  *                                     first called
  *   F(name, return type, arguments)   a function that the library only calls; it is looked up when
  *                                     the library is loaded
- *   TWIN(alias, name)                 gives an interposed function a second name, for example
- * open64 for open: on LP64, both names mean the same call; the TWIN lines are in the files of
- * calls/ */
+ *   TWIN(alias, name)                 gives an interposed function a second name (open64 for open);
+ *                                     on LP64, both names mean the same call; the TWIN lines are in
+ *                                     the files of calls/ */
 #pragma once
 
 #include <dirent.h>
