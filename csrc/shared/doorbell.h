@@ -29,8 +29,8 @@ static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* Makes the threads that found no work and are about to sleep look for work again. Wakes no thread
- * that already sleeps. */
+/* Prevents threads that have found no work from falling asleep: they look for work again. Wakes no
+ * thread that already sleeps. */
 static inline void monarch_bell_keep_awake(struct monarch_bell *b) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
 }
