@@ -8,7 +8,7 @@
 #include <stdint.h>
 #endif
 
-/* Number of epochs whose accesses the simulation has at a time. With two epochs, prefetching can
+/* Number of epochs whose accesses the simulation knows at a time. With two epochs, prefetching can
  * run ahead to the end of the next epoch. */
 enum { MONARCH_SIM_EPOCHS = 2 };
 
