@@ -156,7 +156,7 @@ struct monarch_control {
     uint32_t owner; /* user id */
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
-    uint32_t fill_on_open; /* 1: an open of a file requests its copy */
+    uint32_t fill_on_open; /* 1: opening a file requests its copy */
     /* The part of a file that programs must have requested before the daemon fills the file, in
      * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
@@ -186,7 +186,7 @@ struct monarch_control {
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
     /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
-     * daemon is configured to fill files even if no client has reported an open of them. */
+     * daemon is configured to fill even files that no client has opened. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
@@ -398,7 +398,7 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* a bit for each file that was opened; the daemon clears the bits that it takes. Used while
+    /* a bit for each file that was opened; the daemon clears each bit when it reads it. Used while
      * `follow_opens` is 1. */
     struct monarch_bits opened;
     /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */

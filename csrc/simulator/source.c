@@ -31,8 +31,8 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
 }
 
 /* Returns the address of the file's element in `reading`, which records the current read of the
- * file. Askers that come later find this read there, and join it. Returns NULL if no asker can join
- * reads of the file. */
+ * file. Later askers find the read there, and join it. Returns NULL if no asker can join reads of
+ * the file. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;

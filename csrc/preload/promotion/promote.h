@@ -24,6 +24,6 @@ int monarch_keep_locks(int fd);
 /* Call this after a lock was granted on a source's file. If the file differs from its entry in the
  * catalog, records the file as changed, so that its reads go to the source. */
 void monarch_compare_source(int fd);
-/* Call this before a check whether `fd` is a descriptor of a copy. From then on, `fd` is not
+/* Call this before checking whether `fd` is a descriptor of a copy. From then on, `fd` is not
  * promoted, so the result of the check stays valid. Returns 0 if monarch_keep_locks returns 0. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }
