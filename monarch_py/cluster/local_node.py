@@ -184,7 +184,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
     """Checks by inode numbers that each source is the same directory on this node as on the node
-    `name`. The list `record` was made on that node. Raises SessionError if a source differs."""
+    `name`, where the list `record` was made. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino
