@@ -1,5 +1,5 @@
-/* Finds entries of the catalog: the entries with given paths, or the entries of those files of a
- * directory that have no copy. */
+/* Finds entries in the catalog: either the entries with given paths, or the entries of all files in
+ * a directory that have no copy. */
 #include <string.h>
 
 #include "native.h"

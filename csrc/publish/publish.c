@@ -98,7 +98,8 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 /* A client may mark the file as changed just after this function has read the changed filter. The
  * published copy is then stale. No program gets it, because every open checks the filter itself.
  * Python may have processed the mark already, but without effect, because the file was not PRESENT
- * yet. So Python checks the filter again when it takes the result, and removes the copy. */
+ * yet. So Python checks the filter again when it processes the result, and then removes the
+ * copy. */
 int monarch_publish_result(struct monarch_writer *w, const struct monarch_control *k,
                            const struct monarch_clients *m, const struct monarch_result *r) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, r->tier, r->copy);

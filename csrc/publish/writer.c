@@ -9,7 +9,7 @@
 
 #include "shared/sys.h"
 
-/* How long [ns] a copying thread waits for the writer's lock. */
+/* Longest time [ns] for which monarch_lock_soon waits for the writer's lock. */
 #define LOCK_NS 20000000L
 
 struct monarch_writer *monarch_writer_new(void) {
@@ -149,8 +149,8 @@ static void set_flags(struct monarch_entry *e, unsigned which, unsigned flags) {
 static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_entry *fresh) {
     struct monarch_entry *e = monarch_table(c) + id;
     uint64_t old_ino = e->ino;
-    /* A new inode number takes a slot of the index by inode. Change nothing if the index would then
-     * have too few free slots for the entries that can still be added. */
+    /* A new inode number needs another slot in the index by inode. The update is refused if the
+     * index would then have too few free slots for the entries that can still be added. */
     if (fresh->ino != old_ino && c->inodes_used + (c->capacity - c->count) >= c->slots / 8 * 7)
         return -1;
     uint32_t version = e->version;

@@ -1,5 +1,5 @@
-/* The catalog's writer. One thread at a time writes the catalog, always in the generation that
- * clients use. */
+/* The catalog's writer. Only one thread at a time writes to the catalog, and always to the
+ * generation that clients use. */
 #pragma once
 
 #include <pthread.h>

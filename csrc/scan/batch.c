@@ -61,7 +61,7 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
 
 /* Hands a thread's batch to Python; afterwards *batch is an empty batch or NULL. If the entries fit
  * into the last batch that Python has not taken yet, appends them to that batch. A single thread
- * finds few files in BATCH_NS. Because batches are merged, one iteration of Python's loop handles
+ * finds only a few files in BATCH_NS. Thanks to the merging, one iteration of Python's loop handles
  * the files of many threads. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch) {
     if (!*batch || !(*batch)->count)

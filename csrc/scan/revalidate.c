@@ -63,7 +63,7 @@ static void compare_file(const struct comparison *x, const struct monarch_entry 
 }
 
 /* Compares the files of a changed directory with the source, and marks the files that differ.
- * Returns the number of the directory's names that the catalog has. */
+ * Returns how many of the directory's names are in the catalog. */
 static uint64_t compare_names(const struct comparison *x, const struct monarch_entry *d) {
     const struct monarch_entry *table = monarch_entries(x->catalog);
     uint64_t listing = x->is_listed ? d->sum : 0,

@@ -17,7 +17,8 @@
 /* Whether a thread must lower its priority is decided once the thread has examined this many
  * names. */
 #define LOOKS 64
-/* A thread counts as hardly ever sleeping if it sleeps at most once per this many names. */
+/* A thread that sleeps at most once while it examines this many names counts as hardly ever
+ * sleeping. */
 #define LOOKS_EACH_SLEEP 8
 
 static int stands_back(const struct rusage *begin) {
@@ -52,9 +53,9 @@ static void *scan_thread(void *arg) {
     return NULL;
 }
 
-/* Subtracts from the scan's counts the `missing` threads that could not be started. Wakes the
- * running threads, because they may be waiting for work that the missing threads would have
- * found. */
+/* Subtracts `missing`, the number of threads that could not be started, from the scan's counts.
+ * Wakes the running threads, because they may be waiting for work that the missing threads would
+ * have found. */
 static void lack(struct monarch_scan *s, int started, int missing) {
     s->thread[started] = 0; /* pthread_create may have stored a value here although it has failed */
     pthread_mutex_lock(&s->lock);
@@ -122,7 +123,7 @@ struct monarch_scan *monarch_scan_parts(int root, unsigned source, const char *c
     if (!s)
         return NULL;
     s->is_deep = is_deep;
-    /* The task that is added last is taken first. So add the directories in reverse. */
+    /* The task that is added last is taken first. So the directories are added in reverse order. */
     for (uint64_t i = n; i > 0; i--)
         add_first(s, directories[i - 1]);
     return begin(s);

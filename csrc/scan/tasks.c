@@ -28,8 +28,8 @@ static int leads_through(const char *path, const char *above) {
 }
 
 /* Returns whether a want covers the directory. A want covers the wanted directory, and all
- * directories above it, because the walk reaches it through them. A deep want also covers all
- * directories below the wanted directory. */
+ * directories above it, because the walk reaches the wanted directory through them. A deep want
+ * also covers all directories below the wanted directory. */
 static int is_named(const struct want *w, const char *directory) {
     return leads_through(w->directory, directory) ||
            (w->is_deep && leads_through(directory, w->directory));
@@ -197,8 +197,8 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each portion of this many names, because more threads would find no work. A
- * woken thread wakes another thread if more work is left. */
+/* Wakes one thread for each portion of `names` names, because any further thread would find no
+ * work. A woken thread wakes another thread if more work is left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)

@@ -28,11 +28,11 @@ static _Thread_local uint64_t looks; /* how many names this thread has examined 
 
 uint64_t monarch_looks(void) { return looks; }
 
-/* Looks the file up in the catalog. The catalog may have the file already, for example because a
- * program has handed over a descriptor of it. ino: the inode number that the directory shows for
- * the file's name now. Returns whether the catalog has an entry with this inode number. If so, *e
- * gets the entry, and the scan need not read the file's attributes: it reports only the file's
- * place in the directory. */
+/* Looks the file up in the catalog, which may contain it already, for example because a program has
+ * handed over a descriptor of the file. Returns whether the file's entry has the inode number
+ * `ino`, which the directory now shows for the file's name. If so, the entry is copied to *e. The
+ * scan then need not read the file's attributes, and reports only the file's place in the
+ * directory. */
 static int is_known(struct monarch_scan *s, const char *path, uint64_t ino,
                     struct monarch_entry *e) {
     struct monarch_writer *w = s->writer;
@@ -67,8 +67,8 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
             monarch_count_scan_error(s, -r);
         return;
     }
-    /* If another file system is mounted on this directory, it does not belong to the source, so it
-     * is not scanned. */
+    /* If another file system is mounted on this directory, that file system does not belong to the
+     * source, and is not scanned. */
     if (e.kind == MONARCH_DIR && !is_on_source(s, path)) {
         e.kind = MONARCH_OTHER;
         e.ino = ino;
@@ -82,9 +82,8 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 /* Once all names of a directory are read, reports the directory again, with the number of names and
  * the directory's current attributes. If these attributes differ from those that were read before
  * the names, the directory has changed while its names were read. The names that were read may then
- * be neither the old names nor the new ones, so the catalog drops their number. Only a scan of the
- * whole source reports directories again, because listings are made only once
- * (monarch_catalog_list). */
+ * be a mixture of old and new names, so the catalog drops their number. Only a scan of the complete
+ * source reports directories again, because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {
     struct monarch_entry e;
@@ -223,7 +222,7 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
 
 /* Opens a directory that a client or user has named. Opens it component by component, because each
  * component must be a directory of the source, not a link or "..". Directories that the walk itself
- * finds below need no such check. */
+ * finds below the named directory need no such check. */
 static int open_by_parts(int root, const char *path) {
     char part[NAME_MAX + 1];
     int fd = openat(root, ".", OPEN_DIRECTORY);

@@ -1,5 +1,5 @@
 /* The callbacks by which the peer server asks about this node's copies (peers/files.h). They read
- * the catalog, and never wait. Whole blocks are sent with their recorded sums. If a copy's bytes
+ * the catalog, and never wait. Complete blocks are sent with their recorded sums. If a copy's bytes
  * are no longer those that its fill wrote, the copy is reported to the daemon, which drops it. */
 #include "serving/serving.h"
 
@@ -18,8 +18,8 @@
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that says that the block arrived
  * damaged. The time is short, because the block may have rotted since the check. With a time of 0,
- * a lying peer could cause a check with each request. With this time, it causes at most one check
- * of the block per second. */
+ * a lying peer could cause a check with each request. With this time, such a peer can cause at most
+ * one check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -44,12 +44,13 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
     if (held->blocks == 1)
         return monarch_xxh3((const char *)&sum, sizeof sum) == held->sum;
     /* Without recorded sums, the copy counts as good as long as the entry has the word that it had
-     * when the copy was opened. If the word has changed, perhaps the copy was dropped because it
+     * when the copy was opened. If the word has changed, the copy may have been dropped because it
      * had rotted. */
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Notes a rotten copy, so that the daemon drops it: this node's own programs read the copy too. */
+/* Notes a rotten copy for the daemon. The daemon must drop the copy, because this node's own
+ * programs read it too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
     pthread_mutex_lock(&h->checking);
@@ -63,9 +64,9 @@ static void note_rotten(holdings *h, const struct open_copy *held) {
         monarch_doorbell_ring(&h->clients->doorbell);
 }
 
-/* Implements `check` of struct monarch_peer_files, and remembers good blocks for a while. A peer
- * whose reader waits requests a block in many small parts, and one check of the block is enough for
- * all parts. */
+/* Implements `check` of struct monarch_peer_files, and remembers for a while which blocks were
+ * good. A peer with a waiting reader requests a block in many small parts, and one check of the
+ * block is then enough for all these parts. */
 static int check(void *arg, void *file, uint64_t block, const uint64_t *sum) {
     holdings *h = arg;
     const struct open_copy *held = file;
@@ -175,8 +176,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
 }
 
 /* Returns whether the request can be answered now. It must go on waiting only if this node is
- * filling the requested file or will fill it. The request is then woken when the file's bytes come
- * (monarch_holdings_wake). */
+ * filling the requested file or will fill it. The request is then woken when bytes of the file
+ * arrive (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

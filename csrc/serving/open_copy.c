@@ -1,6 +1,6 @@
-/* Finds the copy of the file that a peer requests, and how much of the copy can be sent. Only the
- * entry's word and the fill's bitmap decide this, just as for a program of this node that reads the
- * copy. */
+/* Finds the copy of a file that a peer requests, and determines how much of the copy can be sent.
+ * Only the entry's word and the fill's bitmap decide this, just as for a program of this node that
+ * reads the copy. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -46,13 +46,13 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. It never does if the file has more units than a
- * fill's bitmap has bits. Otherwise it does in two cases: the request says that a reader waits, or
- * it is for at most one unit.
+/* Returns whether the request becomes a demand. A request for a file with more units than a fill's
+ * bitmap has bits never becomes a demand. Any other request becomes a demand in two cases: it says
+ * that a reader waits, or it is for at most one unit.
  *
  * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
- * reached the limit with orders for small files that the other node keeps, so each waits for the
- * other. A demand gets an order even beyond the limit, which ends the wait. */
+ * reached the limit, each with orders for small files that the other node keeps, so that each waits
+ * for the other. A demand gets an order even beyond the limit, which ends the wait. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -117,10 +117,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file. A peer has requested the file, because it considers this
- * node the file's owner. Also notes the file, so that the daemon learns of it. Returns whether this
- * node now keeps the file. The result is 0 if this node has passed the file on to another node, or
- * if too many noted files wait for the daemon. */
+/* Makes this node the keeper of a file that a peer has requested because it considers this node the
+ * file's owner. Also notes the file, so that the daemon learns of it. Returns whether this node now
+ * keeps the file. The result is 0 if this node has passed the file on to another node, or if too
+ * many noted files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -149,9 +149,10 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry describes exactly the file that the request names. *word gets the word
- * that the entry had together with these attributes. An entry's attributes change only while it has
- * no copy. So if the word names a copy, it is a copy of the file that the request names. */
+/* Returns whether the entry describes exactly the file that the request names. *word is set to the
+ * word that the entry had together with the attributes that were compared. An entry's attributes
+ * change only while it has no copy. So if the word names a copy, it is a copy of the file that the
+ * request names. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {

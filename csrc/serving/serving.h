@@ -4,9 +4,9 @@
 #include "native.h"
 #include "peers/peers.h"
 
-/* What a node can give to peers: complete copies, copies that are being filled from the source, and
- * files that the node keeps but has not copied yet. If a peer requests a file of the last kind, the
- * node fills the file, as if one of its own programs had opened it. */
+/* What a node can serve to its peers: complete copies, copies that are being filled from the
+ * source, and files that the node keeps but has not copied yet. If a peer requests a file of the
+ * last kind, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
 /* MONARCH_ROTTEN: maximum number of rotten copies that are remembered for monarch_holdings_rotten.
@@ -42,17 +42,18 @@ void monarch_holdings_source(struct monarch_holdings *h, uint32_t source, uint64
 /* Sets the directory of a tier's copies; `copies` is its descriptor. */
 void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies);
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
- * nothing to give to peers. */
+ * nothing to serve to its peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets for each of these files which node keeps it (enum monarch_home_here). A peer may request a
- * file that this node does not keep, because the peer takes this node for the file's owner. This
- * node then begins to keep the file and fills it, and monarch_holdings_moved reports the file. */
+/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). If a
+ * peer considers this node the owner of a file, it requests the file even if this node does not
+ * keep it. This node then begins to keep the file and fills it, and monarch_holdings_moved reports
+ * the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
                            const uint16_t *home);
-/* Finds the files that this node has begun to keep since the last call. This node begins to keep a
- * file if a peer considers it the file's owner, for example because other nodes had no room for the
- * file. `ids` gets the numbers of the files' entries; it has room for MONARCH_MOVED. Returns how
- * many files there are. */
+/* Reports the files that this node has begun to keep since the last call. Stores the numbers of
+ * their entries in `ids`, which has room for MONARCH_MOVED, and returns how many there are. This
+ * node begins to keep a file if a peer requests the file and considers this node the file's owner,
+ * for example because other nodes had no room for the file. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which requests of peers wait until it is known which files this node keeps. This concerns only
  * requests for files without a copy on this node. The initial value is MONARCH_EVERYBODY_WAITS. A
@@ -65,8 +66,8 @@ enum monarch_patience {
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
 struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
                                                    const struct monarch_peer_bounds *bounds);
-/* Wakes the requests that wait for this file. Call this when some of the file's bytes have come, or
- * when no more will come. h: NULL if this node has no server. */
+/* Wakes the requests that wait for this file. Call this when some of the file's bytes have arrived,
+ * or when no more will arrive. h: NULL if this node has no server. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
 /* Returns the key with which a fill makes the digests of blocks; NULL if `h` is NULL, because this
  * node has no server. */
@@ -78,10 +79,10 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
                            const struct monarch_digest *digests, uint64_t blocks);
 /* Wakes the waiting requests that can be answered now, mostly because their files get no copy. */
 void monarch_holdings_answer(struct monarch_holdings *h);
-/* Finds the copies that were found rotten since the last call: their bytes are no longer those that
- * their fills wrote. `ids` gets the numbers of the copies' entries. `words` gets the words that the
- * entries had then; an entry may have another word by now. Both arrays have room for
- * MONARCH_ROTTEN. Returns how many copies there are. */
+/* Reports the copies that were found rotten since the last call: their bytes are no longer those
+ * that their fills wrote. Stores the numbers of the copies' entries in `ids`, and in `words` the
+ * words that the entries had when the copies were opened; an entry may have another word by now.
+ * Both arrays have room for MONARCH_ROTTEN. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);
 /* Closes all connections and joins the server's threads. */
 void monarch_holdings_stop(struct monarch_holdings *h, struct monarch_peer_server *s);

@@ -21,7 +21,7 @@ struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 /* Keeps the sums of a copy's blocks. digests: NULL if they are not known. Keeps nothing for a copy
  * of one block: the sums of a million such copies would take much memory and save little time.
  * Instead, the server compares such a copy with the catalog's sum of the file before it sends any
- * byte. Keeps nothing if memory is lacking. */
+ * byte. Keeps nothing if memory is exhausted. */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);

@@ -12,8 +12,8 @@ typedef uint64_t two_words __attribute__((vector_size(16), aligned(1), may_alias
 typedef uint64_t one_word __attribute__((aligned(1), may_alias));
 
 /* Returns an offset in a text of `n` bytes (n >= 16). The 16 bytes from this offset on include byte
- * `i`, and lie in the text. The offset is `i`, or n - 16 if 16 bytes from `i` on would pass the end
- * of the text. */
+ * `i`, and all of them lie within the text. The offset is `i`, or n - 16 if 16 bytes from `i` on
+ * would pass the end of the text. */
 static inline size_t sixteen_at(size_t i, size_t n) { return i + 16 <= n ? i : n - 16; }
 
 static inline int same_bytes(const char *a, const char *b, size_t n) {

@@ -8,8 +8,8 @@
  *   DIR/fills       written by the daemon: which parts of unfinished copies can be read
  *   DIR/clients     written by the clients: their requests, changed files and statistics
  *
- * Every segment is allocated in full before it is published. If it had holes and /dev/shm were
- * full, a reader that touched a hole would get SIGBUS. */
+ * Every segment is allocated in full before it is published. If a segment had a hole and /dev/shm
+ * were full, a reader that touched the hole would get SIGBUS. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -156,7 +156,7 @@ struct monarch_control {
     uint32_t owner; /* user id */
     uint64_t block_bytes;
     uint64_t mounts;       /* inode of the daemon's mount namespace; 0: unknown */
-    uint32_t fill_on_open; /* 1: an open of a file requests its copy */
+    uint32_t fill_on_open; /* 1: opening a file requests its copy */
     /* The part of a file that programs must have requested before the daemon fills the file, in
      * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
@@ -186,7 +186,7 @@ struct monarch_control {
     uint32_t pageless_sources;
     uint32_t shares; /* 1: nodes share the files (MONARCH_OWN, MONARCH_OF_OTHERS) */
     /* Atomic. 1 if two conditions hold: a scan is under way that will find every file, and the
-     * daemon is configured to fill files even if no client has reported an open of them. */
+     * daemon is configured to fill even files that no client has opened. */
     uint32_t scan_meets_all;
     uint64_t users; /* inode of the daemon's user namespace */
     uint64_t pids;  /* inode of the daemon's pid namespace; 0: unknown */
@@ -398,7 +398,7 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* a bit for each file that was opened; the daemon clears the bits that it takes. Used while
+    /* a bit for each file that was opened; the daemon clears each bit when it reads it. Used while
      * `follow_opens` is 1. */
     struct monarch_bits opened;
     /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */
@@ -442,10 +442,11 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
 
 /* Sets a file's bit first, and the summary bit second. Returns 0 if both were set before.
  *
- * The daemon clears the summary bit first, and takes the files' bits second. So no bit is lost: if
- * the daemon comes too early to take a file's bit, the summary bit is set again afterwards. There
- * is one exception: a client may be killed after it has set only the file's bit. The summary bit
- * then stays unset until another call for one of the 64 files. */
+ * The daemon clears the summary bit first, and reads and clears the files' bits second. So no bit
+ * is lost: if the daemon reads the files' bits before this function sets one of them, this function
+ * sets the summary bit again afterwards. There is one exception: a client may be killed after it
+ * has set only the file's bit. The summary bit then stays unset until another call for one of the
+ * 64 files. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -560,8 +561,8 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
 
 /* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
  * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, an open can begin to open the copy before the entry is in the cache. The value
- * may be out of date, so the caller checks the entry before it uses the copy. */
+ * With this value, the library can begin to open the copy before the entry is in the processor's
+ * cache. The value may be out of date, so the caller checks the entry before it uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }

@@ -11,7 +11,7 @@
 void monarch_claim_file(struct monarch_clients *m, uint64_t id);
 /* Returns whether the claim's descriptor was handed over, or is about to be handed over, and the
  * daemon has not closed it yet. Until the daemon has closed it, the claim must keep its slot,
- * because another thread may wait for the claim's end. */
+ * because another thread may be waiting for the claim to end. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
  * the slot already has a claim whose descriptor is on its way (monarch_is_in_transit): a claim of

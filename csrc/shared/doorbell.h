@@ -23,14 +23,14 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
 
 /* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. Only a thread whose
  * `who` has a bit in common with this `who` is woken. A thread that is just about to sleep still
- * falls asleep; only monarch_bell_ring prevents that. */
+ * falls asleep; monarch_bell_keep_awake and monarch_bell_ring prevent that. */
 static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
     if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
-/* Makes the threads that found no work and are about to sleep look for work again. Wakes no thread
- * that already sleeps. */
+/* Prevents threads that have found no work from falling asleep: they look for work again. Wakes no
+ * thread that already sleeps. */
 static inline void monarch_bell_keep_awake(struct monarch_bell *b) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
 }

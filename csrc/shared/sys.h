@@ -1,6 +1,6 @@
 /* System calls without libc. On failure, these functions return -errno, and do not change errno.
- * They are no cancellation points, need no symbol of libc, and never call a function that is
- * interposed. */
+ * They are not cancellation points, need no symbol of libc, and never call an interposed
+ * function. */
 #pragma once
 
 #include <fcntl.h>
@@ -103,9 +103,9 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
     return 0;
 }
 #ifdef __SANITIZE_THREAD__
-/* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see direct
- * system calls: if a later mapping got the same addresses, ThreadSanitizer would take accesses to
- * the new mapping for races with accesses to the old one. */
+/* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see direct system
+ * calls: if a later mapping got the same addresses, ThreadSanitizer would report accesses to the
+ * new mapping as races with accesses to the old mapping. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }

@@ -1,7 +1,7 @@
-/* Links whose rate is shared by all transfers that use them, as TCP connections do in a fluid
- * model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). When a transfer
- * begins or ends, computing the new rates takes time proportional to the number of transfers. So
- * this model suits some tens of nodes. */
+/* Links between nodes. All transfers that use a link share the link's rate, as TCP connections do
+ * in a fluid model. The rates are max-min fair (Bertsekas and Gallager, Data Networks, 6.5.2). When
+ * a transfer begins or ends, computing the new rates takes time proportional to the number of
+ * transfers. So this model is suitable for a few tens of nodes. */
 #pragma once
 
 #include "simulator/simulator.h"
@@ -17,8 +17,8 @@ struct transfer {
 struct links {
     const struct monarch_sim_job *job;
     struct transfer *transfer; /* the current transfers */
-    /* by link: the part of its rate that no transfer has got yet. The first `nodes` links lead out
-     * of the nodes, the next `nodes` links lead into the nodes. */
+    /* by link: the part of the link's rate that is not assigned to a transfer yet. The first
+     * `nodes` links lead out of the nodes, the next `nodes` links lead into the nodes. */
     double *room;
     /* by link: number of its transfers that have no rate yet */
     uint32_t *users;
@@ -33,11 +33,11 @@ int links_open(struct links *l, const struct monarch_sim_job *job, uint32_t aske
 void links_close(struct links *l);
 
 void links_ask(struct links *l, double now, struct transfer asked);
-/* Returns the earliest time at which a transfer ends; infinity if there is none. */
+/* Returns the time at which the next transfer ends, or infinity if there is no transfer. */
 double links_next(struct links *l);
 /* Removes the transfer that ends first, and returns it. `now` must be the time at which the
  * transfer ends. */
 struct transfer links_take(struct links *l, double now);
 /* Returns the time at which `bytes` requested at `now` would have arrived if no other transfer
- * began or ended in this time. */
+ * began or ended in the meantime. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);

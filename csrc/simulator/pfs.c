@@ -34,8 +34,8 @@ void pfs_close(struct pfs *p) {
 
 static double each(const struct pfs *p, uint32_t clients) { return p->job->pfs[clients] / clients; }
 
-/* The file system serves only one kind of requests at a time. Returns the element of `share` for
- * this kind, or NULL if there is no request. */
+/* Returns the element of `share` for the kind of request that is being served, or NULL if there is
+ * no request. The file system serves only one kind of request at a time. */
 static struct share *served(struct pfs *p) {
     for (int i = 0; i < 2; i++)
         if (p->share[i].ends.n)

@@ -1,8 +1,8 @@
 /* The parallel file system. The nodes that wait for the file system are its clients. n clients
  * together get the rate t(n), and each of them gets an equal part of this rate (NoPFS, section 4).
- * Requests for which a rank waits come first. While there is none of these, the other requests are
- * served by the same rules. The requests of one node are served in the order in which the node uses
- * the files. */
+ * Requests for which a rank waits come first. The other requests are served, by the same rules,
+ * only while no rank waits for a request. The requests of one node are served in the order in which
+ * the node uses the files. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -57,7 +57,7 @@ void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32
  * the other asker. If it is smaller than the priority of the request, the request gets this
  * priority. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
-/* Returns the earliest time at which a request ends; infinity if there is none. */
+/* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
 /* Removes the request that ends first, and returns it. `now` must be the time at which the request
  * ends. *end gets the time at which the node has the bytes, which is later than `now` if the node's

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #endif
 
-/* Number of epochs whose accesses the simulation has at a time. With two epochs, prefetching can
+/* Number of epochs whose accesses the simulation knows at a time. With two epochs, prefetching can
  * run ahead to the end of the next epoch. */
 enum { MONARCH_SIM_EPOCHS = 2 };
 
@@ -105,10 +105,11 @@ void monarch_sim_free(struct monarch_sim *sim);
 struct monarch_sim_epoch {
     const int32_t *order; /* the file of each access; -1: no sample */
     /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,
-     * an access reads its file from the class `cls` of the node `holder`. If `holder` is -1, it
-     * reads from the file system. After the read, the file's owner writes the file to each of its
-     * own classes `into`, `into` + 1, ..., `down`. If the file has no owner, the node that makes
-     * the access writes the file to its own classes. If `into` is 0, no node writes the file. */
+     * an access reads its file from the class `cls` of the node `holder`. If `holder` is -1, the
+     * access reads the file from the file system. After the read, the file's owner writes the file
+     * to each of its own classes `into`, `into` + 1, ..., `down`. If the file has no owner, the
+     * node that makes the access writes the file to its own classes. If `into` is 0, no node writes
+     * the file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* by node, step and rank (nodes x steps x most_ranks): number of staging threads that should

@@ -1,6 +1,6 @@
-/* Reads files from the file system. If a file has an owner, usually the owner alone reads the
- * file. It then sends the file to all nodes that have requested it before the read ended. If a
- * file has no owner, each node that needs the file reads it. */
+/* Reads files from the file system. If a file has an owner, usually only the owner reads the file.
+ * The owner then sends the file to all nodes that requested it before the read ended. If a file has
+ * no owner, each node that needs the file reads it. */
 #include "simulator/state.h"
 
 static int is_staging(const struct monarch_sim *s, uint32_t who) {
@@ -21,8 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* If the policy decides separately for each access from where the file is read, returns the epoch
- * of the thread's access. The epoch's arrays contain the decisions. Otherwise returns NULL. */
+/* Returns the epoch of the thread's access if the policy decides for each access separately where
+ * the file is read from; the epoch's arrays contain these decisions. Otherwise returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -31,16 +31,16 @@ static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t w
 }
 
 /* Returns the address of the file's element in `reading`, which records the current read of the
- * file. Askers that come later find this read there, and join it. Returns NULL if no asker can join
- * reads of the file. */
+ * file. Later askers find the read there, and join it. Returns NULL if no asker can join reads of
+ * the file. */
 static uint32_t *note_of(struct monarch_sim *s, uint32_t who, int32_t file) {
     int is_owned = s->job.owner && s->job.owner[file] >= 0;
     return is_owned && !told_to(s, who) ? &s->reading[file] : NULL;
 }
 
-/* The node `reader` reads a file for the asker `first`, and for the askers that have joined the
- * read. Returns whether one of these askers is a staging thread of `reader`. If so, `reader` needs
- * the sample itself. */
+/* Returns whether the node `reader` itself needs the sample that it reads for the asker `first` and
+ * for the askers that have joined this read. It does if one of these askers is a staging thread of
+ * `reader`. */
 static int has_own_sample(struct monarch_sim *s, uint32_t first, uint32_t reader) {
     for (uint32_t who = first; who != PFS_NONE; who = s->joined[who])
         if (is_staging(s, who) && node_of(s, who) == reader)

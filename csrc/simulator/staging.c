@@ -154,7 +154,7 @@ static void staged(struct monarch_sim *s, uint32_t thread, double now) {
         sim_advance(s, t->rank);
 }
 
-/* The sample has arrived at the node. If a copy of the sample is planned, makes the copy. */
+/* Makes a copy of the sample that has arrived at the node, if such a copy is planned. */
 static void keep(struct monarch_sim *s, uint32_t thread, double end) {
     struct staging_thread *t = &s->staging[thread];
     const struct monarch_sim_epoch *told = &known_of(s, t->access)->told;

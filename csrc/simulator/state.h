@@ -55,10 +55,10 @@ struct class_thread {
 
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
  *
- * All askers have numbers, in this order: the staging threads, the threads of the storage
- * classes, the checkpoint. Each node has `threads` numbers for staging threads. In requests to
- * the file system, each node asks for its own part of the checkpoint. The asker for node `n` has
- * the number `checkpoint` + `n`. */
+ * All askers have numbers, in this order: the staging threads, the threads of the storage classes,
+ * the checkpoint. Each node has `threads` numbers for staging threads. Each node writes its own
+ * part of the checkpoint to the file system. In this request, the asker for node `n` has the number
+ * `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -216,8 +216,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call this when the file system has served the request. end: the time from which the request's
- * node has the bytes. */
+/* Call this when the file system has served the request. end: the time at which the bytes have
+ * arrived at the request's node. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */

@@ -10,7 +10,7 @@
 #include "peers/connection.h"
 #include "testing/testing.h"
 
-/* Number of hash chains; enough for some hundred files. */
+/* Number of hash chains; enough for several hundred files. */
 #define SLOTS 1024
 /* The largest block [bytes]. With this limit, the offset of a block's end fits into 64 bits. */
 #define LARGEST_BLOCK (1ULL << 40)

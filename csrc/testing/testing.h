@@ -5,18 +5,18 @@
 #include "peers/peers.h"
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id);
-/* For each of `n` files of one source, notes that the open and the read of the file took ns[i].
- * is_fast[i] gets 1 if the source counts as fast after file i, otherwise 0. */
+/* Records, for each of `n` files of one source, that opening and reading file i took ns[i]. Sets
+ * is_fast[i] to 1 if the source counts as fast after file i, otherwise to 0. */
 void monarch_fast_after(uint64_t n, const uint64_t *ns, uint8_t *is_fast);
 /* Sets a file's want bit as a client does. Returns 0 if the bit and its summary bit were already
  * set, otherwise 1. */
 int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Rings the engine's bells, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
-/* Serves one reader in each of `rounds` rounds. Each of the `n` readers has the rank ranks[i]
- * and its own slot places[i], where i is the reader's number. Reader i waits from round since[i]
- * on, and goes on waiting after it was served. served[r] gets 1 + the number of the reader that
- * round r serves, or 0 if round r serves none. */
+/* Serves one reader in each of `rounds` rounds. There are `n` readers. Reader i has the rank
+ * ranks[i] and its own slot places[i]. It waits from round since[i] on, and goes on waiting after
+ * it was served. Sets served[r] to 1 + the number of the reader that round r serves, or to 0 if
+ * round r serves none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
 /* Iterates over `n` waiting readers without serving any. The parameters are those of
@@ -34,8 +34,8 @@ uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
 struct monarch_peer_table;
 
 struct monarch_peer_table *monarch_peer_table_new(void);
-/* Adds a file to the table, which duplicates `fd`. Replaces any file with the same source and
- * hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
+/* Adds a file to the table, which keeps a duplicate of `fd`. Replaces any file with the same source
+ * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
  * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
  * blocks have arrived; 0 if none has arrived, and monarch_peer_table_block will report each.
  * Returns 0 or -errno. */
@@ -47,7 +47,7 @@ int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint
  * such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Removes a file. From then on, no peer gets it, and peers that wait for it get an answer that says
+/* Removes a file. From then on, the file is sent to no peer, and peers that wait for it are told
  * so. Answers that are already being sent are finished. Returns 0, or -ENOENT if there is no such
  * file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
@@ -56,8 +56,8 @@ uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 void monarch_peer_table_free(struct monarch_peer_table *t);
 
 /* Starts a server that serves the table's files. content_key: the session's key for digests
- * (MONARCH_KEY_BYTES), which is the same on all nodes. Returns NULL if there is no memory, no free
- * descriptor, no further thread, or no libcrypto. */
+ * (MONARCH_KEY_BYTES), which is the same on all nodes. Returns NULL if memory or descriptors are
+ * exhausted, if no thread can be started, or if libcrypto is not installed. */
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);

@@ -108,7 +108,7 @@ def _help(words: tuple[str, ...]) -> None:
 
 def _leave_the_library() -> None:
     """If LD_PRELOAD names our preload library, executes this command again without the library.
-    LD_PRELOAD may name the library after `module load`, for example.
+    LD_PRELOAD names the library after `module load`, for example.
 
     Under the library, reads of a source are answered from copies. So a daemon would make copies
     from its own copies, and `verify --source` would compare a copy with itself. `monarch run` adds

@@ -52,7 +52,7 @@ from monarch_py.yaml_files.keys import named_paths
 if TYPE_CHECKING:
     from monarch_py.cluster.nodes import Node
 
-# How long [s] `stop` waits for the daemon's end. Removing many copies takes seconds.
+# How long [s] `stop` waits for the daemon to end. A daemon that removes many copies needs seconds.
 STOP_LIMIT_S = 60.0
 
 

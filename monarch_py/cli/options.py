@@ -44,8 +44,8 @@ def _served(context: Any, parameter: Any, value: Path | None) -> Path:
 def _only_served() -> Path:
     """Returns the configuration to use if the user names none. The choice depends on the user's
     daemons on this node. The site's configuration is used if one of the daemons serves it, or if no
-    daemon runs. Otherwise, if one daemon runs, its configuration is used. Raises ConfigError if
-    several daemons run, or if neither a daemon nor the site has a configuration."""
+    daemon runs. Otherwise, if exactly one daemon runs, its configuration is used. Raises
+    ConfigError if several daemons run, or if no daemon runs and the site has no configuration."""
     served, site = served_configurations(), site_file()
     if site is not None and (not served or Path(os.path.abspath(site)) in served):
         return site
@@ -126,8 +126,8 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that the command line names into the environment. The processes that this
-    process starts find them there."""
+    """Puts the datasets that are named on the command line into the environment, from which the
+    processes that this process starts read them."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
@@ -135,9 +135,9 @@ def export_sources(sources: tuple[Path, ...]) -> None:
 def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
     """Loads the configuration, shows its warnings (`checked`), and prepares its session.
 
-    A configuration may use the tiers of another file, such as the site's. Its session is then a
-    link to the other file's session (`link_session`). If a killed daemon has left a session in the
-    place of the link, that session is removed first.
+    A configuration may use the tiers of another file, such as the site's. The configuration's own
+    session is then a link to the other file's session (`link_session`). If a killed daemon has left
+    a session in the place of the link, that session is removed first.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)

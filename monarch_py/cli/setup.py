@@ -35,8 +35,8 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
         click.echo(LIBRARY)
     else:
         if config_file is not None and not config_file.is_file():
-            # The file does not exist, so this call raises ConfigError. Mistakes in a file that
-            # exists only cause a warning (below), because the file may be right on the job's nodes.
+            # The file does not exist, so this call raises ConfigError. Mistakes in an existing file
+            # cause only a warning (below), because the file may be correct on the job's nodes.
             load_config(config_file)
         if config_file is not None:
             _warn_of_mistakes(config_file)
@@ -47,9 +47,9 @@ def env(config_file: Path | None, library: bool, unset: bool) -> None:
 
 
 def _warn_of_mistakes(config_file: Path) -> None:
-    """Warns if no daemon could start on this node with the configuration. It is only a warning,
-    because the file may be right on the job's nodes. For example, the file may use a variable that
-    only the batch system sets."""
+    """Warns if no daemon could start on this node with the configuration. This is not an error,
+    because the file may be correct on the job's nodes. For example, it may use a variable that only
+    the batch system sets."""
     try:
         read_layers(config_file)
     except ConfigError as error:

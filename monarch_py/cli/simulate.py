@@ -144,8 +144,9 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a list with one line of text, which says which of `policies` the daemon uses on this
-    number of nodes. If the daemon uses none of them, the list is empty."""
+    """Returns the line of text that names the policies, among `policies`, that the daemon uses on
+    `nodes` nodes. The line is returned as a list, which is empty if the daemon uses none of
+    them."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]

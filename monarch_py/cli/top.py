@@ -41,7 +41,7 @@ SEQUENCE = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)[@-~]")
 
 class _OpenFiles(threading.Thread):
     """A thread that asks the daemon which programs have which files open. The view does not wait
-    for the answers, which may be slow because a file system hangs."""
+    for the answers, which may come late if a file system hangs."""
 
     def __init__(self, session: SessionDir, view: View) -> None:
         super().__init__(name="open files", daemon=True)

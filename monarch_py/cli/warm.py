@@ -37,8 +37,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, _frame: object) -> None:
-    """Handles the first signal: ends the command by SystemExit, so that it still prints its
-    summary. A second signal then ends the process at once."""
+    """Handles the first signal: raises SystemExit, so that the command still prints its summary
+    before it ends. A second signal then ends the process at once."""
     handle(SIGNALS, signal.SIG_DFL)
     sys.exit(128 + number)
 
@@ -126,8 +126,8 @@ def _why_left(reason: str, files: int, *, has_tiers: bool) -> str:
 def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
     """Tells the user which tiers could not record their copies. If the command copies all files,
     also tells the user in which sources the scan could not read some names. Returns the exit
-    status: 1 if the scan could not read names, and otherwise 0. Names that it could not read only
-    because the permission is missing, as for `lost+found`, do not count.
+    status: 1 if there are such names, otherwise 0. Names that the scan could not read only for lack
+    of permission, such as `lost+found`, do not count.
 
     is_everything : whether the command copies all files
     """

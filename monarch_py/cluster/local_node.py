@@ -52,9 +52,9 @@ class LocalNode:
         self._shares: Shares | None = None
 
     def take_turn(self) -> None:
-        """Waits until no other command starts or ends a daemon on this node. From then on, until
-        `leave_turn`, no other command can start or end one. Raises SessionError if the wait takes
-        too long."""
+        """Waits until no other command is starting or ending a daemon on this node. From then until
+        `leave_turn`, no other command can start or end a daemon here. Raises SessionError if the
+        wait takes too long."""
         try:
             config = load_config(self._config_file)
         except MonarchError:
@@ -151,8 +151,8 @@ class LocalNode:
 
     def unreached(self) -> list[dict[str, Any]]:
         """Returns the other nodes whose daemons this node's daemon cannot reach. Each element is
-        what the daemon's command `all` reports of a node. Returns [] if the daemon does not answer
-        in time, which may happen if thousands of nodes are off."""
+        what the daemon's command `all` reports about one node. Returns [] if this node's daemon
+        does not answer in time, which may happen if thousands of nodes are down."""
         silent: list[dict[str, Any]] = []
         with suppress(SessionError):
             for _ in range(LOOKS):
@@ -184,7 +184,7 @@ def _listen_again(host: str, port: int, session: SessionDir) -> socket.socket:
 
 def _check_record(config: Config, record: list[Listed], name: str) -> None:
     """Checks by inode numbers that each source is the same directory on this node as on the node
-    `name`. The list `record` was made on that node. Raises SessionError if a source differs."""
+    `name`, where the list `record` was made. Raises SessionError if a source differs."""
     for source, listed in zip(config.sources, record, strict=True):
         samples = [(source.real_path / os.fsdecode(path), ino) for path, ino in listed.samples]
         is_same = _inode(source.real_path) == listed.root_ino

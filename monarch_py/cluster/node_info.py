@@ -1,5 +1,5 @@
-"""Collects what each node reports of itself before the daemons start, and checks whether the nodes
-can form a cluster."""
+"""Collects what each node reports about itself before the daemons start, and checks whether the
+nodes can form a cluster."""
 
 import hashlib
 import os
@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# The part of a setting's key before "[" -> a hint for the user. These settings may differ between
-# nodes even if the configuration files are equal.
+# Hints for the user, by the part of a setting's key before "[". The settings listed here may differ
+# between nodes even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 

@@ -62,7 +62,7 @@ def parse_seconds(text: str) -> float:
 
 
 def to_document(advice: Advice) -> dict[str, Any]:
-    """Returns the advice in types that JSON has."""
+    """Returns the advice as a document that consists of JSON types only."""
     most = max(key.workers for key in advice.measured)
     return {
         "workers": advice.workers,

@@ -34,7 +34,7 @@ PIECE_BYTES = 1 * MIB
 # A tier is measured with one file per thread. A file has this size, or less if the tier's quota is
 # too small.
 SCRATCH_BYTES = 32 * MIB
-# At most this many source files are listed. The files to read are chosen among them.
+# At most this many source files are listed. The files to read are chosen from these.
 LISTED_FILES = 100_000
 
 Curve = dict[int, float]
@@ -228,7 +228,8 @@ def scenario_text(config: Config, measured: Calibration) -> str:
     first tier are also the rates of the staging buffer.
     """
     staging = min(GIB, max(64 * MIB, config.tiers[0].quota_bytes // 8))
-    # The scenario has no more threads than were measured, because rates for more are not known.
+    # The scenario has no more threads than were measured, because the rates of more threads are not
+    # known.
     threads = min(config.copy_threads, max(THREADS))
     classes = [("staging", staging, measured.read[0], measured.write[0])]
     for n, (tier, read, write) in enumerate(

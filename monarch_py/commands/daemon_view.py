@@ -46,8 +46,8 @@ class DaemonView:
             self.first_copy = told.get("first_copy", 0)
             self.scanned, self.switched_off = told["scanned"], told["switched_off"]
             if known != self._generation:
-                # The daemon may have published a newer catalog since it answered. Then the file of
-                # this catalog is gone, and the loop asks the daemon again.
+                # The daemon may have published a newer catalog since it answered. In that case, the
+                # file of the catalog `known` no longer exists, and the loop asks the daemon again.
                 with suppress(FileNotFoundError):
                     self.catalog = CatalogReader.open(self._connection.session, known)
                     self._generation = known

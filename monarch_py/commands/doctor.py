@@ -257,7 +257,7 @@ def _daemon(config: Config) -> Iterator[Finding]:
 
 
 def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding]:
-    """If no daemon answers: yields findings on whether `monarch run` could start a daemon."""
+    """Yields findings on whether `monarch run` could start a daemon, given that none answers."""
     if (holder := holder_of(connection.session.lock)) is not None:
         found = f"{holder} does not answer: it is starting, ending or suspended"
         hint = "run doctor again; if the process still does not answer, end it"

@@ -27,10 +27,10 @@ static uint64_t end_of(const void *at, uint64_t n) {
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     uint64_t begin = begin_of(at), end = end_of(at, n);
-    /* This loop waits for the end of a replacement by the thread of move.c. A replacement consists
-     * of a few system calls, and the kernel locks the address space during most of them. The
-     * caller's own system call would have to wait for this lock of the kernel anyway, so the loop
-     * costs hardly any extra time. */
+    /* If the thread of move.c is replacing a mapping in the range, this loop waits until the thread
+     * has finished. A replacement consists of a few system calls, and the kernel locks the address
+     * space during most of them. The caller's own system call would have to wait for that lock
+     * anyway, so the loop costs hardly any extra time. */
     while (o && !monarch_slots_are_quiet(begin, end) && !monarch_slots_say(o, begin, end, what))
         sys_nap(NAP_NS);
 }
@@ -66,8 +66,8 @@ static void start(struct own *o) {
 
 static struct own *own_page(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE), *none = NULL;
-    /* The structure is on its own page, which the kernel clears in a forked child. Otherwise, the
-     * child could not be distinguished from its parent. */
+    /* The structure is on its own page, so that the kernel can clear it in a forked child. The
+     * cleared page distinguishes the child from its parent. */
     if (o || !(o = sys_new_wiped_page()))
         return o;
     o->pid = (uint32_t)sys_getpid();

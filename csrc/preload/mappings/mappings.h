@@ -16,9 +16,9 @@ int monarch_mapping_can_wait(int prot, int flags);
 void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, int flags,
                          uint64_t offset);
 
-/* Call this before a system call that removes or changes a mapping. When this function returns,
- * no mapping in the range is being replaced. If `what` is MONARCH_FORGET, no mapping in the
- * range will be replaced later either. Any other value of `what` is the advice of a call of
+/* Call this before a system call that removes or changes a mapping. When this function returns, no
+ * mapping in the range is being replaced. If `what` is MONARCH_FORGET, no mapping in the range will
+ * be replaced later either. Any other value of `what` is the advice that the program passes to
  * madvise. If a mapping in the range is replaced later, the new mapping gets the same advice. */
 void monarch_mappings_say_slow(const void *at, uint64_t n, int what);
 static inline void monarch_mappings_say(const void *at, uint64_t n, int what) {
@@ -33,5 +33,6 @@ void monarch_mappings_refuse(int refuse);
  * for their copies. */
 void monarch_mappings_after_fork(void);
 /* Call this before a system call that the kernel refuses to a process with several threads. Forgets
- * all mappings, so that the thread of move.c ends, and waits up to 0.5 s for its end. */
+ * all mappings, which makes the thread of move.c end, and waits up to 0.5 s until the thread has
+ * ended. */
 void monarch_mappings_end(void);

@@ -139,18 +139,18 @@ static void drop(struct own *o, struct slot *s, const struct slot *seen, int hop
     monarch_slots_unlock(o);
 }
 
-/* The copy is opened before the slot is taken. So even if the tier hangs during the open, no
- * other thread has to wait for the slot. In the model (tests/csrc/test_mapping_model.py), the
- * open is the step [open]. */
+/* Tries to replace the slot's mapping by a mapping of the copy. The copy is opened before the slot
+ * is taken, so that no other thread has to wait for the slot if the tier hangs during the open. In
+ * the model (tests/csrc/test_mapping_model.py), the open is the step [open]. */
 static void replace(struct own *o, struct slot *s, const struct slot *seen, uint64_t word) {
     monarch_momentary_begin();
     int copy = open_copy(seen, word), done = 0;
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without taking the table's lock. The process may have given
-         * up the lock, and another thread may nevertheless be waiting for this slot. In the model
-         * (tests/csrc/test_mapping_model.py), this is the step [release]. */
+        /* This thread releases the slot without taking the table's lock. If the process has given
+         * up the lock, this thread cannot take it, but another thread may still be waiting for this
+         * slot. In the model (tests/csrc/test_mapping_model.py), this is the step [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -182,8 +182,8 @@ static int lives(const struct session *s, uint64_t *beat, uint64_t *since_ns) {
 
 /* Passes once over all slots. Returns the time until the next pass [ns]. Returns 0 when no mapping
  * waits, or when the process has given up the lock of the table. In the model
- * (tests/csrc/test_mapping_model.py), this function makes the steps [look] and [judge] for each
- * slot, and at last the step [leave]. */
+ * (tests/csrc/test_mapping_model.py), this function is the steps [look] and [judge] for each slot,
+ * and then the step [leave]. */
 static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
     struct session *current = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     long next_ns = LATER_NS;

@@ -11,8 +11,8 @@
  * job: each page to which the process writes costs memory. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
-/* Makes the compiler keep the checks whether this pointer is NULL. Without this macro, the compiler
- * would remove the checks if libc's headers declare that the pointer is never null. */
+/* Makes the compiler keep all later checks of whether `pointer` is NULL. Without this macro, the
+ * compiler would remove these checks if libc's headers declare that the pointer is never NULL. */
 #define MAYBE_NULL(pointer) __asm__("" : "+r"(pointer))
 
 #define PUBLIC __attribute__((visibility("default")))

@@ -3,11 +3,14 @@
  * functions. It does not contain names such as `open64`: each of them is an alias of the plain
  * function, made by TWIN.
  *
- *   X(name, return type, arguments)   a function that the library interposes; the original, in a
- *                                     library loaded after this one, is found at its first call
- *   F(name, return type, arguments)   a function that the library only calls; it is found at load
- *   TWIN(alias, name)                 a second name of an interposed function, for a call that does
- *                                     the same on LP64; the lines are in the files of calls/ */
+ *   X(name, return type, arguments)   a function that the library interposes; the original is in a
+ *                                     library loaded after this one, and is looked up when it is
+ *                                     first called
+ *   F(name, return type, arguments)   a function that the library only calls; it is looked up when
+ *                                     the library is loaded
+ *   TWIN(alias, name)                 gives an interposed function a second name (open64 for open);
+ *                                     on LP64, both names mean the same call; the TWIN lines are in
+ *                                     the files of calls/ */
 #pragma once
 
 #include <dirent.h>
@@ -264,8 +267,8 @@ static inline void *monarch_real_of(void **at, const char *name) {
  * before this library's constructor has run, because other libraries' constructors may call
  * interposed functions. */
 #define REAL(name) ((name##_call)monarch_real_of(&monarch_real.name, #name))
-/* The function if an earlier call has found it, otherwise NULL. This macro does not search for the
- * function, because its callers may not have enough stack for a search. */
+/* The function `name` if it has been looked up before, otherwise NULL. This macro never looks a
+ * function up, because its callers may not have enough stack for that. */
 #define REAL_IF_FOUND(name) ((name##_call)monarch_real_if_found(&monarch_real.name))
 
 /* Converts the result of a raw system call into what libc returns: for an error, -1 with errno

@@ -65,7 +65,7 @@ int monarch_is_mapped(uint64_t begin, uint64_t end, const struct monarch_mapped 
                       uint64_t offset, int shared) {
     struct monarch_reader r;
     struct line l;
-    /* The end of the part of the range that was found so far. One line may show several mappings,
+    /* The lines read so far cover the range up to this address. One line may show several mappings,
      * because the kernel merges adjacent mappings. */
     uint64_t upto = begin;
     if (!monarch_reader_open(&r, MAPS))

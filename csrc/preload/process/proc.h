@@ -32,5 +32,6 @@ int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 uint64_t monarch_offset_of(int fd);
 
 /* Writes to `out` (MONARCH_PATH_MAX bytes) the path that the kernel reports for an open file.
- * Returns 0 if there is none. The file may have been renamed or removed since it was opened. */
+ * Returns 0 if the kernel reports no path. The file may have been renamed or removed since it was
+ * opened. */
 int monarch_name_of(int fd, char *out);

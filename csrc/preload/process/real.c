@@ -19,7 +19,7 @@ const char *monarch_library;
 /* Maximum number of symbol tables that are stored, one for each library. If there are more
  * libraries, the last ones before libc are not searched. libc is always searched. */
 #define TABLES 64
-/* The value that struct real_calls has for a function that no library defines. */
+/* The value of a member of struct real_calls if no library defines the function. */
 #define ABSENT ((void *)1)
 
 /* The dynamic symbol table of one loaded library. */

@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* If `high` was recorded, `before` is no longer the backing descriptor of `fd`. Otherwise,
-     * `high` has not become it. The one that is not (`left`) loses its mark IS_BACKING. */
+    /* `left` is the descriptor that does not back `fd` now: `before` if `high` was recorded,
+     * otherwise `high`. Its mark IS_BACKING is removed. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -222,8 +222,9 @@ static void if_duplicate(int fd, void *data) {
         d->act(fd, d);
 }
 
-/* Calls `act` for each duplicate of `fd`, which is any other descriptor of this process for the
- * same open file. If the kernel cannot compare descriptors (kcmp), makes no call of `act`. */
+/* Calls `act` for each duplicate of `fd`. A duplicate is any other descriptor of this process that
+ * refers to the same open file. If the kernel cannot compare descriptors (kcmp), `act` is not
+ * called. */
 static void for_duplicates(int fd, void (*act)(int fd, const struct duplicates *d), int by) {
     struct duplicates d = {fd, by, act};
     monarch_for_descriptors(if_duplicate, &d);

@@ -17,12 +17,13 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Call this when locks or asynchronous signals are requested on the file of this descriptor.
  * Closing any descriptor of the file would drop these locks, so no descriptor of the file is
- * promoted from then on. If a promotion of one of them has already begun, waits for its end.
- * Returns 0 if the promotion does not end within 5 s, because the source does not answer. */
+ * promoted from then on. If the promotion of such a descriptor has already begun, waits until it
+ * has ended. Returns 0 if the promotion does not end within 5 s, because the source does not
+ * answer. */
 int monarch_keep_locks(int fd);
 /* Call this after a lock was granted on a source's file. If the file differs from its entry in the
  * catalog, records the file as changed, so that its reads go to the source. */
 void monarch_compare_source(int fd);
-/* Call this before a check whether `fd` is a descriptor of a copy. From then on, `fd` is not
+/* Call this before checking whether `fd` is a descriptor of a copy. From then on, `fd` is not
  * promoted, so the result of the check stays valid. Returns 0 if monarch_keep_locks returns 0. */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

@@ -37,5 +37,5 @@ int monarch_has_foreign_tier(const struct monarch_control *k);
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */
 extern uint64_t monarch_cwd_is HIDDEN;
 void monarch_cwd_may_differ(void);
-/* Resets monarch_cwd_is if the daemon has got another source since the last call. */
+/* Resets monarch_cwd_is if the number of the daemon's sources has changed since the last call. */
 void monarch_sources_may_differ(const struct session *s);

@@ -15,7 +15,8 @@ struct monarch_segment {
     const void *map;
     uint64_t size, dev, ino;
 };
-/* Maps a whole segment for reading. Returns 0 if there is none, or if other users can access it. */
+/* Maps a complete segment for reading. Returns 0 if the segment does not exist, or if other users
+ * can access it. */
 int monarch_map_segment(const char *name, struct monarch_segment *out);
 
 /* Opens a segment. Returns its descriptor, or -errno. *size is 0 if the segment is empty, or if
@@ -34,12 +35,12 @@ int monarch_is_linked(const struct session *s);
 /* Kinds of segments that have the same size in every session, so that their addresses can be
  * reused. */
 enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES };
-/* Maps the segment of this kind. Returns its address, or NULL on failure. *reused gets 1 if an
+/* Maps the segment of this kind. Returns its address, or NULL on failure. *reused is set to 1 if an
  * earlier session used the address: other threads may then still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Unmaps a range that no other thread has got from this session. If `reused` is 1, threads of an
- * earlier session may still use the address. The range is then filled with zeros instead of being
- * unmapped, and the address is kept for a later session. */
+/* Releases a range. If `reused` is 0, no other thread may be using the range, and it is unmapped.
+ * If `reused` is 1, other threads may still use its address. The range is then filled with zeros
+ * instead of being unmapped, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
 /* Maps zeros over all segments of the session. The segments are not unmapped, because a thread that

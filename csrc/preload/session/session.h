@@ -114,8 +114,8 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);
 }
 
-/* Returns whether the source is so fast that a read at the source ends sooner than a wait for the
- * file's copy. */
+/* Returns whether reading the entry's file at the source takes less time than waiting for the
+ * file's copy: the file is small, and its source is fast. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
@@ -143,8 +143,8 @@ extern unsigned monarch_rank __attribute__((visibility("hidden")));
  * change the environment later. */
 void monarch_rank_init(void);
 
-/* These functions return the number of the first source, or of the first tier, that is on the
- * device `dev`. The search begins at number `from`. The result is -1 if there is none. */
+/* Each of these functions returns the number of the first source or tier on the device `dev`. The
+ * search begins at number `from`. If no source or tier is found, the result is -1. */
 int monarch_source_on(const struct session *s, uint64_t dev, int from);
 int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
@@ -154,16 +154,16 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 void monarch_ring(struct session *s);
 /* Returns whether a call of monarch_hint_scan would probably have room for its path. */
 int monarch_may_hint_scan(const struct session *s);
-/* Sends the daemon a path that its catalog does not know. The path is a hint: without room for it,
- * nothing is sent. is_part: 1 if the program has read too little of the file for the file to be
- * filled. */
+/* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
+ * for it, nothing is sent. is_part: 1 if the program has read too little of the file for the file
+ * to be filled. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 
-/* Writes one line to standard error, which says that all reads go to the source. what: the
- * reason. name: the path to which the reason refers. hint: an instruction for the user. The line
- * is written at most once in a process. It is not written if descriptor 2 refers to another file
- * than when the library was loaded. */
+/* Writes one line to standard error: a warning that all reads go to the source. what: the reason.
+ * name: the path to which the reason refers. hint: an instruction for the user. The line is written
+ * at most once in a process. It is not written if descriptor 2 refers to another file than when the
+ * library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, its child processes will not repeat it. Call this only
  * in a constructor, while there is only one thread. */
