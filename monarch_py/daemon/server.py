@@ -122,7 +122,7 @@ class Daemon:
     be used, and OSError if shared memory is full.
 
     awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
-    stays : whether the daemon goes on while no process uses it
+    stays : whether the daemon continues to run while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if no file was removed
     at_end : callbacks that run at the end, before the daemon's parts are closed
     """
@@ -515,7 +515,7 @@ class Daemon:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the loop start its next iteration without a sleep."""
+        """Makes the loop start its next iteration at once, without a sleep."""
         with self._lock:
             if not self.is_closed:
                 self.shared.ring()

@@ -161,9 +161,8 @@ class Engine:
 
     def flows(self, places: int) -> Uints:
         """Returns how many bytes were read from each place, and how long these reads took [ns],
-        (places, 2, MONARCH_LEVELS). A place is either all sources together, or one node. As in
-        struct monarch_flow, both numbers are divided by the number of concurrent reads into
-        MONARCH_LEVELS levels."""
+        separately for each level of concurrency (struct monarch_flow): (places, 2, MONARCH_LEVELS).
+        A place is either all sources together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)

@@ -149,9 +149,9 @@ class Staging:
     # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves files to the source for which readers wait, and for which no room can be made now
-        by dropping copies. `let_in` makes the files ABSENT later. The next open of one of the files
-        then requests it again."""
+        """Leaves to the source files that readers wait for, if no copy can be dropped now to make
+        room for them. `let_in` makes the files ABSENT later. The next open of one of the files then
+        requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
