@@ -243,7 +243,7 @@ class _Share:
 
 def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
     """Provides a daemon that no `monarch run` ends. Returns its process, or None if a daemon serves
-    already. Raises SessionError if the new daemon does not come up.
+    already. Raises SessionError if the new daemon cannot be started.
 
     kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
         itself. "" means never. With "", a daemon that serves already is told not to end by itself
@@ -313,9 +313,9 @@ def run_job(
 
     If a daemon of `monarch start` serves the configuration, that daemon is used and left running.
     Otherwise the first run starts a daemon, and the last run that uses the daemon ends it. If no
-    daemon can be started, the command runs anyway and reads from the source. A signal that comes
-    before the command runs ends this process (SystemExit), and also a daemon that this process has
-    started.
+    daemon can be started, the command runs anyway and reads from the source. A signal that arrives
+    before the command runs ends this process (SystemExit), and also the daemon if this process has
+    started it.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

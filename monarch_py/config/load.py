@@ -317,8 +317,8 @@ def _check_places(
 ) -> None:
     """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
     directory; if a source overlaps with another source, a tier or the staging area. Two directories
-    overlap if they are the same, or if one contains the other. The staging area may have the mount
-    point of a tier, because each has its own directory there.
+    overlap if they are the same, or if one contains the other. The staging area may have the same
+    mount point as a tier, because each of the two has its own directory below the mount point.
 
     Call this function before the other checks of a tier. Otherwise, if the user has named a source
     as a tier, the other checks would advise the user to make the source writable.

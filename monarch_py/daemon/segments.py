@@ -55,7 +55,7 @@ def _put(room: Any, text: bytes) -> int:
 
 def _reads_everything() -> bool:
     """Whether this process may read files regardless of their modes. If so, clients without that
-    privilege get no copies, because a copy's mode does not tell who may read the source file."""
+    privilege get no copies, because a copy's mode does not show who may read the source file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)

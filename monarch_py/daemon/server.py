@@ -66,7 +66,7 @@ FOLLOWING_TURN_MS = 10
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
-# MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
+# MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
 # NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
 #     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and

@@ -151,7 +151,7 @@ class Copies:
 
     def doubt(self, entry: int) -> None:
         """Notes that the file has changed during its fill and may still be changing. The file's
-        next copy, in whatever tier, is kept only if a second read of the source gives the same
+        next copy, in whatever tier, is kept only if a second read of the source returns the same
         content."""
         self._doubted.add(entry)
 

@@ -66,9 +66,9 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
 # Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# show whether the sources are fast. Before that, programs' opens can show it, if there were at
-# least SOME_OPENS of them. The sources then count as fast if the mean time per open is less than
-# AT_HAND_S [s]. An open for which the file system asks a server takes longer.
+# show whether the sources are fast. Before that, programs' opens show it if there were at least
+# SOME_OPENS opens: the sources count as fast if the mean time per open is less than AT_HAND_S [s].
+# An open for which the file system asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].

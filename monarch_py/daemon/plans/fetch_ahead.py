@@ -153,8 +153,9 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # If a file has no room in the staging area, no later file may take room there before
-            # it. So all files that this node does not keep, and would stage, leave the queue.
+            # If a file has no room in the staging area, no later file may be staged before it. So
+            # all files that would be staged are removed from the queue; `_look_ahead` adds them
+            # again.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
