@@ -28,9 +28,9 @@ class Figures:
 
     node : the node whose accesses `frequency`, `expected` and `spread` describe
     frequency : int64; frequency[n] is the number of units that the node accesses n times. The last
-        n is the largest number of accesses to a unit
+        index is the largest number of times that the node accesses one unit
     expected : (epochs + 1,) float64, what the binomial distribution predicts for `frequency`
-        (NoPFS, 3.1). None if a unit is not a file of one sample
+        (NoPFS, 3.1). None unless every unit is a file with a single sample
     spread : the coefficient of variation of the node's access counts (access.spread)
     owned_units, owned_bytes : (nodes,) int64, how many units and bytes each node owns
     epochs : (epochs, 3) int64, how many bytes all nodes together read from each of PLACES in each

@@ -37,7 +37,7 @@ class FilePlace:
 
 
 class NamedFiles:
-    """The files that a user names, as the daemon's catalog has them now.
+    """The files that a user names, in their present state in the daemon's catalog.
 
     texts : paths as the user wrote them; None for all files
 
@@ -66,8 +66,8 @@ class NamedFiles:
 
     @property
     def problems(self) -> list[tuple[str, str]]:
-        """The paths that stand for no file. Each item has the path, and a sentence that says what
-        is wrong and gives a hint."""
+        """The user's paths that select no file. Each item is a pair: the path, and a sentence that
+        says what is wrong and what to do."""
         return self._chosen.problems
 
     def places(self) -> Iterator[FilePlace]:

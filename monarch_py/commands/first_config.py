@@ -29,7 +29,7 @@ MEMORY_PART, DISK_PART = 4, 0.8
 # tier.
 LEAST_BYTES = 64 * MIB
 
-# The escapes by which the kernel writes blanks and backslashes in the table of mounts.
+# The kernel writes blanks and backslashes in the mount table as these octal escapes.
 OCTAL = re.compile(r"\\([0-7]{3})")
 
 FORM = """\
@@ -68,7 +68,8 @@ class LocalPlace:
 class _Mount:
     """A mounted file system.
 
-    kind : its type;  source : the device or the name that the kernel shows for it
+    kind : its type;  source : the mounted device, or the name that the kernel shows in place of a
+        device
     """
 
     path: Path
@@ -116,7 +117,8 @@ def local_disks(taken: Collection[int], sources: Sequence[Path] = ()) -> list[Lo
 
     taken : the device numbers of the sources' file systems. The disks of these file systems are
         left out
-    sources : directories that must neither contain nor lie in the returned directories
+    sources : the directories of the datasets. No returned directory is one of them, contains one of
+        them, or lies in one of them
     """
     mounts = {mount.path: mount for mount in _mounts() if mount.kind in LOCAL}
     named = [Path(os.environ[name]) for name in JOB_DIRECTORIES if os.environ.get(name)]

@@ -1,7 +1,7 @@
 """Makes the additional fields that `monarch report` needs: the history, and where the files are.
 
-The command counts the files itself, in the catalog in shared memory. So the daemon does not spend
-time on the counting.
+The command counts the files itself, in the catalog in shared memory, so that the daemon spends no
+time on counting.
 """
 
 import os
@@ -19,8 +19,8 @@ from monarch_py.ipc.jobs import Jobs
 from monarch_py.native import Kind, State
 from monarch_py.storage import memory
 
-# A report divides the files into at most this many groups, and has sums for each group. The number
-# limits the report's size.
+# A report divides the files into at most this many groups, and contains the sums for each group.
+# The number limits the report's size.
 MOST_GROUPS = 2000
 
 

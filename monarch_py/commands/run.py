@@ -27,9 +27,10 @@ from monarch_py.util.limits import met_limit
 from monarch_py.util.processes import PROC, Identity
 from monarch_py.util.signals import handling
 
-# Exit statuses that a shell gives for a command that does not exist, or cannot be executed.
+# Exit statuses that a shell returns for a command that does not exist or cannot be executed.
 NOT_FOUND, NOT_RUNNABLE = 127, 126
-# Characters which suggest that a word is a whole command line for a shell.
+# If a command's name contains one of these characters, the user has probably passed a complete
+# shell command line as one word.
 SHELL_SIGNS = frozenset(" \t\n;&|<>()$`*?")
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # END_LIMIT_S: how long [s] a daemon may take to end after it has accepted the command `stop`. The
@@ -73,8 +74,8 @@ def why_unusable(name: str) -> Outcome | None:
 
 
 def _is_denied(path: str) -> bool:
-    """Whether `path`, which is not an executable file, is a directory, or lies below a directory
-    that this user may not search."""
+    """Whether `path` is a directory, or lies below a directory that this user may not search. Call
+    this function only for a path that is not an executable file."""
     try:
         return stat.S_ISDIR(os.stat(path).st_mode)
     except OSError as error:
@@ -184,9 +185,10 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The file `users` names the daemon that the last run is to end. If it names another
-                # daemon than the serving one, the name is left from an earlier daemon. It is then
-                # removed, because the serving daemon was not started for runs: no run may end it.
+                # The file `users` names the daemon that the last run must end. If the file names a
+                # daemon other than the serving daemon, the name is a leftover from an earlier
+                # daemon and is removed. The serving daemon was not started for runs, so no run may
+                # end it.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):
@@ -241,7 +243,7 @@ class _Share:
 
 def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] | None":
     """Provides a daemon that no `monarch run` ends. Returns its process, or None if a daemon serves
-    already. Raises SessionError if the new daemon does not come up.
+    already. Raises SessionError if the new daemon cannot be started.
 
     kind : the kind of a new daemon (`daemon.starting`), which decides when the daemon ends by
         itself. "" means never. With "", a daemon that serves already is told not to end by itself
@@ -261,9 +263,9 @@ def keep_daemon(config_file: Path, kind: str = "") -> "subprocess.Popen[bytes] |
 
 @contextlib.contextmanager
 def seen_others(session: SessionDir) -> Iterator[list[str]]:
-    """Yields the jobs, except this one, that use the daemon. Inside the `with` block, no further
-    job can begin to use the daemon. Raises SessionError if this process cannot see which jobs use
-    the daemon."""
+    """Yields the other jobs that use the daemon; this job is left out. Inside the `with` block, no
+    further job can begin to use the daemon. Raises SessionError if this process cannot see which
+    jobs use the daemon."""
     if not session.path.exists():
         yield []
         return
@@ -311,9 +313,9 @@ def run_job(
 
     If a daemon of `monarch start` serves the configuration, that daemon is used and left running.
     Otherwise the first run starts a daemon, and the last run that uses the daemon ends it. If no
-    daemon can be started, the command runs anyway and reads from the source. A signal that comes
-    before the command runs ends this process (SystemExit), and also a daemon that this process has
-    started.
+    daemon can be started, the command runs anyway and reads from the source. A signal that arrives
+    before the command runs ends this process (SystemExit), and also the daemon if this process has
+    started it.
     """
     with handling([signal.SIGTERM, signal.SIGHUP], lambda number, _: sys.exit(128 + number)):
         return _run_job(config_file, command, config, is_recorded=is_recorded)

@@ -51,9 +51,9 @@ class PathSelection:
         self.ids: Ids = np.zeros(0, dtype=np.uint64)
         self.unknown: dict[Place, str] = {}
         self._named: list[int] = []
-        # The texts by which the user named files and directories. `_texts` has the text for each
-        # named file, by the file's catalog entry. `_directories` has the text for each named
-        # directory, by its Place.
+        # The texts with which the user named files and directories. `_texts` maps the catalog entry
+        # of each named file to its text. `_directories` maps the Place of each named directory to
+        # its text.
         self._texts: dict[int, str] = {}
         self._directories: dict[Place, str] = {}
         # For each named directory: how many files were found below it, and how many of these files
@@ -69,8 +69,8 @@ class PathSelection:
 
     @property
     def needs_scanned(self) -> list[Place]:
-        """The named directories. All files below them must be known, so these directories must be
-        scanned completely."""
+        """The named directories. The selection includes all files below these directories, so they
+        must be scanned completely."""
         return list(self._directories)
 
     # --- resolving paths ------------------------------------------------------------------------
@@ -116,8 +116,9 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Selects what a path leads to, if the catalog does not have the path itself. Follows the
-        path's links in the file system. Adds a problem if nothing can be selected."""
+        """Selects the file or directory to which a path leads after its links in the file system
+        are followed. Call this for a path that was not found in the catalog as the user wrote it.
+        Adds a problem if nothing can be selected."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)
@@ -149,8 +150,8 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Among the entries that were added to the catalog since the last call, selects the files
-        that the user means. Returns the newly selected entries, (n,)."""
+        """Selects the files that the user means among the entries that were added to the catalog
+        since the last call. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog may grow at any time. Its length is read here, after the last look-up above,
@@ -240,7 +241,8 @@ class PathSelection:
         return True
 
     def walk_anew(self, directories: Sequence[int], catalog: CatalogReader) -> None:
-        """Lists directories again. Adds files that are missing in the catalog to `unknown`.
+        """Lists directories again, and adds to `unknown` the files that the catalog lacks. Adds a
+        problem for each named directory that is gone.
 
         directories : the catalog entries of the directories
         """

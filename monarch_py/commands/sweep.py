@@ -178,8 +178,8 @@ def _end(session: SessionDir, swept: Swept) -> None:
 
 
 def _is_free(lock: Path) -> bool:
-    """Waits until nobody holds the lock. Returns False if a process still holds it after
-    STOP_LIMIT_S."""
+    """Waits until no process holds the lock, then removes the lock's file and returns True. Returns
+    False if a process still holds the lock after STOP_LIMIT_S."""
     until = time.monotonic() + STOP_LIMIT_S
     while time.monotonic() < until:
         try:

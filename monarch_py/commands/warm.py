@@ -46,8 +46,8 @@ class Progress:
     filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
         that running fills have copied
     replaced_files : filled files that had a copy before, but of an earlier version of the file
-    at_source : how many files get no copy, by reason. The source serves these files. The
-        reasons are those that docs/status.md lists for `bypass`
+    at_source : for each reason that docs/status.md lists for `bypass`, how many files get no copy
+        for this reason. The source serves these files
     complete : whether all chosen files are known
     """
 
@@ -96,7 +96,8 @@ class Warm:
     Monarch is switched off.
 
     texts : paths as the user wrote them; None for everything
-    is_dry : whether to count the files only. Then no copy is ordered or compared with the source
+    is_dry : if true, the files are only counted: no copy is ordered, and none is compared with the
+        source
     """
 
     def __init__(

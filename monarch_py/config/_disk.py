@@ -36,7 +36,7 @@ def capacity_bytes(directory: Path) -> int | None:
 
 
 def block_bytes(directory: Path) -> int:
-    """The least room [bytes] that a non-empty file takes on the file system of `directory`."""
+    """The least space [bytes] that a non-empty file occupies on the file system of `directory`."""
     return max(os.statvfs(directory).f_frsize, 512)
 
 
@@ -68,9 +68,9 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     the file system is not known.
 
     Python has no statfs(2), so this searches the kernel's table of mounts for the device number.
-    The table also has the bind mounts. It lacks the device numbers of btrfs subvolumes. For a
-    directory in such a subvolume, both results are empty, and the callers rightly conclude that the
-    directory is not in memory.
+    The table includes bind mounts, but lacks the device numbers of btrfs subvolumes. For a
+    directory in such a subvolume, both results are empty. The callers then conclude that the
+    directory is not in memory, which is correct.
     """
     device = os.stat(directory).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"

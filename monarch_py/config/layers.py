@@ -2,8 +2,8 @@
 line.
 
 The value of a key comes from the last layer that has the key. The keys of an inner mapping, such as
-`source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes as
-a whole from one layer.
+`source_limits`, may come from different layers. A list, such as `sources` or `hierarchy`, comes
+entirely from one layer.
 """
 
 import os
@@ -83,7 +83,8 @@ class Layers:
 
 
 def installation() -> Path | None:
-    """The prefix of the installation, the directory that contains its `bin`; None in a checkout."""
+    """The prefix of the installation, which is the directory that contains `bin`; None in a
+    checkout."""
     packages = Path(__file__).resolve().parents[2]  # lib/python3.11/site-packages
     is_installed = packages.name in ("site-packages", "dist-packages")
     return packages.parents[2] if is_installed else None
@@ -158,7 +159,8 @@ def _file_layer(name: str, path: Path, kind: str) -> Layer:
 
 
 def _sources_layer(name: str, where: str, paths: Sequence[str]) -> Layer:
-    """The layer of datasets that a variable or an option names. Its values have no line numbers."""
+    """Returns the layer for the datasets that an environment variable or a command-line option
+    names. The values of this layer have no line numbers."""
     at = yaml.Mark(where, 0, -1, 0, None, 0)
     items = [yaml.ScalarNode("tag:yaml.org,2002:str", path, at, at) for path in paths]
     key = yaml.ScalarNode("tag:yaml.org,2002:str", "sources", at, at)
@@ -249,9 +251,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. The layer may give only the path of a dataset that a
-    lower layer describes. Then the description of the lower layer is returned, and the positions of
-    its keys are added to `ours`.
+    """Returns the datasets that a layer names. If the layer sets only the path of a dataset, and a
+    lower layer describes the same dataset, the lower layer's description is returned, and the
+    positions of the keys of this description are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

@@ -48,9 +48,9 @@ def _least(
     returns the limit. If a value that a layer sets exceeds the limit, raises ConfigError.
 
     at : the position of the mapping to which the key belongs
-    value : the key's value; None means that the user limits nothing
+    value : the key's value; None if the user sets no limit
     most : the site's limit; None if the site has no limit for this key
-    tell : returns a value as text, for the error
+    tell : a function that returns a value as text, for the error message
     """
     if most is None or (value is not None and value <= most):
         return value

@@ -47,9 +47,9 @@ def load_config(
     """Reads and checks a configuration: the file at `path`, which is the user's or the site's, and
     the other layers (`layers.read_layers`).
 
-    with_sources : False for a caller that needs only the tiers. No source is then examined. So the
-        configuration need not name a source, and a source may be gone or hang. The real_path of
-        each source is then the same as its path
+    with_sources : False for a caller that needs only the tiers. In this case no source is examined,
+        so the configuration need not name a source, and a source may be gone or hang. The real_path
+        of each source is then the same as its path
     sources : the datasets that the command line names
 
     Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
@@ -96,8 +96,8 @@ def load_config(
 
 
 def _check_complete(config: Config, top: Spot, *, with_sources: bool) -> list[_Place]:
-    """Checks that there are sources and tiers, and not too many. Returns for each source its path,
-    and where the configuration names it."""
+    """Checks that the configuration names sources and tiers, and not too many of either. Returns,
+    for each source, its path and the position at which the configuration names it."""
     at = top.of("sources")
     if "hierarchy" not in top:
         raise missing(top, Config, "hierarchy")
@@ -317,8 +317,8 @@ def _check_places(
 ) -> None:
     """Raises ConfigError in three cases: if a path is not a directory; if two tiers have the same
     directory; if a source overlaps with another source, a tier or the staging area. Two directories
-    overlap if they are the same, or if one contains the other. The staging area may have the mount
-    point of a tier, because each has its own directory there.
+    overlap if they are the same, or if one contains the other. The staging area may have the same
+    mount point as a tier, because each of the two has its own directory below the mount point.
 
     Call this function before the other checks of a tier. Otherwise, if the user has named a source
     as a tier, the other checks would advise the user to make the source writable.

@@ -3,8 +3,8 @@
 The globs of one list become one regular expression. A plain translation would backtrack: matching
 `*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
 ends before the first match of the text that follows the star in the glob. Later matches are not
-tried. They would leave less of the name for the rest of the glob. So if the rest does not match
-after the first match, it does not match after a later one either. `fnmatch.translate` does the same
+tried: a later match would leave less of the name for the rest of the glob, so if the rest does not
+match after the first match, it cannot match after a later one. `fnmatch.translate` does the same
 for names without directories.
 """
 

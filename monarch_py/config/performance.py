@@ -48,7 +48,7 @@ def load_performance(file: Path) -> Performance:
     """Returns the rates in a scenario. If the file is not a scenario, raises ConfigError, which
     names the file, the line and the key."""
     measured = read_as(*load_document(file, "calibration", "'pfs' and 'rates'"), _Measured)
-    # Compute the rate of one client from the smallest number of clients that was measured: divide
-    # their total rate by their number (NoPFS, section 4: t(g) / g).
+    # The rate of one client is computed from the measurement with the fewest clients, as their
+    # total rate divided by their number (NoPFS, section 4: t(g) / g).
     fewest = min(measured.pfs)
     return Performance(measured.pfs[fewest] / fewest, measured.rates.network)

@@ -39,7 +39,7 @@ DEFAULT_BLOCK_SIZE_BYTES = 4 * MIB
 MIN_BLOCK_SIZE_BYTES = 64 * KIB
 MAX_BLOCK_SIZE_BYTES = 1 * GIB
 # A block size is a multiple of PAGE_BYTES, so that each block of a copy can be mapped and written
-# back by itself.
+# back separately.
 PAGE_BYTES = 4096
 
 MAX_SOURCES = 16
@@ -74,7 +74,7 @@ def _block_size(text: str) -> int:
 
 def _address(text: str) -> str:
     """Returns `text` if it is a numeric IP address; otherwise raises ValueError. Host names are
-    refused, because resolving a name may take any time and give any address."""
+    refused, because resolving a name may take arbitrarily long and may return any address."""
     if "%" in text:
         raise ValueError(f"{text!r} contains an interface name, which only this node knows")
     ip_address(text)

@@ -15,8 +15,8 @@ from monarch_py.yaml_files.keys import Declared, Keys, all_declared, declared
 from monarch_py.yaml_files.nodes import KeyPath, Spot
 
 DEFAULT = "default"
-# The keys that belong in an inner mapping of a configuration, such as `tuning`: the key's name ->
-# the name of the mapping.
+# Maps the name of each key that belongs in an inner mapping of a configuration, such as `tuning`,
+# to the name of that mapping.
 GROUPS = {name: group for group, keys in Config.GROUPS.items() for name in declared(keys)}
 
 

@@ -36,7 +36,8 @@ REQUEST_BYTES = 1 << 20
 BACKLOG = 1024
 # After a failed accept(), the thread that accepts connections pauses for this long [s].
 ACCEPT_PAUSE_S = 0.2
-# Commands that only read the daemon's state. They give the loop no work, so they do not wake it.
+# Commands that only read the daemon's state. They create no work for the loop, so they do not wake
+# the loop.
 ONLY_TELLING = ("status", "history", "open", "where", "all", "cluster")
 
 Request = dict[str, Any]
@@ -191,8 +192,8 @@ class Control:
         return {}
 
     def _let_go(self, _: Request) -> Request:
-        """Makes the daemon end when no process uses it any more. A daemon that `monarch run` has
-        started then ends even without this command."""
+        """Makes the daemon end when no process uses it any more. This command changes nothing for a
+        daemon that `monarch run` has started, because such a daemon ends in that case anyway."""
         let_go(self._session, self._daemon.stop_now)
         return {}
 

@@ -55,11 +55,11 @@ class History:
     """A time series of the counters, as totals since the daemon's start.
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
-    is the number of program threads that were reading. A thread that has opened a file since the
-    previous point counts. So does a thread that was reading all the time: it opened a file before
-    the previous point, and opens its next file after this point. `_fill_gaps` adds such a thread
-    when it opens its next file. `memory` is the least amount of memory that was available to a RAM
-    tier since the previous point [bytes].
+    is the number of program threads that were reading. A thread counts as reading if it has opened
+    a file since the previous point. A thread also counts if it was reading all the time, which
+    means that it opened a file before the previous point and opens its next file after this point.
+    `_fill_gaps` adds such a thread when the thread opens its next file. `memory` is the least
+    amount of memory that was available to a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:
@@ -119,8 +119,9 @@ class History:
         self._interval *= 2
 
     def told(self, now: Moment) -> dict[str, list[Any]]:
-        """Returns all points, and one more for the moment `now`, as one list for each field. Stores
-        nothing, so that the history does not depend on how often it is requested."""
+        """Returns all points, followed by a point for the moment `now`, as a dict with one list for
+        each field. Stores nothing, so that the history does not depend on how often it is
+        requested."""
         points = [*self._points, self._point(now)]
         names = ("seconds", *COUNTED, "epoch", "readers", "memory_bytes")
         return {name: [point[i] for point in points] for i, name in enumerate(names)}

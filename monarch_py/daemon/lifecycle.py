@@ -115,7 +115,7 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
     """
-    # The umask of the shell might keep the daemon from opening the files that it makes.
+    # With the shell's umask, the daemon might be unable to open files that it has created itself.
     os.umask(0o077)
     lib.monarch_limit_malloc()
     lib.monarch_shorten_slice()

@@ -33,8 +33,8 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : takes the path of a descriptor's file in /proc/PID/fdinfo, and returns whether to
-        examine the descriptor
+    is_meant : a function that takes the path of a descriptor's file in /proc/PID/fdinfo, and
+        returns whether the descriptor is to be examined
     """
     # Paths are strings here, because Path objects would take three times as long. The time matters,
     # because the daemon's start calls this function for every process of the user (`writers`).
@@ -80,8 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog entry that a (device, inode) belongs to. Also finds whether the (device,
-    inode) identifies the file at the source or a copy of the file."""
+    """Finds the catalog entry that a (device, inode) belongs to, and determines whether the
+    (device, inode) identifies the file at the source or a copy of the file."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging

@@ -1,7 +1,7 @@
 """Ends an unused daemon that no command will end.
 
 The last `monarch run` that uses a daemon normally ends it. An `OrphanWatch` ends the daemon in two
-other cases: this run was killed, or it has ended while other processes still used the daemon. An
+other cases: the last run was killed, or it ended while other processes still used the daemon. An
 `IdleWatch` ends a daemon that was started for the first program of a job (commands/autostart.py).
 
 The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run

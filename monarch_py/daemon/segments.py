@@ -21,8 +21,9 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The names of a client's counters, in the order of the fields of struct monarch_stats.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# Clients mark in three bitmaps which files they have opened, want, or have read to their end. At
-# most this many files are taken from each bitmap in one iteration of the loop.
+# Clients mark files in three bitmaps: files that they have opened, files that they want to have
+# filled, and files that they have read to their end. At most this many files are taken from each
+# bitmap in one iteration of the loop.
 TAKEN = 65536
 
 
@@ -54,7 +55,7 @@ def _put(room: Any, text: bytes) -> int:
 
 def _reads_everything() -> bool:
     """Whether this process may read files regardless of their modes. If so, clients without that
-    privilege get no copies, because a copy's mode does not tell who may read the source file."""
+    privilege get no copies, because a copy's mode does not show who may read the source file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     effective = next((int(line[7:], 16) for line in lines if line.startswith("CapEff:")), 0)
     return bool(effective & READ_EVERYTHING)
@@ -137,9 +138,9 @@ class Shared:
         slot.alias_len = 0 if alias == path else _put(slot.alias, alias)
 
     def count_source(self, number: int, fd: int) -> None:
-        """Publishes to running clients the source whose description `put_source` has written. The
-        count of sources is increased last, so that clients see no source without a description. The
-        ring of the doorbell before the increase acts as a memory barrier.
+        """Publishes a source to running clients, once `put_source` has written the source's
+        description. The count of sources is increased last, so that clients see no source without a
+        description. Before the increase, the doorbell is rung, which acts as a memory barrier.
 
         fd : a descriptor of the source's root
         """
@@ -149,7 +150,7 @@ class Shared:
         self.control.sources = number + 1
 
     def set_tiers(self, tiers: Sequence[Tier | None]) -> None:
-        """Publishes the directories in which the tiers have their copies.
+        """Publishes the directories that contain the tiers' copies.
 
         tiers : the configured tiers and the staging area; None for a tier that this daemon does not
             use
@@ -212,16 +213,16 @@ class Shared:
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:
-        """Marks the files that processes have reported as changed in the session's file `changes`.
-        Processes report changes there if they cannot map the segments."""
+        """Marks as changed the files that processes have reported in the session's file `changes`.
+        Processes that cannot map the segments report changes in this file."""
         if self.clients.told:
             lib.monarch_take_changes(
                 self.clients, self.control, self.catalog.c, self._changes_fd, self._changes_taken
             )
 
     def changed(self, ids: Ids) -> Bools:
-        """Returns whether a client has changed each of the files `ids`, (n,). Clients mark changed
-        files in a Bloom filter, so a few unchanged files count as changed too."""
+        """Returns, for each of the files `ids`, whether a client has changed it, (n,). Clients mark
+        changed files in a Bloom filter, so a few unchanged files count as changed too."""
         flags, given = np.zeros(len(ids), dtype=np.uint8), (self.clients, self.control)
         lib.monarch_find_changed(*given, self.catalog.c, len(ids), pointer(ids), pointer(flags))
         return flags.astype(bool)
@@ -273,7 +274,7 @@ class Shared:
 
     def scan_hints(self, stuck: dict[int, int]) -> dict[tuple[int, str], bool]:
         """Returns the files that clients have opened before the catalog knew them. A key of the
-        result is (source, relative path). The value tells whether a program has read so much of the
+        result is (source, relative path). The value is True if a program has read so much of the
         file that the file is worth a copy.
 
         stuck : the slots that clients were writing at the last call, each with its ticket; this

@@ -66,7 +66,7 @@ FOLLOWING_TURN_MS = 10
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum.
-# MOST_REST_S : the maximum [s]. It is so short that readers do not take the daemon for dead.
+# MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
 # NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
 #     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
@@ -122,7 +122,7 @@ class Daemon:
     be used, and OSError if shared memory is full.
 
     awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
-    stays : whether the daemon goes on while no process uses it
+    stays : whether the daemon continues to run while no process uses it
     lost : the file of the session whose removal has ended the daemon; None if no file was removed
     at_end : callbacks that run at the end, before the daemon's parts are closed
     """
@@ -515,7 +515,7 @@ class Daemon:
         self.wake()
 
     def wake(self) -> None:
-        """Makes the loop start its next iteration without a sleep."""
+        """Makes the loop start its next iteration at once, without a sleep."""
         with self._lock:
             if not self.is_closed:
                 self.shared.ring()

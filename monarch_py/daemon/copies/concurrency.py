@@ -36,7 +36,8 @@ LATE, BACK = 1.5, 0.7
 MEMORY_S = 60.0
 # If programs' opens are late, the fills may not be the cause. So after IN_VAIN decreases of the
 # width in a row, the mean time of opens is compared with the mean before the first of these
-# decreases. If it is still more than HELPED times the earlier mean, the decreases are undone.
+# decreases. If the present mean is still more than HELPED times the earlier mean, the decreases are
+# undone.
 IN_VAIN, HELPED = 3, 0.95
 # SOME_OPENS : opens are judged only if there are at least this many.
 # LEAST_S : the least mean is chosen among means that each cover at least this time [s].
@@ -66,8 +67,8 @@ class Delay:
     not judged, because the time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # The measurements of the mean time of an open that ended in the last MEMORY_S. Each is a
-        # pair: (time at which the measurement expires, mean time) [s].
+        # The mean times of an open that were measured in the last MEMORY_S. Each element is a pair:
+        # (time at which the measurement expires, mean time) [s].
         self._least: deque[tuple[float, float]] = deque()
         # The mean time that is being measured now: (start, opens, total time).
         self._spell = (-math.inf, 0, 0.0)
@@ -110,9 +111,9 @@ class Delay:
         return took_s / opens if opens else math.inf
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
-        """Adds opens to the mean in progress, and completes this mean once it covers LEAST_S.
-        Means over a shorter time would vary more by chance, so the least of them would be below
-        the usual time of an open."""
+        """Adds opens to the mean in progress, and completes this mean once it covers LEAST_S. Means
+        over shorter times would vary more by chance, so the least mean would be below the usual
+        time of an open."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s
@@ -188,8 +189,8 @@ class ReadsInFlight:
             return windows >= 1
         units = (so_far.n_bytes - before.n_bytes) // UNIT_BYTES
         came, opens = max(so_far.files - before.files, units), so_far.opens - before.opens
-        # If programs have opened files in the window, the window goes on until there were enough
-        # opens to judge.
+        # If programs have opened any files in the window, the window continues until it contains
+        # enough opens to judge.
         is_heard = not 0 < opens < SOME_OPENS
         return is_heard and (came >= ENOUGH * self.width or not self._was_full)
 

@@ -20,8 +20,8 @@ log = logging.getLogger("monarch.copies")
 
 # If a file changes twice within this time [s], both changes may leave the same timestamps.
 TIME_STEP_S = 2.0
-# The engine gets removals in batches of at most DROPS. It gets the next batch once fewer than DROPS
-# removals are unfinished.
+# Removals are passed to the engine in batches of at most DROPS. The next batch is passed on once
+# fewer than DROPS removals are unfinished.
 DROPS = 1024
 
 
@@ -151,14 +151,14 @@ class Copies:
 
     def doubt(self, entry: int) -> None:
         """Notes that the file has changed during its fill and may still be changing. The file's
-        next copy, in whatever tier, is kept only if a second read of the source gives the same
+        next copy, in whatever tier, is kept only if a second read of the source returns the same
         content."""
         self._doubted.add(entry)
 
     def _record(self, results: Array) -> None:
         """Records copies in the manifests of persistent tiers. If a file may have changed during
         its fill, or just before the fill, its copy is not recorded yet. The copy is recorded once a
-        second read of the source has given the same content."""
+        second read of the source has returned the same content."""
         if not (self.keepers or self._doubted):
             return
         kept = np.isin(results["tier"], list(self.keepers))
@@ -264,8 +264,8 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops these copies, which are given by their rows of the manifest. The copied files are
-        not in the catalog."""
+        """Drops copies whose files are not in the catalog. Rows of the manifest describe these
+        copies."""
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 

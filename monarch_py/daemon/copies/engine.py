@@ -66,9 +66,9 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
 # Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# show whether the sources are fast. Before that, programs' opens can show it, if there were at
-# least SOME_OPENS of them. The sources then count as fast if the mean time per open is less than
-# AT_HAND_S [s]. An open for which the file system asks a server takes longer.
+# show whether the sources are fast. Before that, programs' opens show it if there were at least
+# SOME_OPENS opens: the sources count as fast if the mean time per open is less than AT_HAND_S [s].
+# An open for which the file system asks a server takes longer.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -81,7 +81,7 @@ class Engine:
     c : struct monarch_engine *
     width : how many threads do background reads of the sources (reads that no reader waits for)
     reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
-        Only every second thread does such orders, so that a tier that hangs cannot block all
+        Only every second thread executes such orders, so that a tier that hangs cannot block all
         threads. So an engine with a single thread accepts no PAGE_IN order
     packs : the packs from which the threads read small files
     """
@@ -135,8 +135,10 @@ class Engine:
         """Returns the number of orders, except PAGE_IN, that are queued or running, or whose
         results were not fetched yet.
 
-        in_use : counts orders for files in use (True), for other files (False), or both (None);
-        from_peers : counts orders that ask peers (True), that do not (False), or both (None)
+        in_use : which orders to count: those for files in use (True), those for other files
+            (False), or both (None)
+        from_peers : which orders to count: those that ask peers (True), those that do not (False),
+            or both (None)
         """
         origins = {
             None: lib.MONARCH_ORIGINS,
@@ -158,9 +160,9 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns, for each place, the bytes that were read from it, and how long these reads took
-        [ns], by the number of concurrent reads, as in struct monarch_flow:
-        (places, 2, MONARCH_LEVELS). A place is either all sources together, or one node."""
+        """Returns how many bytes were read from each place, and how long these reads took [ns],
+        separately for each level of concurrency (struct monarch_flow): (places, 2, MONARCH_LEVELS).
+        A place is either all sources together, or one node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -184,8 +186,8 @@ class Engine:
         sums: Array | None = None,
         peers: Int32s | None = None,
     ) -> None:
-        """Queues orders for entries, to run in the sequence of `ids`. But all orders for files in
-        use run before all other orders.
+        """Queues orders for entries. The orders run in the sequence of `ids`, except that all
+        orders for files in use run before all other orders.
 
         ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies

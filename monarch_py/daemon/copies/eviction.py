@@ -2,10 +2,10 @@
 
 The copy whose next use is farthest away is evicted first (Lobster's rules of reuse count and reuse
 distance). A copy that is used neither later in this epoch nor in the next epoch counts as farther
-away than all other copies. Of the files to be fetched ahead, the one that is used soonest gets the
-room. A copy is evicted for a file only if the file is used twice before the copy is used again
-(Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted
-if there is no plan, if the coming uses are unknown, or if no file needs room.
+away than all other copies. The freed room goes to the files to be fetched ahead, in the order of
+their next use. A copy is evicted for a file only if the file is used twice before the copy is used
+again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is
+evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
 """
 
 import math
@@ -48,10 +48,12 @@ class Evictions:
     """Evicts copies to make room for files that a plan uses sooner. Runs in the daemon's loop and
     never blocks.
 
-    foresee : starts to compute, in a thread, two arrays (entries,): the distance to each entry's
-        next use, and to the use after it; NOT_SOON where no use is known. Returns a Future of both
-        arrays, or None if the plan does not show the next uses yet
-    may_go : takes files, and returns for each whether this node may drop its copy
+    foresee : a function that starts to compute two arrays in a thread, both (entries,): the
+        distance to each entry's next use, and the distance to the use after that; NOT_SOON where no
+        use is known. It returns a Future of both arrays, or None if the plan does not show the next
+        uses yet
+    may_go : a function that takes files and returns, for each file, whether this node may drop the
+        file's copy
     evicted : the number of evicted copies for each tier with eviction, by the tier's number
     """
 

@@ -45,8 +45,9 @@ class Outdated:
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares files and directories with the source, in the order of `ids`, for at most
-        LIMIT_NS, but at least one of them. Returns the result for the entries that were compared.
+        """Compares files and directories with the source, in the order of `ids`. Stops after
+        LIMIT_NS, but compares at least one of them. Returns the result for the entries that were
+        compared.
         """
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)
@@ -83,8 +84,8 @@ class Outdated:
         return compared.ids[usable], directories
 
     def _marked(self, compared: Compared) -> Bools:
-        """Returns whether a client has changed each file at the source in this session, (n,). A
-        changed file gets no copy until the session ends."""
+        """Returns, for each file, whether a client has changed it at the source in this session,
+        (n,). A file that a client has changed gets no copy until the session ends."""
         is_replaced = compared.found == lib.MONARCH_REPLACED
         entries = self.shared.catalog.entries[compared.ids]
         inodes = np.where(is_replaced, compared.fresh["ino"], entries["ino"])

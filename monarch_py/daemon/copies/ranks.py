@@ -46,7 +46,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns how many slices of the threads' time each rank gets, (ranks,): 1 or more.
+    """Returns how many slices of the threads' time are assigned to each rank, at least 1, (ranks,).
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """

@@ -56,9 +56,9 @@ class ReadAhead:
 
     def order(self, ids: Ids) -> None:
         """Orders that the copies of these files be paged in. Skips files that `wants` does not
-        select. `ids` is sorted by the files' next use. So the files that are used soonest are taken
-        first, and the rest are left out once MOST_FILES or MOST_BYTES is reached. In the engine,
-        orders that programs wait for come before these orders."""
+        select. `ids` must be sorted by the files' next use: the first files are ordered, and the
+        rest are skipped once MOST_FILES or MOST_BYTES is reached. The engine executes orders that
+        programs wait for before these orders."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -82,8 +82,8 @@ class ReadAhead:
 
     def filled(self, ids: Ids) -> None:
         """Notes files whose fill was ordered or has just ended. A fill leaves the pages of the new
-        copy in memory, so the copy need not be paged in. The caller reports a fill already when the
-        fill is ordered, because programs can open the copy before the fill's result is
+        copy in memory, so the copy need not be paged in. The caller reports a fill as soon as the
+        fill is ordered, because programs may open the copy before the fill's result is
         processed."""
         self._set_brought(ids, brought=True)
 

@@ -57,8 +57,8 @@ class Staging:
     """Lists the staged files in the order of their arrival or last open, and drops copies to make
     room for others. Runs in the daemon's loop and never blocks.
 
-    number : the area's number among the tiers;  tier : the area. Without an area, `tier` is None,
-        and nothing is staged
+    number : the area's number among the tiers;  tier : the area; None if there is no area, so that
+        nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
@@ -116,8 +116,8 @@ class Staging:
         return take(room.rounded(sizes), room.free_bytes, room.free_inodes)
 
     def make_room(self, sizes: Uints, least_use: int = -1) -> bool:
-        """Drops copies until there is room for files of these sizes, (n,) [bytes], or will be room
-        once the dropped copies are removed. Copies whose next use comes before `least_use` (a
+        """Drops copies until the free room, together with the room of the dropped copies, is enough
+        for files of these sizes, (n,) [bytes]. Copies whose next use comes before `least_use` (a
         distance as in `NodePolicy.next_use`) are kept. Returns whether any dropped copies are still
         to be removed."""
         if self.tier is None:
@@ -149,9 +149,9 @@ class Staging:
     # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves files to the source, because readers wait for these files, and no copy can be
-        dropped now to make room for them. `let_in` makes the files ABSENT later. The next open of
-        one of the files then requests it again."""
+        """Leaves to the source files that readers wait for, if no copy can be dropped now to make
+        room for them. `let_in` makes the files ABSENT later. The next open of one of the files then
+        requests it again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 

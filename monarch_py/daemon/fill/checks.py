@@ -50,7 +50,7 @@ class Checks:
                 self._copies.adopt(ids, rows, tier_number)
 
     def order(self, most: int) -> int:
-        """Orders at most `most` checks. Returns how many were ordered."""
+        """Orders checks, but no more than `most`. Returns how many checks were ordered."""
         ordered, catalog = 0, self._shared.catalog
         if time.monotonic() < self._not_before_s:
             return 0
@@ -68,9 +68,10 @@ class Checks:
         return ordered
 
     def failed(self, result: Any) -> None:
-        """Takes the result of a check that did not succeed. If the check was abandoned, marks the
-        tier, so that the next daemon checks the tier's copies. If the check failed only because no
-        descriptor was free, repeats it later. Otherwise the copy is damaged, and is dropped."""
+        """Processes the result of a check that did not succeed. If the check was abandoned, marks
+        the tier, so that the next daemon checks the tier's copies. If the check failed only because
+        no descriptor was free, it is repeated later. Otherwise the copy is damaged, and is
+        dropped."""
         entry = int(result["id"])
         if result["status"] == JobStatus.ABANDONED:
             self._keepers[int(result["tier"])].distrust()

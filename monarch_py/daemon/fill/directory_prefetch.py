@@ -35,8 +35,8 @@ QUEUE = 4096
 # To find files that can be prefetched, at most this many entries of the catalog are examined in one
 # iteration.
 ENTRIES = 65536
-# When unused copies are dropped, at least this much room is freed [bytes]. Copies then need not be
-# dropped for every single file.
+# When unused copies are dropped, at least this much room is freed [bytes], so that copies need not
+# be dropped separately for every file.
 GIVEN_BYTES = 16 << 20
 # After a prefetch that no tier had room for, nothing is prefetched for this time [s].
 FULL_S = 1.0
@@ -64,7 +64,8 @@ class _Filled:
     for the files whose home is this node, and once for the files of other nodes (_Home).
 
     is_deep : whether all its subdirectories are filled too
-    at : for each of the two examinations, the first entry of the catalog that it has not reached
+    at : for each of the two examinations, the first catalog entry that the examination has not
+        reached yet
     """
 
     place: Place
@@ -121,7 +122,7 @@ class Directories:
 
 class DirectoryPrefetch:
     """Orders fills in the directories that programs read through (see `Directories`). Runs in the
-    daemon's loop, never blocks, and handles files by arrays, not one by one.
+    daemon's loop, never blocks, and processes files in arrays instead of one by one.
 
     is_on : whether anything is prefetched
     unused : files that were prefetched and that no program has opened
@@ -143,7 +144,7 @@ class DirectoryPrefetch:
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
         # Whether another part of the daemon has set `follow_opens` already. If so, this object
-        # never clears it.
+        # never clears `follow_opens`.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -151,8 +152,8 @@ class DirectoryPrefetch:
 
     @property
     def is_awake(self) -> bool:
-        """Whether the loop should iterate often. More is prefetched as soon as programs have opened
-        prefetched copies, but these opens do not wake the loop."""
+        """Whether the loop should iterate often. The next files can be prefetched as soon as
+        programs have opened prefetched copies, but these opens do not wake the loop."""
         return self._is_waiting and time.monotonic() - self._opened_at < AWAKE_S
 
     @property
@@ -298,10 +299,11 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Takes files that programs use and that have no room. Makes room for those of them that
-        had no room in an earlier use either, and returns these files. To make room, drops copies
-        that no program has used, beginning with those that come last in the catalog. After copies
-        were dropped, nothing more is prefetched, because the tiers have no room for it.
+        """Makes room for those of the files `ids` that found no room in an earlier use either, and
+        returns these files. All of `ids` must be files that programs use and for which no tier has
+        room. To make room, drops copies that no program has used, beginning with the last entries
+        of the catalog. Once copies were dropped, nothing more is prefetched, because the tiers have
+        no room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
         use the other prefetched copies. A second use shows that the program reads only a part of

@@ -34,8 +34,8 @@ log = logging.getLogger("monarch.filler")
 # time. With so many orders, its threads never wait for Python. More orders would only take memory,
 # about 500 bytes each.
 ORDERS = 2048
-# The files of all background fills that are ordered and have not ended have at most this total size
-# [bytes]. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
+# The largest total size [bytes] of the files whose background fills were ordered and have not
+# ended. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
 AHEAD_BYTES = 256 << 20
 # This many background fills may be ordered even if their files exceed AHEAD_BYTES. So a thread that
 # has ended a fill can begin another one without waiting for Python.
@@ -119,8 +119,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Ends the permission with which the engine orders fills by itself, and registers the
-        orders that the engine has made. `end_turn` gives the permission again."""
+        """Withdraws the engine's permission to order fills by itself, and registers the orders that
+        the engine has made. `end_turn` grants the permission again."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -159,8 +159,8 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Gives the engine as many orders for files in use as it can take, and a portion of the
-        files to be filled ahead. Returns whether the engine could take more now."""
+        """Passes orders to the engine: as many for files in use as the engine can take, and some
+        for files to be filled ahead. Returns whether the engine could take more orders now."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -193,7 +193,7 @@ class Filler:
 
     def _is_fetched(self, ids: Ids) -> Bools:
         """Returns whether each file is fetched from another node, (n,). While the nodes are not
-        ready, all are False."""
+        ready, every element is False."""
         if self.nodes is None or not self.nodes.is_ready:
             return np.zeros(len(ids), dtype=bool)
         return np.asarray(self.policy.others(ids)[:, 0] != NOBODY)
@@ -225,9 +225,9 @@ class Filler:
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders a portion of the files to be filled ahead. If many files have no room in any tier,
-        this method stops after ORDERS files, although the engine could take more. The result is
-        then True, and the caller may try the next files at once."""
+        """Orders fills of a portion of the files to be filled ahead. Returns True if it has stopped
+        because it has tried ORDERS files, although the engine could take more orders. This happens
+        if many files have no room in any tier. The caller may then try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -397,8 +397,9 @@ class Filler:
         is_here = word.tier(words) < self.staging.number
         is_coming = is_here & (word.state(words) == State.FILLING)
         is_whole = is_here & (word.state(words) == State.PRESENT)
-        # `spare` has files of other nodes that this node was to keep too. Give up the files of
-        # which it has no copy yet. Otherwise their copies would later occupy the freed room.
+        # `spare` lists files that other nodes own and that this node was to keep too. Give up the
+        # files of which this node has no copy yet. Otherwise their copies would later occupy the
+        # freed room.
         self.nodes.give_up(spare[~(is_whole | is_coming)])
         spare = spare[is_whole]
         freed = np.cumsum(sizes[spare], dtype=np.float64)
@@ -493,7 +494,8 @@ class Filler:
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """Wakes readers that wait for files which have a copy now, or will not get one."""
+        """Wakes the readers that wait for a file if the file now has a copy, or will not get a
+        copy."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()

@@ -63,9 +63,9 @@ class PrefetchQueue:
             self._met.appendleft(("", ids))
 
     def next(self, least: int, most: int, sizes: Uints, most_bytes: float) -> Ids:
-        """Hands out the next files, (n,): at most `most` files, of at most `most_bytes` [bytes]
-        together. The limit on bytes does not apply to the first `least` files. Returns an empty
-        array if the queue is empty.
+        """Hands out the next files, (n,), but no more than `most` files, and no more than
+        `most_bytes` [bytes] in total. The limit on bytes does not apply to the first `least` files.
+        Returns an empty array if the queue is empty.
 
         sizes : the sizes of all entries of the catalog [bytes]
         """
@@ -84,7 +84,7 @@ class PrefetchQueue:
         """Forgets the files that `next` has handed out and whose fill has ended, with or without a
         copy. Returns the other files that were handed out, (n,).
 
-        is_open : tells which files are WANTED or FILLING
+        is_open : a function that returns whether each file is WANTED or FILLING, (n,)
         """
         given: dict[str, list[Ids]] = {}
         for ticket, ids in self._given:
@@ -95,7 +95,7 @@ class PrefetchQueue:
         return np.concatenate([NO_IDS, *(ids for _, ids in self._given)])
 
     def had_turn(self, ids: Ids) -> Bools:
-        """Returns whether `next` has handed out each file and the file's fill has not ended,
+        """Returns, for each file, whether `next` has handed it out and its fill has not ended,
         (n,)."""
         return np.isin(ids, np.concatenate([NO_IDS, *(given for _, given in self._given)]))
 

@@ -32,8 +32,8 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Sorts files that are to be filled ahead, so that they are read as fast as possible. The
-        # filler replaces this function, which leaves the order as it is.
+        # Sorts files that are to be filled ahead, so that they are read as fast as possible. This
+        # default leaves the order unchanged; the filler replaces it by another function.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -104,7 +104,7 @@ class FillRequests:
         from each other could deadlock: each node would have its maximum of orders, and all these
         orders would wait for the other node.
 
-        from_peers : tells which files are fetched from other nodes
+        from_peers : a function that returns whether each file is fetched from another node, (n,)
         """
         while self._in_use:
             ids = self._in_use.popleft()
@@ -114,8 +114,8 @@ class FillRequests:
                     queue.append(mine)
 
     def next_in_use(self, most: int, *, from_peers: bool) -> Ids:
-        """Returns the next files of one of the two queues, (n,), at most `most`; an empty array if
-        the queue is empty."""
+        """Returns the next files of one of the two queues, (n,), but no more than `most`; an empty
+        array if the queue is empty."""
         queue = self._by_way[from_peers]
         if not queue:
             return NO_IDS
@@ -204,12 +204,14 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Of these files in use, queues those that are BYPASS because they had no room."""
+        """Queues those of the files `ids` that are BYPASS because they had no room. All of `ids`
+        must be files in use."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 
     def put_off(self, ids: Ids, *, in_use: bool) -> None:
-        """Keeps files out of the queue until the copies that are being removed are gone."""
+        """Postpones files until the copies that are now being removed are gone; `let_in` then
+        queues the files."""
         self._no_room_yet.append((ids, in_use))
 
     @property

@@ -19,7 +19,7 @@ BYTES_AT_FIRST = 256 << 20
 # Flags of a file. ORDERED : the file was prefetched and is unused.  READ : programs have read the
 # file.  REFUSED : in an earlier use of the file, there was no room for a copy.
 ORDERED, READ, REFUSED = np.uint8(1), np.uint8(2), np.uint8(4)
-# If programs open a file again within this time [s], the opens count as one use of the file.
+# If programs open a file again within this time [s], both opens count as one use of the file.
 ONE_USE_S = 1.0
 
 
@@ -50,7 +50,8 @@ class UnusedPrefetch:
         return max(0, BYTES_AT_FIRST + BYTES_FOR_EACH_READ * self.read_bytes - self.bytes_)
 
     def order(self, ids: Ids) -> None:
-        """Notes files, each named once, that are being filled ahead from now on."""
+        """Notes files that are being filled ahead from now on. `ids` must contain each file only
+        once."""
         fresh = ids[self._marked(ids) == 0]
         self._marks[fresh] |= ORDERED
         self.files += len(fresh)
@@ -58,7 +59,7 @@ class UnusedPrefetch:
         self._under_way = np.concatenate([self._under_way, ids])
 
     def ordered(self, ids: Ids) -> Ids:
-        """Of these files, returns those that were prefetched and are still unused."""
+        """Returns those of the files `ids` that were prefetched and are still unused."""
         return np.asarray(ids[self._marked(ids) & ORDERED != 0])
 
     def note_read(self, ids: Ids) -> None:
@@ -76,9 +77,9 @@ class UnusedPrefetch:
             self.note_read(self.ordered(ids))
 
     def refuse(self, ids: Ids) -> Ids:
-        """Takes files that programs use now, and for which no tier has room. Returns those that are
-        marked as REFUSED: an earlier use of these files found no room either. Marks the other files
-        as REFUSED after ONE_USE_S, when their present use is over."""
+        """Notes files that programs use now and for which no tier has room. Returns those of them
+        that are marked as REFUSED, because they found no room in an earlier use either. The other
+        files are marked as REFUSED after ONE_USE_S, when their present use is over."""
         self._age()
         again = self._marked(ids) & REFUSED != 0
         if not again.all():
@@ -86,8 +87,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Takes files that programs open now. Returns the files for which there was no room in an
-        earlier use."""
+        """Returns those of the files `ids` that found no room in an earlier use. All of `ids` must
+        be files that programs open now."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

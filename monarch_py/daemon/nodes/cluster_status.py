@@ -12,8 +12,8 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 # The time limit for the answer of one node [s]. A daemon answers between two iterations of its
 # loop, so a long iteration delays the answer.
 ANSWER_LIMIT_S = 2.0
-# How many nodes are asked at the same time. The number is so high that the command gets its answer
-# in time (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
+# How many nodes are asked at the same time. The number is high enough for the command to get its
+# answer in time (ANSWER_LIMIT_S in ipc/connection.py) even if a thousand nodes are off.
 MOST_AT_A_TIME = 256
 
 WHY = {
@@ -26,7 +26,7 @@ WHY = {
 def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns one object for each node, in the order of their ranks (docs/status.md).
 
-    own : this node's status; without a cluster, this node is the only one
+    own : this node's status; without a cluster, this is the only status that is returned
     """
     if cluster is None:
         return [_node(0, Member("", "", 0, ()), "", own)]
@@ -42,7 +42,8 @@ def all_nodes(cluster: Cluster | None, own: dict[str, Any]) -> list[dict[str, An
 
 
 def _ask(cluster: Cluster, rank: int) -> tuple[str, dict[str, Any] | None]:
-    """Asks a node for its status. Returns ("", status), or (the reason why there is none, None)."""
+    """Asks a node for its status. Returns ("", status), or (the reason why there is no status,
+    None)."""
     try:
         return "", json.loads(ask(Party.of(cluster), rank, ANSWER_LIMIT_S, Purpose.STATUS))
     except Unreachable as error:

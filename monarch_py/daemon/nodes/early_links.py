@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from monarch_py.peers.peer import Peer
 
-# How many links are connected to each peer, and to all peers together. In a first epoch of small
-# files, nodes that have a few peers use about this many links to each of them. A handshake takes
-# both nodes a millisecond of processor time, which the programs of that epoch would lack.
+# How many links are connected to each peer, and to all peers together. In the first epoch of a
+# dataset of small files, a node with few peers uses about LINKS_A_PEER links to each of them. The
+# links are connected early, because a handshake costs both nodes a millisecond of processor time,
+# which the programs would lack in that epoch.
 LINKS_A_PEER, MOST_LINKS = 4, 64
 # The daemons of a cluster do not start at exactly the same time. A peer that does not answer is
 # contacted again after RETRY_S [s], until LIMIT_S [s] after the daemon's start.
@@ -16,8 +17,9 @@ RETRY_S, LIMIT_S = 0.05, 10.0
 
 
 class EarlyLinks:
-    """Connects LINKS_A_PEER links to each of the first of `peers` in a thread of its own, and gives
-    up without an error where that is not possible. Fetches connect the links that they lack."""
+    """Connects links to `peers` in a thread of its own: a first link to each peer, then a second,
+    up to LINKS_A_PEER links to each peer, and at most MOST_LINKS links in all. If a link cannot be
+    connected, this is not an error, because fetches connect the links that they lack."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         self._end = threading.Event()

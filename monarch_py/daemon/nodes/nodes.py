@@ -78,8 +78,8 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Each node begins with another peer, so that not all nodes of a large cluster connect links
-        # to the same few nodes.
+        # Each node begins with a different peer, so that not all nodes of a large cluster connect
+        # links to the same few nodes.
         self._early_links = EarlyLinks(
             [peer for rank, peer in self.peers.items() if rank > cluster.rank]
             + [peer for rank, peer in self.peers.items() if rank < cluster.rank]
@@ -172,8 +172,9 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on. Each file has an order of the nodes (see
-        `pass_on`). All nodes that come before this node in that order lack room for the file."""
+        """Notes files that this node owns from now on. The hash of a file puts the nodes into an
+        order (see `pass_on`). All nodes that come before this node in that order lack room for the
+        file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -188,8 +189,8 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns the nodes that the fill of each file asks for the file, (n, MONARCH_ASKED), see
-        `NodePolicy.route`."""
+        """Returns, for each file, the nodes that its fill asks for the file, (n, MONARCH_ASKED),
+        see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
@@ -265,7 +266,8 @@ class Nodes:
         }
 
     def close(self) -> None:
-        """Stops serving peers. The engine may still run, but its fills ask no peer any more."""
+        """Stops serving peers, and stops connecting early links to them. The engine may still run,
+        and its fills may still ask peers."""
         self._early_links.close()
         self.replicas.close()
 

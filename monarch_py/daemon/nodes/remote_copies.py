@@ -41,7 +41,7 @@ class RouteChooser:
 
     chooses : True if a fill reads from the faster of a node and the source. False if a fill reads
         from the nodes that have the file, as long as these nodes answer
-    chosen : for how many fills the source was chosen so far although a node has the file
+    chosen : the number of fills so far for which the source was chosen although a node has the file
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns a size [bytes]. For a file up to this size that another node is known to have,
-        `choose` never chooses the source, even if the file is needed at once."""
+        """Returns a file size [bytes] up to which `choose` never chooses the source for a file that
+        another node is known to have, even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

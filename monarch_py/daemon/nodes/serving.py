@@ -23,7 +23,8 @@ class Membership:
     """What a daemon needs to serve the other nodes.
 
     listener : the socket at which the other nodes reach this daemon
-    status : returns this node's status for nodes that ask for it
+    status : a function that returns this node's status; it is called when another node asks for the
+        status
     """
 
     cluster: Cluster
@@ -83,8 +84,8 @@ class ReplicaServer(PeerServer):
 
     def moved_here(self) -> Ids:
         """Returns entries that this node has come to own since the last call, (n,). This node comes
-        to own an entry when a peer asks for it and regards this node as the entry's owner. For
-        example, the earlier owner has passed the file on, for lack of room."""
+        to own an entry when a peer asks for it and regards this node as the entry's owner. This
+        happens, for example, after the earlier owner has passed the file on for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))
         return ids[:count]

@@ -33,10 +33,11 @@ class Throughput:
     """The rates that one reader gets from each of `places` places. The places are numbered as in
     `policies.routing`.
 
-    look : returns how many bytes all readers together have read since the start, and the sum of the
-        times that their reads took [ns], (places, 2, LEVELS)
-    performance : rates from the configuration. The rate of a place is used until one is measured
-        there
+    look : a function that returns, for each place and each level, how many bytes all readers
+        together have read since the start, and the total time of their reads [ns], (places, 2,
+        LEVELS)
+    performance : rates from the configuration. The configured rate of a place is used until a rate
+        has been measured at the place
     """
 
     def __init__(

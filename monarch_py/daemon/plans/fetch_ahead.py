@@ -1,10 +1,10 @@
 """Fetches the files of access plans before programs use them.
 
-The window consists of the files that are used next, up to the file with which the staging area
-would be full. The files in the window are fetched in exactly the order of access (section 2 of the
-NoPFS paper, rule 1), after files that readers wait for. Files that this node keeps go into the
-tiers, all others into the staging area. Of the files beyond the window, only those that this node
-keeps are fetched, in the order of their first use.
+The window consists of the files that are used next, up to the point at which the files to be staged
+would fill the staging area. The files in the window are fetched in exactly the order of access
+(section 2 of the NoPFS paper, rule 1), after files that readers wait for. Files that this node
+keeps go into the tiers, all others into the staging area. Of the files beyond the window, only
+those that this node keeps are fetched, in the order of their first use.
 """
 
 import math
@@ -153,16 +153,17 @@ class FetchAhead:
         # file is staged shortly before its use.
         self._policy.lose(left[kept])
         if not kept.all():
-            # If a file has no room in the staging area, no later file may take room there before
-            # it. So all files that this node does not keep, and would stage, leave the queue.
+            # If a file has no room in the staging area, no later file may be staged before it. So
+            # all files that would be staged are removed from the queue; `_look_ahead` adds them
+            # again.
             self._queue = self._queue[self._policy.keeps(self._queue)]
 
 
 class Pace:
-    """Measures how fast programs go through their files."""
+    """Measures how many files programs open per second."""
 
     def __init__(self) -> None:
-        self._files = 0.0  # number of files opened, where older opens weigh less
+        self._files = 0.0  # number of files opened; older opens count less
         self._began = self._last = -math.inf
 
     def note(self, files: int, now_s: float) -> None:

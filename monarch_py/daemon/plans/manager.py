@@ -44,9 +44,9 @@ Loaded = tuple[Version, Plan]
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training on `nodes` nodes. The plan's accesses are converted to accesses
-    of whole files, because a daemon copies only whole files. If `nodes` is 1, this node follows
-    node 0 of the plan, no matter for how many nodes the plan was made.
+    """Loads the plan of a training run on `nodes` nodes. The plan's accesses are converted to
+    accesses of whole files, because a daemon copies only whole files. If `nodes` is 1, this node
+    follows node 0 of the plan, no matter for how many nodes the plan was made.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """
@@ -111,8 +111,8 @@ class PlanManager:
     def observe(self, opened: Ids) -> None:
         """Notes entries that programs have opened since the last iteration. Each iteration must
         call this method before it drops copies. Until this call, the entries still count as needed
-        next, although they have just been used. So their copies would be kept, and copies that are
-        still needed would be dropped instead.
+        next, although they have just been used. If copies were dropped before this call, the copies
+        of these entries would be kept, and copies that are still needed would be dropped instead.
 
         The plans are tried in descending order of the number of opens that have fitted them so far.
         Each open is assigned to the first plan that it fits. An open that does not fit a plan

@@ -70,8 +70,8 @@ class PlacementTask:
     rooms : the room of this node's tiers, without the staging area
     nodes : None for one node alone
     is_first : whether this is the first placement. A later placement does not change which nodes
-        keep each file. All nodes would have to change this at the same time, but they make later
-        placements at different times
+        keep each file, because all nodes would have to make this change at the same time, but they
+        make later placements at different times
     """
 
     trackers: Sequence[PlanTracker]

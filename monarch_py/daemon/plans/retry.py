@@ -28,8 +28,8 @@ class Job:
     _users: dict[Path, int | None] | None = field(default=None, init=False)
 
     def is_over(self) -> bool:
-        """Whether the session's first users have ended: the processes that used the session when
-        this method was first called."""
+        """Whether all processes that used the session when this method was first called have
+        ended."""
         if self._users is None:
             self._users = {each: began(each) for each in mapping(self.prefix)}
         self._users = {

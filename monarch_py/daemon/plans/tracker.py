@@ -33,7 +33,7 @@ EARLY = 1 << 20
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Where the catalog has the files of a plan, and how the plan begins on this node.
+    """The catalog entries of a plan's files, and the first runs of the plan on this node.
 
     entries : (files,) uint64, the catalog entry of each file
     used : (files,) for each file, whether at least one node uses it; empty if there is a problem
@@ -92,8 +92,8 @@ class PlanTracker:
             return
         self.entries = found.entries
         self._of_entry = np.full(catalog_entries, -1, dtype=np.int32)
-        # Only files that the training uses are tracked. Reads of other files, for example for
-        # validation, say nothing about the training's position.
+        # Only files that the training run uses are tracked. Reads of other files, for example for
+        # validation, show nothing about the position of the training run.
         used = np.flatnonzero(found.used).astype(np.int32)
         self._of_entry[found.entries[used]] = used
         self.estimator = PositionEstimator(found.runs[0], ranks=self.timeline.ranks_per_node)
@@ -229,8 +229,8 @@ class PlanTracker:
     # --- accesses -------------------------------------------------------------------------------
 
     def observe(self, ids: Ids) -> Bools:
-        """Processes entries that were opened since the last call. Returns whether each fits the
-        plan, (n,)."""
+        """Processes entries that were opened since the last call. Returns, for each entry, whether
+        its open fits the plan, (n,)."""
         fits = np.zeros(len(ids), dtype=bool)
         if self.estimator is None:
             if self.state == "waiting" and sum(map(len, self._early)) < EARLY:
@@ -244,7 +244,7 @@ class PlanTracker:
         return fits
 
     def knows_again(self, ids: Ids) -> Bools:
-        """Returns whether the plan's job has already opened each entry shortly before, (n,). If so,
+        """Returns, for each entry, whether the plan's job opened it a short time ago, (n,). If so,
         the present open only repeats that access."""
         again = np.zeros(len(ids), dtype=bool)
         if self.estimator is not None:
@@ -269,7 +269,7 @@ class PlanTracker:
         return np.asarray(known)
 
     def upcoming(self, most: int) -> Ids:
-        """Returns the entries that are needed next, (n,), at most `most`."""
+        """Returns the entries that are needed next, (n,), but no more than `most`."""
         if self.estimator is None:
             return NO_IDS
         return self.entries[self.estimator.upcoming(most)]

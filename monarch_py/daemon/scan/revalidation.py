@@ -84,8 +84,9 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # It is not recorded when the scan read each listing. So every listing is taken to be as old
-        # as the scan, and a directory that changed since shortly before the scan's start is young.
+        # The times at which the scan read the listings are not recorded, so every listing counts as
+        # read at the scan's start. A directory is therefore young unless its last change is at
+        # least YOUNG_S older than the scan's start.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)
@@ -117,9 +118,9 @@ class Metadata:
             self._thread = thread
 
     def _read_masks(self) -> None:
-        """Reads the properties of the sources' file systems with which the library answers statx.
-        The properties for statfs cost an operation at the source, so the first comparison reads
-        them later."""
+        """Reads the properties of the sources' file systems that the library needs to answer statx.
+        The properties for statfs are read later, by the first comparison, because reading them
+        costs an operation at the source."""
         for source in list(self.scanner.sources):
             slot = self.shared.control.source[source.number]
             lib.monarch_read_masks(source.fd, ffi.addressof(slot, "filesystem"))

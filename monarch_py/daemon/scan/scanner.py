@@ -36,8 +36,9 @@ NAMES = 4
 # Between two iterations, the engine may add many opened files to the catalog. The opens of at most
 # this many of them are counted for their directories.
 LOOKS = 64
-# The scan runs without a limit while it finds enough copies of earlier sessions. If n of the files
-# that it has found have such a copy, that is enough while at most n + MISSES of them have none.
+# The scan runs without a limit while enough of the files that it finds have copies of earlier
+# sessions. If n of the files have such a copy, this is enough as long as at most n + MISSES of them
+# have none.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -83,8 +84,8 @@ class Validator:
         none = np.zeros(0, dtype=np.intp)
         if not len(self.rows):
             return none, self.rows[:0]
-        # If a file has two copies, the newer one is taken. Two copies are left behind by a daemon
-        # that ended before it had removed the older one.
+        # If a file has two copies, the newer copy is used. A daemon that ends before it has removed
+        # a file's older copy leaves two copies behind.
         at = np.maximum(np.searchsorted(self.hashes, entries["hash"], side="right") - 1, 0)
         rows = self.rows[at]
         same = (self.hashes[at] == entries["hash"]) & (entries["kind"] == Kind.FILE)
@@ -250,9 +251,8 @@ class Scanner:
 
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many names the scan may examine, as `Walk.allow` does. Sources are scanned one
-        after the other. Suppose that programs read a source that still waits for its scan, but do
-        not read the source that is being scanned. Then no limit applies, so that the present scan
-        ends soon."""
+        after the other. If programs read a source that still waits for its scan, but do not read
+        the source that is being scanned, no limit applies, so that the present scan ends soon."""
         current = self._current
         is_in_the_way = (
             current is not None
@@ -405,9 +405,9 @@ class Scanner:
     # --- single files ------------------------------------------------------------------------
 
     def take_hints(self) -> Ids:
-        """Takes the files that clients have opened before the catalog knew them. Requests a lookup
-        at the source for each of these files that is worth a copy. Returns the entries of the files
-        that the catalog knows by now; these files are to be filled."""
+        """Processes the files that clients have opened before the catalog knew them. Requests a
+        lookup at the source for each of these files that is worth a copy. Returns the entries of
+        the files that the catalog knows by now; these files are to be filled."""
         self.note_met()
         told = self.shared.scan_hints(self._stuck)
         for number, opened in told:

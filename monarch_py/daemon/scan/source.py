@@ -16,9 +16,8 @@ from monarch_py.scan.walk import Batch, Walk
 
 log = logging.getLogger("monarch.scanner")
 
-# A `Source` remembers the last WANTS directories of which programs were found to read every file
-# (`Directories` in fill/directory_prefetch.py). The number is the same as WANTS in
-# csrc/scan/scan.h.
+# A `Source` remembers the last WANTS directories whose listing was requested because programs read
+# in them (`is_read` in `Source.ask_for`). The number is the same as WANTS in csrc/scan/scan.h.
 WANTS = 16
 
 

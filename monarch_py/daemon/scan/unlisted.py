@@ -29,9 +29,10 @@ class UnlistedFiles(Generic[Seen]):
     """Looks up, at the source, files that no scan has listed yet. Separate threads do this, because
     the source may be slow, and the loop must never wait for it.
 
-    look : looks up one file; returns None if there is no file that belongs in the catalog
-    ring : wakes the daemon's loop. It is called in these threads when an answer is available, but
-        not after `close`
+    look : a function that looks up one file at the source; it returns None if there is no file that
+        belongs in the catalog
+    ring : a function that wakes the daemon's loop. The threads call it when an answer is available,
+        but not after `close`
     """
 
     def __init__(self, look: Callable[[int, str], Seen | None], ring: Callable[[], None]) -> None:
