@@ -109,15 +109,15 @@ class GroupLoader:
         for this number of epochs, and reads no groups ahead after the last epoch
     labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
     rank, world_size : None to take them from torch.distributed
-    memory : the most memory for the two buffers of a rank: bytes, or a size such as "4GiB"
+    memory : the most memory that the two buffers of a rank may use, in bytes or as a size such as
+        "4GiB"
     collate : makes a batch from a list of samples. By default, rows become one tensor (one array if
         torch is not installed), and samples that are bytes stay a list
-    start_method : how the reading process is started, as multiprocessing names it; None for the
-        default of multiprocessing
+    start_method : multiprocessing's start method for the reading process, for example "spawn"; None
+        for the default
 
-    The attribute `times` (GroupTimes) says how long the training has waited in this epoch.
-    Iterating raises MonarchError if the reading process is killed or stopped, or if samples cannot
-    be read.
+    The attribute `times` (GroupTimes) contains the reads and waits of the current epoch. Iterating
+    raises MonarchError if the reading process is killed or stopped, or if samples cannot be read.
     """
 
     def __init__(
@@ -369,7 +369,8 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """Returns the run that contains the position `at`, after waiting until it has been read."""
+        """Waits until the run that contains the position `at` has been read, and returns the
+        run."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()

@@ -70,8 +70,8 @@ class GroupReader:
     """Reads samples into two slots, in the order of the calls of `ask`.
 
     dataset : has `read_into`;  slot_bytes : the size of the largest group [bytes]
-    method : how the process is started, as multiprocessing names it; None for the default of
-        multiprocessing
+    method : multiprocessing's start method for the process, for example "spawn"; None for the
+        default
     """
 
     SLOTS = 2

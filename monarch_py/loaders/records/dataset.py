@@ -370,7 +370,7 @@ class RecordDataset:
         """Measures the largest gap between two samples at which one read of both samples is faster
         than two reads. Times a read of the first sample, and a longer read that begins at the
         second sample, and computes the gap from the two times (`crossing`). Returns 0 if the file
-        ends so soon after the beginning of the second sample that no longer read is possible."""
+        ends too soon after the beginning of the second sample for a longer read."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

@@ -167,7 +167,7 @@ class ScheduledSampler(ABC):
     def _number(self, epoch: int) -> int:
         """Returns the number that selects the order of samples for `epoch`: the order that
         DistributedSampler has in the epoch of this number. By default, the number is `epoch`
-        itself. SolarSampler runs the epochs' orders in another sequence."""
+        itself. With `epoch_order`, SolarSampler permutes these numbers."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
