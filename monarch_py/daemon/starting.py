@@ -34,10 +34,10 @@ START_LIMIT_S = 60.0
 END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
-# A daemon does not start with fewer addresses than this [bytes]. A daemon of few files and 17
-# threads takes 280 MiB, and needs another 100 MiB for a moment when a thread allocates memory for
-# the first time. With fewer addresses threads fail while they start, and CPython then waits for
-# them forever.
+# The smallest address space with which a daemon starts [bytes]. A daemon with few files and 17
+# threads occupies 280 MiB of address space, and needs another 100 MiB for a moment when a thread
+# first allocates memory. In a smaller address space, threads fail while they start, and CPython
+# then waits for them forever.
 LEAST_ADDRESSES = 512 * MIB
 # The kinds of daemons, as command-line arguments. SHARED: several runs share the daemon.
 # AUTOSTARTED: the first program that opened a file of a dataset has started the daemon.
@@ -45,7 +45,7 @@ SHARED, AUTOSTARTED = "shared", "autostarted"
 # This message on the lifeline (see StartupInfo) tells a daemon to outlive the process that started
 # it.
 STAY = b"s"
-# Environment variables of the job that the daemon does not get.
+# Environment variables of the job that are not passed on to the daemon.
 HIDDEN = ("LD_PRELOAD", "MONARCH_CONFIG", "MONARCH_DISABLE")
 # The beginning of a line that the logger has written.
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
@@ -66,7 +66,7 @@ class StartupInfo:
     lifeline : the read end of a pipe from the process that starts the daemons. If the pipe is
         closed before the daemon has read STAY from it, the daemon ends
 
-    began : the time.monotonic() of this node at which the scan for `record` began [s]
+    began : when the scan for `record` began, on this node's time.monotonic() [s]
     """
 
     cluster: Cluster
@@ -77,18 +77,18 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Ignores signals that are meant for the training (Slurm's --signal), because they also reach
-    this process."""
+    """Makes this process ignore SIGUSR1 and SIGUSR2. These signals are meant for the training
+    (Slurm's --signal), but also reach this process."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 
 
 def _command(config_file: Path, words: list[str]) -> list[str]:
-    """Returns the daemon's command line. The option -I keeps the job's PYTHON* variables and
-    working directory away from the daemon, so the path of this package is passed as an argument.
-    The soft limit on the address space is raised before numpy is imported, which needs many
-    addresses. The daemon multiplies no matrices, so numpy need not start a thread for each
-    processor. The garbage collector is off while modules are imported: it would find no garbage,
-    but would take a tenth of the start time."""
+    """Returns the daemon's command line. With the option -I, Python ignores the job's PYTHON*
+    variables, and imports nothing from the working directory. So the path of this package is passed
+    as an argument. The soft limit on the address space is raised before numpy is imported, because
+    the import needs much address space. The daemon multiplies no matrices, so numpy need not start
+    a thread for each processor. The garbage collector is off while modules are imported: it would
+    find no garbage, but would take a tenth of the start time."""
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, resource, sys; gc.disable();"
@@ -168,10 +168,10 @@ def _start(command: list[str], session: SessionDir, fds: list[int]) -> "subproce
 
 
 def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
-    """Waits until the daemon ends. A signal to this process ends the daemon. Raises SessionError,
-    with the last line that the daemon has written, if the daemon has failed. The daemon
-    may end while some of its threads hang in a source. It then counts as ended properly, because
-    its exit status is not known until the source answers."""
+    """Waits until the daemon ends. Passes the signals ENDING on to the daemon as SIGTERM. Raises
+    SessionError, with the last line that the daemon has written, if the daemon has failed. If the
+    daemon ends while some of its threads hang in a source, its exit status is not known until the
+    source answers. Such a daemon counts as ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

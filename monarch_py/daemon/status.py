@@ -107,7 +107,8 @@ def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
 
 
 def totals(filler: Filler) -> dict[str, Any]:
-    """Returns the totals of all programs and of the daemon since its start."""
+    """Returns the counters of all programs and of the daemon, each as a total since the daemon's
+    start."""
     counted = filler.shared.totals()
     return {
         **{name: count for name, count in counted.items() if name not in NOT_TOLD},
@@ -129,7 +130,7 @@ def status(
 ) -> dict[str, Any]:
     """Returns the answer to `status`.
 
-    told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have filled
+    told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have computed
     why : for each configured tier, the reason why it is not used; "" for a tier in use
     evicted : the number of copies that each tier has evicted, by its number
     """

@@ -23,9 +23,10 @@ PATIENCE_S = 0.05
 class Switches:
     """Tells whether Monarch is switched off, which is the case while one of `files` exists.
 
-    A thread checks the files, so that the daemon's loop goes on while their file system hangs.
-    While it hangs, the result of the last check remains valid. Before the first result, Monarch
-    counts as switched off. The constructor waits for the first result for at most `limit_s` [s].
+    A separate thread checks the files, so that the daemon's loop continues even if their file
+    system hangs. While the file system hangs, the result of the last check remains valid. Until the
+    first check has a result, Monarch counts as switched off. The constructor waits for this result
+    for at most `limit_s` [s].
     """
 
     def __init__(self, files: Sequence[Path], *, limit_s: float = LIMIT_S) -> None:

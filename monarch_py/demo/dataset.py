@@ -100,8 +100,10 @@ def _images(
 
 
 def _parts(images: Iterator[tuple[Bytes, Bytes]], most: int) -> Iterator[tuple[int, Bytes, Bytes]]:
-    """Yields the number, the labels and the pixels of each file. A file has at most `most`
-    images."""
+    """Divides the images among files. Yields the number, the labels and the pixels of each file.
+
+    most : the largest number of images in a file
+    """
     numbers = count()
     for labels, pixels in images:
         for start in range(0, len(labels), most):

@@ -1,4 +1,4 @@
-"""``monarch demo``: a small training reads from a slow source, first without and then with Monarch.
+"""``monarch demo``: a small training run reads a slow source, first without Monarch, then with it.
 
 The same script trains twice for three epochs, with the same dataset and seed. The slow source
 (demo/slowsource.py), not Monarch, counts the operations and bytes.
@@ -46,8 +46,8 @@ RUN_MONARCH = (
     "import sys; sys.path[0] = sys.argv.pop(1); from monarch_py.__main__ import main; main()"
 )
 
-# How long [s] an interrupted training may take to end by itself. Monarch's daemon removes the
-# training's copies during this time.
+# How long [s] an interrupted training run may take to end before it is killed. During this time,
+# Monarch's daemon removes the run's copies.
 END_LIMIT_S = 10.0
 
 
@@ -68,11 +68,11 @@ class Epoch:
 def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: bool) -> int:
     """Creates a dataset of `size_bytes`, trains twice and prints the comparison on `console`.
 
-    All files are written below `workdir`, except the copies in memory. By default, `workdir` is the
-    directory for temporary files. It must have two and a half times `size_bytes` free. The files
-    are removed afterwards, unless `keep` is set. Returns 0 if both trainings gave the same numbers,
-    and otherwise 1, because different numbers would be a bug in Monarch. Raises MonarchError if a
-    training fails, or if the size is too small or too large.
+    All files except the copies in memory are written below `workdir`, by default the directory for
+    temporary files. The file system of `workdir` must have two and a half times `size_bytes` free.
+    The files are removed afterwards, unless `keep` is set. Returns 0 if both training runs gave the
+    same numbers, and 1 otherwise; different numbers would be a bug in Monarch. Raises MonarchError
+    if a run fails, or if the size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -147,12 +147,12 @@ def _slow_source(console: Console) -> Path | None:
 def _train(
     directory: Path, path: Path, binary: Path | None, name: str, prefix: list[str]
 ) -> list[Epoch]:
-    """Runs one training on a mount of its own, so that the kernel has cached none of the mount's
-    files at the start. Returns the training's epochs.
+    """Runs the training script once, on a new mount of the slow source, so that the kernel has
+    cached none of the mount's files at the start. Returns the epochs of the run.
 
-    path : where the training finds the dataset
-    name : the training's name, which is a part of the names of its files in `directory`
-    prefix : words that are put before the training's command
+    path : the directory in which the training script finds the dataset
+    name : the name of the run; the names of the run's files in `directory` contain it
+    prefix : the words that precede the training command, for example `monarch run`
     """
     output = directory / f"training-{name}.json"
     script = Path(__file__).with_name("train.py")
@@ -172,7 +172,7 @@ def _train(
 def _run_in_lockstep(
     command: list[str], source: SlowSource | None, log: Path
 ) -> list[dict[str, int]]:
-    """Runs a training. Returns the counts of `source` at the start and after each epoch.
+    """Runs a training command. Returns the counts of `source` at the start and after each epoch.
 
     At the end of an epoch the training waits until this function tells it to continue. So the
     counts of an epoch include no operation of the next epoch. Raises MonarchError if the training
@@ -284,7 +284,7 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
     """Returns the table that compares the two trainings.
 
-    is_plain : whether to draw no box around the table, because the output goes to a file or a pipe
+    is_plain : whether the output goes to a file or a pipe; if so, no box is drawn around the table
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
     of_source = ", and how much of that reaches the source" if counted else ""

@@ -33,7 +33,7 @@ CONTROL_VERSION = 1
 # limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
-# The pause [s] after which it is checked again whether the mount is up.
+# The pause [s] between two checks whether the mount is up.
 POLL_S = 0.002
 
 
@@ -96,7 +96,7 @@ class SlowSource:
 
     Entering and leaving the context raise SlowSourceError if they fail. Leaving the context
     detaches the mount and ends the program, even after an error, or while files are still open. If
-    this process is killed, the program detects this and unmounts by itself.
+    this process is killed, the program detects this, unmounts and ends.
     """
 
     def __init__(

@@ -6,9 +6,10 @@ In each epoch the script reads every image in the three directories of the datas
 epoch determine the order of the files. Each file is read from its beginning to its end. The results
 of the training depend only on the dataset and the seed, not on the storage.
 
-The script writes ``{"epochs": [...]}`` to FILE. Each epoch has its number, `seconds`, the mean
-`loss` [nat], the `accuracy`, `samples`, and `crc32` of all pixels and labels in the order in which
-they were read. The accuracy on a batch is measured before the step that trains on this batch.
+The script writes ``{"epochs": [...]}`` to FILE. Each element of the list describes one epoch: its
+number (`epoch`), its duration (`seconds`), the mean `loss` [nat], the `accuracy`, the number of
+`samples`, and the `crc32` of all labels and pixels in the order in which they were read. The
+accuracy on a batch is measured before the step that trains on this batch.
 
 With --lockstep the script prints "end of epoch N" after each epoch. Then it waits until a line
 arrives on standard input, or until standard input ends. During this wait, the caller can read the

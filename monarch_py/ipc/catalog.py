@@ -100,10 +100,10 @@ class CatalogReader:
         return int(lib.monarch_find_inode(self.c, source, inode))
 
     def counts(self) -> list[dict[tuple[int, int], tuple[int, int]]]:
-        """Returns MONARCH_MAX_SOURCES mappings, of which mapping n belongs to source n. If there is
-        no source n, the mapping is empty. A mapping's keys are (state, reason). Its values are
-        (files, bytes): how many files of the source have that state and reason, and their total
-        size."""
+        """Returns a list of MONARCH_MAX_SOURCES mappings. Mapping n describes source n, and is
+        empty if there is no source n. It maps each pair (state, reason) to a pair (files, bytes):
+        how many files of the source have this state and reason, and the total size of these
+        files."""
         files, sizes = (np.zeros((lib.MONARCH_MAX_SOURCES, 256), dtype=np.uint64) for _ in range(2))
         lib.monarch_catalog_count(self.c, pointer(files), pointer(sizes))
         return [
@@ -113,9 +113,9 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog for the daemon, which adds entries and changes their words. (The word of an entry
-    has its state, and the tier and number of its copy.) If the catalog is full, it is copied into a
-    larger segment, which is published as the next generation.
+    """The catalog as the daemon uses it, which adds entries and changes their words. The word of an
+    entry contains the entry's state, and the tier and number of the entry's copy. If the catalog is
+    full, its content is copied into a larger segment, which is published as the next generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
         number is written only after clients can open the segment of that generation
@@ -144,8 +144,8 @@ class Catalog(CatalogReader):
             self.session.catalog(generation - 1).unlink(missing_ok=True)
 
     def reader(self) -> CatalogReader:
-        """Returns a reader of the current generation. A thread with this reader keeps using the
-        generation even after the next one is published."""
+        """Returns a reader of the current generation. A thread can continue to use this reader
+        after the next generation is published; the reader then still reads the old generation."""
         return CatalogReader(self.segment)
 
     def _resize(self, capacity: int, pool_bytes: int) -> None:
@@ -179,7 +179,7 @@ class Catalog(CatalogReader):
             )
 
     def fit(self) -> None:
-        """Shrinks the catalog to the room for its content and a small reserve. Then asks the kernel
+        """Shrinks the catalog to the size of its content plus a small reserve. Then asks the kernel
         to use huge pages for the catalog."""
         capacity = len(self) + len(self) // 64 + 256
         pool_bytes = int(self.c.pool_used) * 65 // 64 + 16384

@@ -15,9 +15,10 @@ from pathlib import Path
 from monarch_py.ipc.session import SessionDir
 from monarch_py.util.processes import mapping, own_processes
 
-# The environment variables that contain a job's number, with a line for each batch system. In some
-# systems, all elements of a job array have the same number. There, the second variable of the line
-# contains the number of the element. Users of other batch systems can set MONARCH_JOB.
+# One line for each batch system. The first environment variable of the line contains the number of
+# a job. In some batch systems, all elements of a job array have the same job number; then the
+# second variable contains the number of the element. Users of other batch systems can set
+# MONARCH_JOB.
 VARIABLES = {
     "MONARCH_JOB": "",
     "SLURM_JOB_ID": "",
@@ -32,8 +33,8 @@ DAEMON = b"monarch_py.daemon.lifecycle"
 # A job counts as running for this long [s] after its `monarch start`, even if it has no process
 # yet: a prolog may start the daemon before the job begins.
 NEW_S = 60.0
-# The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO), which sees all
-# processes.
+# The inode number of the kernel's first PID namespace (PROC_PID_INIT_INO). Processes in this
+# namespace see all processes.
 FIRST_NAMESPACE = 0xEFFFFFFC
 
 

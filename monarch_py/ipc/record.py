@@ -1,4 +1,4 @@
-"""The record from which the preload library learns whether and how to start a daemon by itself.
+"""The record from which the preload library learns whether to start a daemon, and how.
 
 The library cannot read YAML. So each daemon, and each process that starts one for the library
 (commands/autostart.py), writes a record into the session's file `autostart`. The record says
@@ -69,7 +69,8 @@ def _setting(record: str) -> list[str]:
 
 def _written(records: list[str]) -> bytes:
     """Returns the text of the file, with at most MOST_RECORDS records. The first record is always
-    included. A further record is included only if the text stays below MOST_BYTES with it."""
+    included. A further record is included only if the text including it is shorter than
+    MOST_BYTES."""
     data = os.fsencode(f"{FIRST_LINE}\n{records[0]}{END}")
     for record in records[1:MOST_RECORDS]:
         more = os.fsencode(record + END)

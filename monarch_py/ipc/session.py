@@ -74,7 +74,7 @@ def least_shm_bytes() -> int:
 
 
 def full_shm() -> str:
-    """If shared memory has no room for a daemon, returns a message that says so; otherwise ""."""
+    """Returns a message if shared memory has no room for a daemon; otherwise ""."""
     root, needed = shm_root(), least_shm_bytes()
     try:
         if shutil.disk_usage(root).free >= needed:
@@ -303,10 +303,10 @@ def _remove_session(path: Path, config_file: Path) -> None:
 def link_session(config_file: Path, served: Path) -> None:
     """Makes `config_file` use the session of `served`, the configuration whose tiers `config_file`
     uses. To do so, replaces the session directory of `config_file` by a link to the session
-    directory of `served`. The preload library follows the link, as the commands do. If the two
-    files are the same, only removes an earlier link. Raises SessionError if the link cannot be
-    made. Also raises SessionError if `config_file` had tiers of its own before, and the daemon of
-    those tiers still serves or was killed."""
+    directory of `served`. The preload library follows the link, as the commands do. If
+    `config_file` and `served` are the same file, only removes a link that an earlier call has made.
+    Raises SessionError if the link cannot be made. Also raises SessionError if `config_file` had
+    tiers of its own before, and the daemon of those tiers still serves or was killed."""
     own, other = _own_path(config_file), _own_path(served)
     is_link = own.is_symlink()
     try:
@@ -353,7 +353,7 @@ class SessionDir:
 
     @property
     def staging(self) -> str:
-        """The name of the directory for this session in the staging area."""
+        """The name of this session's directory in the staging area."""
         return f"staging-{self.path.name}"
 
     @classmethod
@@ -367,8 +367,8 @@ class SessionDir:
 
     def forget_starts(self) -> None:
         """Forgets the times at which the library has started daemons. Call this when a daemon ends
-        properly. The library starts at most a few daemons in ten minutes, because something may
-        kill each of them. After this call, the library may start daemons again at once."""
+        properly. The library starts at most a few daemons in ten minutes, in case something kills
+        every daemon soon after its start. After this call, earlier starts no longer count."""
         with suppress(OSError):
             os.truncate(self.starts, 0)
 

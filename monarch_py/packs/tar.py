@@ -61,7 +61,8 @@ def _failed(path: str | Path, error: OSError) -> MonarchError:
 
 @contextmanager
 def _reading(path: str | Path) -> Iterator[None]:
-    """Turns an OSError in the `with` block into a MonarchError: the file cannot be read."""
+    """Turns an OSError in the `with` block into a MonarchError, which says that `path` cannot be
+    read."""
     try:
         yield
     except OSError as error:
@@ -126,12 +127,13 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 
 
 def _young_s(found: os.stat_result) -> float:
-    """Returns how long [s] to wait. After the wait, every further change of the file alters its
-    modification time; a change during the wait may leave this time as it is. Returns 0 if no wait
-    is needed."""
+    """Returns how long to wait [s] until every further change of the file is certain to alter its
+    modification time; 0 if no wait is needed. A change during the wait may leave the modification
+    time as it is."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server whose clock is ahead. A
-    # time far in the future was set by a program. Every later change of the file replaces the time.
+    # time far in the future was set by a program. It needs no wait, because every later change of
+    # the file replaces it.
     return left_s if 0 < left_s < 2 * TIME_STEP_S else 0.0
 
 

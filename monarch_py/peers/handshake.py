@@ -199,7 +199,8 @@ def introduce(
     deadline: float,
     purpose: Purpose = Purpose.FILES,
 ) -> Keys:
-    """Does the client's side of the handshake on a connected socket. Returns the connection's keys.
+    """Performs the client's side of the handshake on a connected socket. Returns the connection's
+    keys.
 
     rank : the rank of the node that should answer;  deadline : on time.monotonic() [s]
 

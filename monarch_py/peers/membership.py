@@ -1,9 +1,9 @@
-"""The cluster: the daemons of several nodes that know of each other, one per node.
+"""The cluster: the daemons of several nodes, one per node, which know each other's addresses.
 
 The program that starts the daemons (with MPI, or in a test) creates one `Cluster` object for each
 daemon. These objects differ only in `rank`. A `Cluster` is passed to its daemon in memory, because
-the secret must not appear on a command line or in a file. A daemon gives its `Cluster` only to root
-and to its own user, who needs the object to restart another daemon that has ended.
+the secret must not appear on a command line or in a file. A daemon sends its `Cluster` only to root
+and to its own user, who needs the object to replace another daemon that has ended.
 """
 
 import hashlib

@@ -76,8 +76,9 @@ class Peer:
             self.c = self._handle = ffi.NULL
 
     def connect_early(self) -> bool:
-        """Connects one more link for later fetches. Returns whether it is connected. A failure does
-        not count as a failure of the peer, whose daemon may be starting."""
+        """Connects one more link for later fetches. Returns whether the link is connected. A
+        failure is not recorded as a failure of the peer, because the peer's daemon may still be
+        starting."""
         try:
             link = self._connect_to(self.rank)
         except Unreachable:

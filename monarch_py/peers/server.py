@@ -32,7 +32,7 @@ IDLE_LIMIT_S = 300.0
 # after this time [s].
 STALL_LIMIT_S = 5.0
 # How long [s] a request may wait for bytes that this node does not have yet. The server checks
-# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. So the
+# deadlines only every 100 ms (TICK_MS in server.c), so its answer may be 100 ms late. Therefore the
 # clients' limits (tcp.py) are a few hundred milliseconds longer.
 WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time [s] after it has connected.

@@ -1,4 +1,5 @@
-"""Statistics of a timeline: how often a node accesses each unit, when first, and when next.
+"""Statistics of a timeline: how often a node accesses each unit, and when its first and its next
+access to the unit are.
 
 A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
 grows with the number of units, not with the number of epochs. The loops over accesses are in C

@@ -14,11 +14,12 @@ from monarch_py.plan.schedule import Deal
 # slices : rank r takes the r-th slice of each global batch (NoPFS)
 # chunks : rank r takes the r-th contiguous part of the epoch (DALI's shards)
 # replicated : every rank takes all samples
-# groups : like chunks, but only for the order of a GroupShuffle, which already has the part of
-#     rank 0 first, then the part of rank 1, and so on
+# groups : like chunks, but only for the order of a GroupShuffle, which already consists of the part
+#     of rank 0, then the part of rank 1, and so on
 # local_first : a global batch has the same samples as with `strided`, but as many of them as
 #     possible go to a node that holds them
-# solar : like local_first, but batches differ in size, so that all nodes load equally many samples
+# solar : like local_first, but batches differ in size, so that all nodes load the same number of
+#     samples
 PLAIN_SPLITS = ("strided", "slices", "chunks", "replicated")
 # The splits that depend on the samples' holders. They accept the samplers that `strided` accepts.
 HELD_SPLITS = ("local_first", "solar")
@@ -38,8 +39,8 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Loader:
-    """Says which samples the ranks read in an epoch, and in which order. It describes a sampler
-    together with torch's BatchSampler and DataLoader, or with equivalents of the two.
+    """Determines which samples the ranks read in an epoch, and in which order. A Loader describes a
+    sampler together with torch's BatchSampler and DataLoader, or with equivalents of these two.
 
     world_size : number of ranks;  batch_size : samples that a rank takes in one step
     drop_last : whether a rank's last batch is dropped if it is not full
@@ -214,8 +215,8 @@ class Loader:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
 
     def _without_rests(self, rows: Order) -> Order:
-        """Ranks with fewer samples than others have an incomplete last batch. Replaces the samples
-        of these batches by NONE."""
+        """Returns the rows, with NONE instead of the samples of incomplete last batches. The ranks
+        that have fewer samples than others have such a batch."""
         short = np.flatnonzero(rows[-1] == NONE)
         if len(short):
             rows = rows.copy()

@@ -1,4 +1,4 @@
-"""The plan of a training: its datasets, and how the loops of the training read them.
+"""The plan of a training run: its datasets, and how the loops of the training read them.
 
 A plan's file does not contain the accesses, but the description from which they are computed. The
 file consists of text and arrays, so that reading it needs no pickles.
@@ -85,8 +85,8 @@ class Plan:
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:
-        """Returns the timeline of all accesses of the training. It has the accessed units instead
-        of the samples. Raises ConfigError if the parts do not fit together."""
+        """Returns the timeline of all accesses of the training. The accesses are to units instead
+        of samples. Raises ConfigError if the parts do not fit together."""
         units = self.units()
         bases = np.cumsum([0, *map(len, units)])
         parts = []

@@ -1,9 +1,9 @@
 """Estimates a node's position in its plan from the files that programs are seen to open.
 
-The daemon has little information. From time to time it reads which files were opened since the last
-time, but not how often or in which order. A DataLoader's workers read ahead, each at its own pace.
-With `in_order=False`, a worker may lag far behind the others. Besides, programs other than the
-training may read files of the dataset.
+The daemon has little information. From time to time it learns which files were opened since it last
+looked, but not how often or in which order. A DataLoader's workers read ahead, each at its own
+pace. With `in_order=False`, a worker may lag far behind the others. Besides, programs other than
+the training may read files of the dataset.
 
 The estimated position is called the front. The window is how far ahead of the front programs may
 read. An access fits the plan if its place in the plan was not seen yet and is at most one window
@@ -90,9 +90,11 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Suppose that the node's next `accesses` accesses go to random units of the run. Returns
-        the share of these accesses that fit the node's position by chance. Units that `again`
-        recognises are left out."""
+        """Returns the share of the node's next accesses that would fit its position by chance if
+        they went to random units of the run. Units that `again` recognises are left out.
+
+        accesses : the number of accesses for which the share is computed
+        """
         reach = max(self.front, self.count) + self.run.window + UNSEEN * accesses / 2
         window = 2 * self.run.window
         low = max(0, self.front - window)
@@ -242,7 +244,7 @@ class PositionEstimator:
         and `knows_again` recognises it.
 
         units : (n,), observed units that no other plan explains
-        fits : (n,), whether each of them fitted
+        fits : (n,), whether each of these units fits the plan
         alone : whether no job of another plan reads the same files
         """
         known = fits | ~self.knows_again(units, alone=alone)
@@ -268,9 +270,10 @@ class PositionEstimator:
         neighbouring run, (n,).
 
         alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. (In a short run, most units are near its end,
-            so they were seen a short time ago. If the previous run always counted, nearly every
-            unit of the current run would be recognised, and hardly any evidence would be left.)
+            only at the beginning of the current run. (If the previous run is short, most of its
+            units lie near its end, so they were all seen a short time ago. If the previous run
+            always counted, nearly every unit of the current run would be recognised, and hardly any
+            evidence would be left.)
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -289,8 +292,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). As many observations are taken as are needed
-        for SEARCHED units, or all observations if all together have fewer units."""
+        """The units of the last observations, (n,). The latest observations are included, one after
+        the other, until they have SEARCHED units together, or until none is left."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -351,15 +354,20 @@ class PositionEstimator:
     # --- upcoming accesses ----------------------------------------------------------------------
 
     def due(self, most: int) -> npt.NDArray[np.intp]:
-        """Returns places of this run that were not seen yet, (n,), at most `most`, in ascending
-        order. The search for them starts two windows before the front."""
+        """Returns the first places of this run that were not seen yet, (n,), in ascending order.
+        Places more than two windows before the front are left out.
+
+        most : the largest number of places to return
+        """
         now = self._now
         low = max(0, now.front - 2 * now.run.window)
         return low + np.flatnonzero(~now.seen[low:])[:most]
 
     def upcoming(self, most: int) -> Units:
-        """Returns the units that are needed next, (n,), in the order of the plan, at most
-        `most`."""
+        """Returns the units that are needed next, (n,), in the order of the plan.
+
+        most : the largest number of units to return
+        """
         ahead = self._now.run.units[self.due(most)]
         if len(ahead) < most and self.following is not None:
             rest = self.following.units
@@ -369,8 +377,8 @@ class PositionEstimator:
         return ahead
 
     def foresee(self) -> Callable[[], Distances]:
-        """Returns a function that computes how soon each unit is used. The function has a copy of
-        the estimator's present state, so another thread may call it later.
+        """Returns a function that computes how soon each unit is used. The function holds a copy of
+        the estimator's present state, so another thread may call the function later.
 
         The function returns two arrays (units,): the number of accesses until the next use of each
         unit, and until the use after that. An element is NOT_SOON if the use is neither in the

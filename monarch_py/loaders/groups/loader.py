@@ -2,7 +2,8 @@
 III.
 
 A full shuffle of small samples needs a request for each sample. A group is many neighbouring
-samples, and is read as a whole. Groups come in random order, and so do the samples within a group.
+samples, and is read as a whole. Groups are read in random order, and the samples within a group are
+used in random order.
 """
 
 import math
@@ -65,7 +66,7 @@ class GroupsAhead:
     first groups.
 
     groups : all groups of the epoch
-    runs : the groups that were not requested from the reading process yet
+    runs : the groups that have not been requested from the reading process yet
     asked : the groups that were requested
     """
 
@@ -94,10 +95,10 @@ class GroupLoader:
     samples, and the dataset is not sorted by class. The loader warns of too many epochs, and of a
     dataset whose labels are sorted.
 
-    All ranks make equally many steps, and in each step their batches have the same size. So an
-    epoch uses (-length) % world_size samples twice, and all other samples once. With `drop_last`,
-    it uses no sample twice: it leaves out length % world_size samples, and also each rank's last
-    batch if that batch is not full.
+    All ranks take the same number of steps, and in each step their batches have the same size. To
+    make this possible, an epoch uses (-length) % world_size samples twice, and all other samples
+    once. With `drop_last`, an epoch uses no sample twice. Instead, it leaves out length %
+    world_size samples, and also each rank's last batch if that batch is not full.
 
     dataset : has `sizes` and `read_into`, as RecordDataset and PackDataset do; `dataset[i]` must be
         the bytes that `read_into` reads, unchanged
@@ -105,17 +106,18 @@ class GroupLoader:
         least 16 MiB and more than `epochs` samples. It chooses a smaller number if two groups would
         exceed `memory`, or if there would be fewer groups than ranks
     epochs : the number of epochs of the training. The loader warns if a group has too few samples
-        for so many epochs, and reads no groups ahead after the last epoch
+        for this number of epochs, and reads no groups ahead after the last epoch
     labels : (samples,), the label of each sample; with labels, a batch is a pair (samples, labels)
     rank, world_size : None to take them from torch.distributed
-    memory : the most memory for the two buffers of a rank: bytes, or a size such as "4GiB"
+    memory : the most memory that the two buffers of a rank may use, in bytes or as a size such as
+        "4GiB"
     collate : makes a batch from a list of samples. By default, rows become one tensor (one array if
         torch is not installed), and samples that are bytes stay a list
-    start_method : how the reading process is started, as multiprocessing names it; None for the
-        default of multiprocessing
+    start_method : multiprocessing's start method for the reading process, for example "spawn"; None
+        for the default
 
-    The attribute `times` tells how long the training has waited in this epoch. Iterating raises
-    MonarchError if the reading process is killed or stopped, or if samples cannot be read.
+    The attribute `times` (GroupTimes) contains the reads and waits of the current epoch. Iterating
+    raises MonarchError if the reading process is killed or stopped, or if samples cannot be read.
     """
 
     def __init__(
@@ -320,8 +322,8 @@ class GroupLoader:
 
 
 class _Groups:
-    """The groups of an iteration. Each of the two slots is free, or has a group that was read or is
-    being read."""
+    """The groups of an iteration. Each of the two slots is free, or contains a group that was read
+    or is being read."""
 
     def __init__(self, loader: GroupLoader, reader: GroupReader, ahead: GroupsAhead) -> None:
         self._loader, self._reader, self._runs = loader, reader, ahead.runs
@@ -367,7 +369,8 @@ class _Groups:
         return out
 
     def _arrived(self, at: int) -> Run:
-        """Waits until the run that contains the position `at` was read, and returns the run."""
+        """Waits until the run that contains the position `at` has been read, and returns the
+        run."""
         while self._run is None:
             run, self._slot, task = self._asked.pop(0)
             began = time.perf_counter()

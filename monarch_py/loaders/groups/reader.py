@@ -70,8 +70,8 @@ class GroupReader:
     """Reads samples into two slots, in the order of the calls of `ask`.
 
     dataset : has `read_into`;  slot_bytes : the size of the largest group [bytes]
-    method : how the process is started, as multiprocessing names it; None for the default of
-        multiprocessing
+    method : multiprocessing's start method for the process, for example "spawn"; None for the
+        default
     """
 
     SLOTS = 2
@@ -116,7 +116,7 @@ class GroupReader:
         """Asks the reading process to read samples back to back into a slot. Returns the task's
         number.
 
-        samples : their numbers, in rising order
+        samples : the numbers of the samples, in rising order
         """
         self._tasks += 1
         low, high = int(samples[0]), int(samples[-1]) + 1
@@ -179,8 +179,8 @@ class GroupReader:
 def _end(process: Any, link: Connection, owner: int) -> None:
     if os.getpid() != owner:  # in a forked child of the training, do nothing
         return
-    # Send None to end the process. To close `link` is not enough, because other forked processes
-    # may have copies of `link`, which keep the pipe open.
+    # Send None to end the process. Closing `link` is not enough, because other forked processes may
+    # have copies of `link`, which keep the pipe open.
     with suppress(OSError):
         link.send(None)
     link.close()
@@ -205,7 +205,8 @@ def _is_stopped(pid: int) -> bool:
 def _serve(
     dataset: Any, ring: Ring, link: Connection, inherited: Sequence[Connection], parent: Identity
 ) -> None:
-    """Runs the reading process: does tasks until the training sends None or the pipe ends."""
+    """Runs the reading process: performs tasks until the training sends None or the pipe is
+    closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C, the training ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process inherits the parent's handler
     for other in inherited:

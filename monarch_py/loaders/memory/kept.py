@@ -23,7 +23,7 @@ log = logging.getLogger("monarch.loaders")
 
 # The environment variables in which launchers name a job. Two jobs do not share memory, because
 # files may have changed after the first job read them. A job without a launcher is identified by
-# its session (setsid), which a terminal or a service begins.
+# its session (setsid), which its terminal or service has started.
 JOBS = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -180,8 +180,8 @@ class KeptDataset:
                 self._put(place, part)
 
     def sources(self) -> dict[str, int]:
-        """Returns how many samples all processes of the node have read from memory and from the
-        source."""
+        """Returns how many samples all processes of the node together have read from memory, and
+        how many from the source."""
         store = self._store()
         return {"memory": int(store.from_memory), "source": int(store.from_source)}
 

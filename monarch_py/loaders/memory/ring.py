@@ -80,9 +80,9 @@ class Ring:
 
     def write_numbers(self, slot: int, numbers: Sequence[Any]) -> int | Pickled | Sequence[Any]:
         """Writes the numbers of samples, or other keys, to the beginning of a slot. The worker
-        reads them there before it fills the slot. The pipe to the worker is not used for them: the
-        training could block while it sends many numbers, and the worker could block at the same
-        time while it sends a large answer.
+        reads them there before it fills the slot. They are not sent through the pipe to the worker,
+        because that might cause a deadlock: the training would block while it sends many numbers,
+        and the worker would block at the same time while it sends a large answer.
 
         Returns the argument `written` of `read_numbers`: how many numbers were written, a Pickled
         for other keys, or `numbers` itself if the slot is too small."""
@@ -100,7 +100,7 @@ class Ring:
 
     def read_numbers(self, slot: int, written: int | Pickled | Sequence[Any]) -> Sequence[Any]:
         if isinstance(written, Pickled):
-            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes].data)  # noqa: S301  ours
+            keys: list[Any] = pickle.loads(self._slots[slot][: written.n_bytes].data)  # noqa: S301
             return keys
         if not isinstance(written, int):
             return written

@@ -1,8 +1,8 @@
 """Memory that processes of a node share by a key, and that ends with the last of these processes.
 
-The memory is a memfd, which has no name. A small file, the list, has a line for each process that
-has created or opened the memory. Children that inherit the memory have no line. A process that
-comes later opens the memory through /proc/PID/fd of a process on the list. If all processes are
+The memory is a memfd, which has no name. A small file, the list, contains a line for each process
+that has created or opened the memory. It contains no lines for children that inherit the memory. A
+later process opens the memory through /proc/PID/fd of a process on the list. If all processes are
 killed, only the list is left. The next process that makes a SharedMemory on the node removes that
 list.
 """
@@ -24,8 +24,8 @@ from monarch_py.errors import MonarchError
 from monarch_py.ipc.session import kept_directory, open_private, private_directory
 from monarch_py.util.processes import Identity
 
-# How long [s] a process waits for the lock of the file that lists the processes with a memory. A
-# process keeps the lock for under 1 ms.
+# How long [s] a process waits for the lock on a memory's list of processes. Each process holds the
+# lock for less than 1 ms.
 LOCK_LIMIT_S = 4.0
 LOCK_PAUSE_S = 0.005
 LINE_BYTES = 1 << 20

@@ -17,7 +17,7 @@ from monarch_py.loaders.records.joining import Extents
 class Part(Protocol):
     """The reads that a batch needs from one file, and the rows that are made from these reads.
 
-    extents : the reads; `start` is where each read goes in the scratch buffer
+    extents : the reads; `start` is the place in the scratch buffer to which each read goes
     scratch : the size of the scratch buffer [bytes]
     """
 
@@ -151,6 +151,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """For chunks that hold whole rows: whether a chunk is wider than a row in some dimension. Then
-    padding may interrupt the rows in the chunk."""
+    """Whether chunks that hold whole rows are wider than a row in some dimension. If so, padding
+    may interrupt the rows in a chunk."""
     return chunks.shape[1:] != rows.shape

@@ -51,23 +51,24 @@ class RecordDataset:
         loader = DataLoader(dataset, batch_size=64, num_workers=4)
 
     A sample of an HDF5 file is a row, as an ndarray. A sample of another kind of file is bytes: a
-    fixed-size record, the data of a record in a TFRecord file, or a range of a tar. The range has
-    the members of one sample with their tar headers; `tar_members` returns the members. Samples are
-    numbered file by file, in the order of the files' paths, and within a file in the file's order.
+    fixed-size record, the data of a record in a TFRecord file, or a range of a tar. The range
+    contains the members of one sample with their tar headers; `tar_members` returns the members.
+    Samples are numbered file by file, in the order of the files' paths, and within a file in the
+    file's order.
 
     A DataLoader gets a batch through `__getitems__`, which has up to `in_flight` reads under way at
     once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one after
     the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
     (compressed) chunk is decoded once per batch.
 
-    Reads of neighbouring samples are joined, which helps if a training reads groups or runs of
+    Reads of neighbouring samples are joined, which helps if the training reads groups or runs of
     samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632
     samples of 19 KB, it saves 0.3 % of the requests and reads 0.5 % more bytes. With batches from
     10,000 samples, it saves 2.5 % and reads 3.7 % more (python -m benchmarks.loaders.records).
 
-    path : a file, or a directory; of a directory, all files whose names fit `patterns` are read
+    path : a file, or a directory, from which all files whose names match `patterns` are read
     dataset : the name of the HDF5 dataset
-    kind : one of KINDS; by default it follows from the file's name
+    kind : one of KINDS; by default it follows from `dataset`, `record_bytes` and the name in `path`
     record_bytes, header_bytes : the sizes of a record and of a file's header, for fixed-size
         records [bytes]
     patterns : patterns of file names; by default they match the usual names of the kind
@@ -177,8 +178,8 @@ class RecordDataset:
     # --- what each process has of its own ------------------------------------------------------
 
     def _begin(self) -> None:
-        """Creates what each process has of its own: the open files, the decoders, and the largest
-        gap over which reads are joined. If `join` is 'auto', each process measures this gap
+        """Creates the state that processes do not share: the open files, the decoders, and the
+        largest gap over which reads are joined. If `join` is 'auto', each process measures this gap
         later."""
         self._files = Descriptors(self._path, self.index.sizes)
         self._lock = threading.RLock()  # threads share descriptors and decoders
@@ -301,7 +302,8 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns a Part for each file with wanted rows that must be made from chunks.
+        """Returns the parts that make wanted rows from chunks, one Part for each file with such
+        rows.
 
         places : the indices in `wanted` of the rows that must be made from chunks
         """
@@ -367,8 +369,8 @@ class RecordDataset:
     def _measured_gap(self, extents: Extents) -> int:
         """Measures the largest gap between two samples at which one read of both samples is faster
         than two reads. Times a read of the first sample, and a longer read that begins at the
-        second sample, and computes the gap from the two times (`crossing`). Returns 0 if too few
-        bytes follow the second sample in the file for a longer read."""
+        second sample, and computes the gap from the two times (`crossing`). Returns 0 if the file
+        ends too soon after the beginning of the second sample for a longer read."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)

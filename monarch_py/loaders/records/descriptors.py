@@ -16,8 +16,8 @@ MOST_OPEN = 256
 
 
 class Descriptors:
-    """Descriptors of a dataset's files. A file is opened when it is first needed. MonarchError is
-    raised if the size of the file differs from its size in the index.
+    """Descriptors of a dataset's files. A file is opened when its descriptor is first needed.
+    MonarchError is then raised if the size of the file differs from its size in the index.
 
     path_of : returns the path of a file by its number
     sizes : (files,) the files' sizes in the index [bytes]

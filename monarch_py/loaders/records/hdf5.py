@@ -71,8 +71,8 @@ class Chunks:
     fill: Any
 
     def corners(self, row: tuple[int, ...]) -> list[tuple[slice, ...]]:
-        """Returns for each chunk of a band which part of a row it holds, as slices of the row. All
-        rows are divided among the chunks of their band in the same way.
+        """Returns, for each chunk of a band, the part of a row that the chunk holds, as slices of
+        the row. All rows are divided among the chunks of their band in the same way.
 
         row : the shape of a row
         """
@@ -173,10 +173,10 @@ def _chunks_of(found: Any) -> Chunks:
 class Decoder:
     """Decodes the chunks of a dataset in one file.
 
-    zlib and NumPy undo `gzip` and `shuffle`. HDF5 itself undoes other filters: the encoded bytes of
-    a chunk are written into a dataset in memory that has the same filters. HDF5 decodes these bytes
-    when that dataset is read. The constructor raises MonarchError if the dataset in the file cannot
-    be opened.
+    If the dataset has no filters other than `gzip` and `shuffle`, zlib and NumPy undo them.
+    Otherwise HDF5 itself undoes all filters: the encoded bytes of a chunk are written into a
+    dataset in memory that has the same filters, and HDF5 decodes the bytes when that dataset is
+    read. The constructor raises MonarchError if the dataset in the file cannot be opened.
 
     last : the number and the rows of the band that was decoded last. A band is all chunks that have
         parts of the same rows
@@ -257,8 +257,8 @@ class _InMemory:
 
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
-        skipped filters of the chunk that it has used last. `write_direct_chunk` does not update
-        what HDF5 remembers. A read from the second chunk makes HDF5 forget the first."""
+        skipped filters of the chunk that it has used last, and `write_direct_chunk` does not update
+        them. A read from the second chunk replaces them."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

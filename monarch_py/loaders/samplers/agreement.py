@@ -74,8 +74,8 @@ def once(name: str, work: Callable[[], bytes]) -> bytes:
 
 class Agreement:
     """Checks once that all ranks of the process group compute their schedules from the same inputs.
-    The first rank that checks leaves a digest of its inputs in the group's store. Each other rank
-    compares its own digest with that digest. No rank waits for another.
+    The first rank that checks puts a digest of its inputs into the group's store. Every other rank
+    compares the digest of its own inputs with the stored digest. No rank waits for another.
 
     A sampler is identified by its number among the samplers of its process. So all ranks must make
     their samplers in the same order.

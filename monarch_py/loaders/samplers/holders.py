@@ -145,8 +145,8 @@ def kept_by_daemons(
     """Returns the nodes that hold each sample if daemons keep files of their sources. The result is
     (samples, the largest number of holders).
 
-    nodes : the number of nodes. All nodes must have the same quotas as this node. Each node must
-        have the same number as its daemon
+    nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
+        node must equal the rank of the node's daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files that daemons keep. If not all files fit, these files leave less room for
         the dataset
@@ -215,9 +215,9 @@ def _is_inside(path: str, config: Config) -> bool:
 
 
 def _keys(paths: Sequence[str], sizes: Ints, config: Config) -> tuple[Uints, Any]:
-    """Returns two arrays, (paths,): the hash of each path, as the catalog has it, and whether
-    daemons may keep the file. Daemons may keep a file if the patterns and size limits of a source
-    admit it. For other files the hash is 0."""
+    """Returns two arrays, (paths,): the hash of each path, as in the catalog, and whether daemons
+    may keep the file. Daemons may keep a file if the patterns and size limits of a source admit it.
+    For other files the hash is 0."""
     keys = np.zeros(len(paths), dtype=np.uint64)
     is_known = np.zeros(len(paths), dtype=bool)
     for number, source in enumerate(config.sources):

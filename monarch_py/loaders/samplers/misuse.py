@@ -2,8 +2,8 @@
 deal the samples to the ranks a second time, loaders that deliver batches out of order, and loaders
 whose dataset has more or fewer samples than the batch sampler.
 
-A loader does not give its name to a batch sampler. But it calls the sampler's `__iter__` or
-`__len__`, and the local variables of the calling function show which loader it is.
+A batch sampler is not told which loader uses it. But the loader calls the sampler's `__iter__` or
+`__len__`, and the local variables of the calling function show which loader this is.
 """
 
 from types import FrameType

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
-# Variables that torchrun, srun, Open MPI and MPICH set: name of the variable with the number of all
-# ranks -> name of the variable with the number of ranks on this node. SLURM_NTASKS is not used,
-# since it is also set for a single process in an allocation for several tasks.
+# Environment variables that torchrun, srun, Open MPI and MPICH set. Each key names the variable
+# that contains the number of all ranks. The value names the variable that contains the number of
+# ranks on this node. SLURM_NTASKS is not used, since it is also set for a single process in an
+# allocation for several tasks.
 LAUNCHERS = {
     "WORLD_SIZE": "LOCAL_WORLD_SIZE",
     "SLURM_STEP_NUM_TASKS": "SLURM_NTASKS_PER_NODE",

@@ -37,8 +37,8 @@ class RankEpoch:
     samples : (accesses,) int32, batch after batch
     starts : (steps + 1,) int64, where each batch begins in `samples`
     sizes : (steps,) the number of samples that are dealt to this rank in each step. If the number
-        is 0 and batches may not be empty, the batch is one sample of another rank; neither `sizes`
-        nor `weight` counts this sample
+        is 0 and batches may not be empty, the batch consists of one sample of another rank; neither
+        `sizes` nor `weight` counts this sample
     totals : (steps,) the sizes of the global batches
     is_equal : whether all ranks' batches have the same size in each step
     """
@@ -107,9 +107,9 @@ class ScheduledSampler(ABC):
     Without `drop_last`, the epoch is padded with samples from its beginning, and the last batch may
     be smaller.
 
-    The state in a checkpoint counts global batches. So a training can continue with the same global
-    batches on another number of ranks. If the new number of ranks does not divide the size of a
-    global batch, the ranks' batches differ by one sample. `weight` corrects the loss for this
+    The state in a checkpoint counts global batches. So a training run can continue with the same
+    global batches on another number of ranks. If the new number of ranks does not divide the size
+    of a global batch, the ranks' batches differ by one sample. `weight` corrects the loss for this
     difference.
     """
 
@@ -165,8 +165,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the epoch whose order of samples is used in the epoch `epoch`. By
-        default, each epoch uses its own order. SolarSampler exchanges the orders of epochs."""
+        """Returns the number that selects the order of samples for `epoch`: the order that
+        DistributedSampler has in the epoch of this number. By default, the number is `epoch`
+        itself. With `epoch_order`, SolarSampler permutes these numbers."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------

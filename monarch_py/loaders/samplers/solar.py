@@ -1,5 +1,5 @@
-"""SolarSampler, after the SOLAR paper: batches differ in size, so that nodes load equally many
-samples."""
+"""SolarSampler, after the SOLAR paper: batches differ in size, so that all nodes load the same
+number of samples."""
 
 import logging
 from dataclasses import replace
@@ -21,16 +21,16 @@ log = logging.getLogger("monarch.loaders")
 
 class SolarSampler(HeldSampler):
     """Deals the samples of each global batch so that a node takes all samples that it holds, up to
-    a cap. The other samples are dealt so that all nodes load equally many samples (section 4.3 of
-    the SOLAR paper).
+    a cap. The other samples are dealt so that all nodes load the same number of samples (section
+    4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, so a sample with a holder can save one load in each epoch. It does not matter which
-    samples have holders, but only how many. A node takes a sample that another node holds in two
-    cases only: the holder has reached the cap, or a rank would have fewer than `least` samples.
+    once, so a sample with a holder can save one load in each epoch. Only the number of samples with
+    holders matters, not which samples these are. A node takes a sample that another node holds in
+    two cases only: the holder has reached the cap, or a rank would have fewer than `least` samples.
 
-    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have
-        room for so many samples
+    cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have room
+        for that number of samples
     least : the fewest samples of a rank in a step; with 0 a batch may be empty, and losses must be
         summed (see `weight`)
     epoch_order : whether to run the epochs in the order that loads the fewest samples (section 4.2
@@ -84,8 +84,8 @@ class SolarSampler(HeldSampler):
 
     @cached_property
     def _path(self) -> tuple[Ints, int, int]:
-        """Three values: the epochs in the best order, how many samples the training loads in the
-        usual order of the epochs, and how many it loads in the best order."""
+        """Three values: the numbers of the epochs in the best order, how many samples the training
+        loads with the usual order of the epochs, and how many it loads with the best order."""
         at, epochs = self._at, self._at.epochs
         sampler = DistributedSampler(at.length, at.ranks, at.seed, at.shuffle, at.drop_last)
         costs = edge_costs(

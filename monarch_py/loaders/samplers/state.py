@@ -1,4 +1,4 @@
-"""The state of a sampler that a checkpoint stores: the position of a training in its epochs."""
+"""The state of a sampler that a checkpoint stores: the position of a training run in its epochs."""
 
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -13,8 +13,8 @@ LEAST = {"epoch": 0, "done": 0, "per_step": 1, "ranks": 1, "length": 1, "epochs"
 
 @dataclass(frozen=True)
 class State:
-    """The position of a training. The position counts global batches, so a training on any number
-    of ranks can continue from it.
+    """The position of a training run. It is counted in global batches, so the run can continue from
+    this position on any number of ranks.
 
     epoch : the running epoch;  done : how many of its steps were delivered
     per_step : the number of samples in a step, on all ranks together

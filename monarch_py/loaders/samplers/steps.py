@@ -1,5 +1,5 @@
-"""Gives all ranks the same number of steps if their shards differ in size. DDP needs this, since
-each step waits for every rank."""
+"""Makes all ranks take the same number of steps, even if their shards differ in size. DDP requires
+this, since every step waits for all ranks."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Computes how many worker processes a training needs, as in section 4.1 of the Lobster paper.
+"""Computes how many worker processes a training run needs, as in section 4.1 of the Lobster paper.
 
 The model gives the time that a sample takes [s] as piecewise linear functions of the number of
 workers. The time for computing and the time for waiting are modelled separately: the computing time
@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# With the chosen number of workers, an epoch may take at most this share longer than with the best
-# number. Of the numbers that meet this limit, the smallest is chosen.
+# The chosen number of workers is the smallest with which an epoch takes at most this much longer
+# than with the best number, as a share of the time with the best number.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.
@@ -202,9 +202,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. If the earlier measurements foretell a time
-        that differs from the time measured in this epoch by more than the factor CHANGED, first
-        drops the earlier measurements."""
+        """Adds the epoch's measurements to `measured`. Before that, drops all earlier measurements
+        if the model fitted to them predicts a time that differs from this epoch's time by more than
+        the factor CHANGED."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

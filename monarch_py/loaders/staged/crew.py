@@ -23,7 +23,8 @@ LOOK_S = 0.5
 # stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
 # continue at the same moment.
 STOPPED_S = 3.0
-# How long [s] workers may take to end by themselves. A worker may have to end a read first.
+# How long [s] workers may take to end before they are killed. A worker may first have to finish a
+# read.
 END_S = 1.0
 
 # The task that ends a worker.
@@ -46,7 +47,8 @@ class Worker:
 class Crew:
     """Worker processes that read batches into the slots of one shared ring.
 
-    method : how processes are started, as multiprocessing names it
+    method : multiprocessing's start method for the workers, for example "spawn"; None for the
+        default
     seed : the seed of the first worker's random generators; each later worker takes the next number
     init : called by each worker at its start, with the worker's number
     """
@@ -113,8 +115,8 @@ class Crew:
         worker.tasks += 1
 
     def hear(self, *, wait: bool) -> list[Done]:
-        """Returns the answers that have come since the last call. Raises MonarchError if a worker
-        has ended, or has been stopped for STOPPED_S.
+        """Returns the answers that have arrived since the last call. Raises MonarchError if a
+        worker has ended, or has been stopped for STOPPED_S.
 
         wait : whether to wait until there is an answer
         """
@@ -151,7 +153,8 @@ class Crew:
         now = time.monotonic()
         for worker in self._workers.values():
             pid = worker.process.pid
-            # The pipe of an ended worker stays open if a child of the worker inherited the pipe.
+            # The pipe of an ended worker stays open if a child of the worker has inherited it. So
+            # the exit status is checked too.
             if worker.process.exitcode is not None:
                 raise self._gone(worker)
             if not _is_stopped(pid):

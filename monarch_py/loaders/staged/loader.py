@@ -57,7 +57,8 @@ class StagedLoader:
         the training asks for the next batch. So the memory of a batch is reused only when the GPU
         has done all work that was queued on the current CUDA stream before this request
     collate_fn : makes a batch of samples, in the worker; None collates as torch does
-    tensors : None gives tensors if torch is installed, False gives arrays
+    tensors : True for batches of torch's tensors, False for arrays; None for tensors if torch is
+        installed, otherwise arrays
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
@@ -150,8 +151,8 @@ class StagedLoader:
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
-        """Begins an epoch. Returns its number. From now on, `next_batch` gives batches only to
-        callers with this number."""
+        """Begins an epoch. Returns its number. From now on, `next_batch` returns batches only for
+        this number."""
         check_owner(self._owner)
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
@@ -206,8 +207,8 @@ class StagedLoader:
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and computed
-        sources : where samples came from. If the dataset has a method `sources`, as KeptDataset
-            has, this is its result; otherwise it is the result of daemon_sources, the counts of the
+        sources : where samples came from: the result of the dataset's method `sources` if it has
+            one, as KeptDataset does; otherwise the result of daemon_sources, the counts of the
             node's daemon
         """
         counts = self._stage.counts

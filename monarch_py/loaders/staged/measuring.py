@@ -41,11 +41,11 @@ MOST_CLASSES = 3
 
 @dataclass
 class Advice:
-    """The number of workers that a training needs, and the measurements from which it follows.
+    """The number of workers that a training run needs, and the measurements from which it follows.
 
     workers : the smallest number of workers with which an epoch takes at most 5 % longer than with
         the best number of workers
-    is_enough : whether these workers bring batches as fast as the training uses them, or at most
+    is_enough : whether these workers deliver batches as fast as the training uses them, or at most
         5 % slower
     model : the model, fitted to the measurements;  samples : the number of samples in an epoch
     batch : the number of samples in a batch
@@ -77,8 +77,8 @@ def advise(
     method: str | None = None,
 ) -> Advice:
     """Measures how fast workers read the dataset's samples, and computes how many workers a
-    training needs. Samples are read in random order. No sample is read again before all samples
-    were read.
+    training run needs. Samples are read in random order. No sample is read again before all samples
+    have been read.
 
     batch : the number of samples in a batch
     step_s : how long the training computes for a batch [s]
@@ -121,8 +121,8 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 
 class _Measuring:
-    """Measures one size class. Each measurement continues with the samples after those of the
-    previous measurement."""
+    """Measures one size class. Each measurement continues after the last sample of the previous
+    measurement."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None

@@ -45,7 +45,7 @@ class UniformSampler(ScheduledSampler):
 
 
 class Job:
-    """A training's samples in the order of their use, read ahead into one buffer.
+    """The samples of a training run in the order of their use, read ahead into one buffer.
 
     dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`. It may have
         `labels`, one for each sample

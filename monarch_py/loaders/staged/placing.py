@@ -46,7 +46,7 @@ class Placed:
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns the batch that torch's default_collate would make of the samples, except that arrays
-    are not stacked yet. In their place, the batch has a Stack. `place` stacks its arrays in the
+    are not stacked yet. Instead, the batch contains a Stack, whose arrays `place` stacks in the
     slot. Raises ConfigError if torch has no default batch for these samples."""
     if not samples:
         return []

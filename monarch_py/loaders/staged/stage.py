@@ -46,7 +46,7 @@ class Batch:
     """A batch in its slot.
 
     indices : its samples
-    tree : as placing.place returns it; None if the batch was read in place; a Failure if reading it
+    tree : as placing.place returns it; None if the batch was read in place; a Failure if the read
         has failed
     """
 
@@ -61,7 +61,7 @@ class Batch:
 class BatchesAhead:
     """The batches of the running epoch that were not delivered yet.
 
-    batches : the batches that were not requested from workers yet
+    batches : the batches that have not been requested from workers yet
     has_more : whether `batches` may yield another batch
     order : the numbers of the tasks whose batches were not delivered yet, in the order of delivery.
         A task that is not in `order` belongs to an epoch that was left early. The answer to this

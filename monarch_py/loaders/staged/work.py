@@ -155,7 +155,7 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker is given at its start.
+    """What a worker receives when it starts.
 
     parent : the training's process;  number, seed : this worker's number and seed
     init : called with the worker's number before the first task
@@ -170,9 +170,9 @@ class Start:
 
 
 def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None:
-    """Runs a worker: does tasks until the training sends None or the pipe ends. A task consists of
-    a number, the slot to fill, and the result of Ring.write_numbers, with which the worker reads
-    the samples' numbers.
+    """Runs a worker: performs tasks until the training sends None or the pipe is closed. A task
+    consists of its number, the slot to fill, and the result of Ring.write_numbers, which the worker
+    passes to Ring.read_numbers to get the samples' numbers.
 
     inherited : the training's ends of pipes, which a forked worker has inherited and must close
     """

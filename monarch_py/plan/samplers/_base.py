@@ -105,14 +105,15 @@ class Sampler(ABC):
     @abstractmethod
     def epochs(self, start: int = 0) -> Iterator[Order]:
         """Yields the orders of the epochs `start`, `start` + 1, ... If `reach` is not None, epoch
-        `reach` - 1 is the last. Each order has the samples in the order of access, (count,) int32.
-        The caller may keep it."""
+        `reach` - 1 is the last. Each order contains the samples in the order of access, (count,)
+        int32. The caller may keep the arrays."""
 
     def epoch(self, number: int) -> Order:
         """Returns the order of one epoch, (count,) int32. Raises ConfigError for an epoch beyond
         `reach`.
 
-        If a generator runs on from epoch to epoch, the epochs before this one are drawn too.
+        If the random generator is not seeded again in each epoch, the epochs before this one are
+        drawn too.
         """
         self.check_epoch(number)
         return next(self.epochs(number))
