@@ -6,7 +6,7 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class PyMonarchTiering(PythonPackage):
-    """Transparent storage tiering for deep-learning training."""
+    """Storage tiering for deep-learning training that a job does not notice."""
 
     pypi = "monarch-tiering/monarch_tiering-0.1.0.tar.gz"
     license("Apache-2.0")
