@@ -24,8 +24,8 @@ MOST_HOLDERS = 4
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
     """Returns the nodes that hold each file, the owner first, (files, up to MOST_HOLDERS) int32,
-    padded with NOBODY. The files' hashes determine these nodes (policies/rendezvous.py), as for
-    files without a plan.
+    padded with NOBODY. The files' hashes determine these nodes (policies/rendezvous.py). Without a
+    plan, all files are placed in this way.
 
     keys : (files,) the files' hashes, all different
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]

@@ -68,8 +68,8 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Returns, for each file, the node with the next higher score after `node`, (files,) int32; PFS
-    if no node has a higher score than `node`.
+    """Returns, for each file, the node with the least score above that of `node`, (files,) int32;
+    PFS if there is no such node. Nodes with weight 0 do not count.
 
     keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
     """

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
-# The results of this many epochs are kept: of the current epoch, and of the next epochs, whose
-# files are prefetched before training needs them.
+# The results of this many epochs are kept: the current epoch, and the epochs after it, whose files
+# are prefetched before training needs them.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")

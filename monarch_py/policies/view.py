@@ -177,8 +177,8 @@ class Served:
     """Where the accesses of one epoch find their files, for policies that evict copies.
 
     holder : (nodes, accesses) int32, the node that has the file, or PFS
-    cls : (nodes, accesses) int8, the storage class that contains the file on this node; meaningless
-        if the holder is PFS
+    cls : (nodes, accesses) int8, the storage class in which the holder has the file; meaningless if
+        the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
         to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
         that uses the file if the file has no owner. Class `into` gets the file. Each slower class,
@@ -186,7 +186,7 @@ class Served:
         files are assumed to have the same total size as the file. If no node has the file, and the
         file goes into a class of its owner, the owner reads the file from the file system
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
-        the file, if the policy reads larger pieces; None for nothing
+        the file, if the policy reads larger pieces; None if nothing else is read
     """
 
     holder: Int32s

@@ -57,8 +57,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     whether to keep it. Nodes see which samples the other nodes held at the start of the step. Rule
     2 applies to samples that are used again, rule 1 to all other samples.
 
-    evictions : counters to which the number of copies that each rule drops is added; None if these
-        numbers are not needed
+    evictions : counters, which are increased by the number of copies that each rule drops; None if
+        these numbers are not needed
     """
     counted = evictions or Evictions()
     replay = Replay(lambda: _Nodes(job, counted).run())
