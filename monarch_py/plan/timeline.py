@@ -224,7 +224,8 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """Returns the timeline of a training that has only one loop, with each sample as a unit."""
+        """Returns the timeline of a training run with only one loop, in which each sample is a
+        unit."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:

@@ -43,8 +43,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     def orders(epoch: int) -> Ints:
         order = job.orders(epoch)
         rng = np.random.default_rng([job.seed, epoch])
-        # An epoch may need more samples than there are files, because all its batches are full. In
-        # this case, np.resize repeats files from the beginning of the order.
+        # An epoch may need more samples than there are files, to fill up its batches. In this case,
+        # np.resize repeats files from the beginning of the order.
         files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
         return same_shape(order, files)
 

@@ -1,4 +1,4 @@
-"""Advises changes that would have made a run faster, and estimates the effect of each change with
+"""Suggests changes that would have made a run faster, and estimates the effect of each change with
 the simulator.
 
 The simulator needs a scenario, which is made from the run's measurements. Values that a run cannot

@@ -208,9 +208,9 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 
 
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
-    """Returns the files that each node holds by the placement exactly as section 5.1 of the NoPFS
-    paper describes it: every node holds the files that it uses most often, whatever other nodes
-    hold. The arguments are as in `place`.
+    """Returns the files that each node holds, exactly as section 5.1 of the NoPFS paper describes
+    the placement: every node, independently of the others, holds the files that it uses most often.
+    The arguments are as in `place`.
 
     Each node's files are ordered by frequency, the most used first. Files that are used equally
     often are in the order of their numbers, as in the published simulator.
