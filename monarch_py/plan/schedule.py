@@ -15,8 +15,8 @@ from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 from monarch_py.plan.samplers import NONE, GroupShuffle
 
-# The largest value of Deal.cap. A batch that is MOST_CAP times as large as the mean batch fits into
-# the memory of no accelerator.
+# The largest value of Deal.cap. No accelerator's memory has room for a batch that is MOST_CAP times
+# as large as the mean batch.
 MOST_CAP = 1000.0
 # The largest number of samples in a step.
 MOST_SAMPLES = 2**31 - 1
@@ -75,8 +75,8 @@ class Deal:
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
     cap : the most samples of a rank in a step, as a multiple of per_step / ranks. With None, all
-        batches of a step have the same size; but if `per_step` is not a multiple of `ranks`, some
-        have one sample more than others
+        batches of a step have the same size, or sizes that differ by one sample if `per_step` is
+        not a multiple of `ranks`
     least : the fewest samples of a rank in a step. A rank may get fewer if the step has too few
         samples for all ranks
     """
@@ -110,15 +110,16 @@ class Deal:
     @property
     def most(self) -> int:
         """The most samples that a rank takes in a step. `cap` is used as the decimal number that
-        the user wrote: with a cap of 1.1, 100 samples become 110. In floating point, the product
-        would be slightly larger than 110, and would be rounded up to 111."""
+        the user wrote. For example, if per_step / ranks is 100 and `cap` is 1.1, the result is 110.
+        In floating point, the product would be slightly larger than 110, and would be rounded up to
+        111."""
         if self.cap is None:
             return -(-self.per_step // self.ranks)
         return min(ceil(Fraction(str(self.cap)) * self.per_step / self.ranks), self.per_step)
 
     def schedule(self, order: Int32s, holders: Int32s) -> EpochSchedule:
-        """Assigns the samples of an epoch, `per_step` in each step. Raises ConfigError for samples
-        or nodes that do not exist.
+        """Returns a schedule that assigns the samples of an epoch to ranks, `per_step` samples in
+        each step. Raises ConfigError for samples or nodes that do not exist.
 
         In each step, as many samples as possible go to a node that holds them. The other samples
         are assigned so that all nodes load equally many samples, as far as the sizes of the batches

@@ -1,7 +1,7 @@
-"""The timeline of a training: all accesses, epoch by epoch, in the order in which they happen.
+"""The timeline of training: all accesses, epoch by epoch, in the order in which they happen.
 
-A section of the timeline is one loop over a dataset in one epoch. A run has the units that one node
-uses in one section.
+A section of the timeline is one loop over a dataset in one epoch. A `Run` lists the units that one
+node uses in one section.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ MAX_EPOCHS = 1_000_000
 # USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
 # names no workers (eight workers with four batches each).
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
-# AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because accesses in any
-# order would fit a larger window.
+# AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because in a larger window
+# accesses would fit the plan in any order.
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # A GroupLoader reads this many groups ahead, one into each of its buffers.
 AHEAD_GROUPS = 2
@@ -62,9 +62,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Converts the number of an epoch of the training to the number that the part's sampler
-        gives this epoch. Both numbers are equal if the sampler counts all epochs
-        (Sampler.by_epoch). Otherwise the sampler counts only the epochs in which its part runs."""
+        """Returns the number by which the part's sampler knows an epoch of the training. This is
+        the same number if the sampler counts all epochs (Sampler.by_epoch). Otherwise the sampler
+        counts only the epochs in which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -77,8 +77,8 @@ class Section:
     """The accesses of all ranks while one part runs in one epoch.
 
     start : position of the section's first access, the same on every node
-    rows : (per_rank, world_size) int32, units; row i has the i-th access of every rank, or NONE for
-        a rank without an i-th access
+    rows : (per_rank, world_size) int32, units; row i contains the i-th access of every rank, or
+        NONE for a rank without an i-th access
     """
 
     epoch: int
@@ -112,7 +112,8 @@ class Run:
     again.
 
     units : (n,) int32, in the order of their first use
-    place : (units of the plan,) int32, the index of each unit in `units`; NONE if it is not there
+    place : (units of the plan,) int32, the index of each unit in `units`; NONE for a unit that is
+        not in `units`
     starts : (n,) int64, the position of each first use in the plan's timeline
     window : the largest number of places by which an access may come earlier than in the plan
     """
@@ -148,7 +149,7 @@ class Run:
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
-            # ascending order. So the access that the plan has last in a group may come first.
+            # ascending order. So the access that the plan lists last in a group may come first.
             early = max(early, AHEAD_GROUPS * loader.sampler.group * section.ranks_per_node)
         ends = np.searchsorted(at, at + min(early, len(own)))
         least = int((ends - np.arange(len(at))).max(initial=1))
@@ -223,7 +224,8 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """Returns the timeline of a training with one loop, in which each sample is a unit."""
+        """Returns the timeline of a training run with only one loop, in which each sample is a
+        unit."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
@@ -263,7 +265,7 @@ class Timeline:
         return self._section(epoch, each, start, each.loader.sampler.epoch(each.number(epoch)))
 
     def position(self, epoch: int, batch: int, part: str | None = None) -> int:
-        """Returns the position of the first access in a batch. A training that starts with this
+        """Returns the position of the first access in a batch. A training run that starts with this
         batch begins at this position. Raises ConfigError if there is no such batch."""
         each, start = self._found(epoch, part)
         if not 0 <= batch < each.loader.steps:

@@ -54,8 +54,8 @@ def first_fit(job: Job) -> Decision:
 
 def hashed(job: Job, keys: Keys | None = None) -> Decision:
     """Assigns each file to an owner by rendezvous hashing, weighted by room (`rendezvous.owners`).
-    Only the owner reads the file from the source. The daemon uses this policy on several nodes
-    without a plan.
+    Only the owner reads the file from the source. The daemon uses this policy if there are several
+    nodes and no plan.
 
     A node that misses a file gets it from the owner. The owner reads the file at the first request
     and keeps it in the fastest class with room, as `first_fit` does. A file for which no node has

@@ -4,9 +4,10 @@ use.
 The caches are plain loops over dictionaries and heaps. Array operations would not help, because
 each access depends on the changes that earlier accesses made. In a cache of 200,000 files, an
 access takes 0.4 to 0.7 us with LRU and one class, and 0.4 us more for each further class. With
-eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a whole simulation:
-ten million accesses to two million files, half of them cached. There an access takes 1.1 us with
-LRU and 1.8 us with eviction by the next use, including the computation of orders and next uses.
+eviction by the next use, an access takes 1.1 us. benchmarks/policies measures a complete
+simulation: ten million accesses to two million files, half of which are cached. In this simulation
+an access takes 1.1 us with LRU and 1.8 us with eviction by the next use, including the computation
+of orders and next uses.
 """
 
 import heapq
@@ -29,9 +30,10 @@ class Uses:
     MISS if there is no such class.
 
     found : the class that had the file before the access
-    into : the class that took the accessed file. The files that it drops to make room go to the
-        next slower class
-    down : the slowest class that took a file: the accessed file, or one that another class dropped
+    into : the class that took the accessed file. In LeastRecent, the files that this class drops to
+        make room go to the next slower class
+    down : the slowest class that took any file: the accessed file, or a file that a faster class
+        dropped
     """
 
     def __init__(self, accesses: int) -> None:
@@ -129,7 +131,7 @@ class FarthestUse:
     """Evicts the file whose next use is farthest. A file is not admitted if its next use is farther
     than that of every held file (Belady 1966, with bypass).
 
-    If all files have one size, no policy hits more often. Otherwise this is a heuristic. To make
+    If all files have the same size, no policy has more hits. Otherwise this is a heuristic. To make
     room for a file, the cache evicts as many files as needed, but only files with a farther next
     use. A copy stays in the class that admitted it.
 

@@ -29,7 +29,7 @@ def copies_of(
     """Returns the copies of all nodes: each node keeps the files that its policy selects, in the
     classes that the policy chooses.
 
-    policy_of : returns the policy of a node
+    policy_of : a function that returns the policy of a node
     sizes : (files,) [bytes]
     classes : how many classes to use, including the staging buffer (None = all)
     """
@@ -83,8 +83,8 @@ def owners_of(copies: Copies, wanted: Ints) -> Int32s:
 
 
 def shards(job: Job, classes: int | None = None) -> Copies:
-    """Returns copies of one contiguous part of the dataset on each node; the parts have nearly
-    equal numbers of files.
+    """Divides the dataset into one contiguous part for each node, with nearly equal numbers of
+    files. Returns the copies with which each node holds its part, as far as its classes have room.
 
     classes : how many classes to use, including the staging buffer (None = all)
     """

@@ -16,12 +16,12 @@ BUFFERS = 2
 def group_shuffle(job: Job, group: int | None = None) -> Decision:
     """Reads contiguous groups of samples in random order, and shuffles each group in memory.
 
-    One large contiguous read brings a group into one buffer, while training uses the previous group
+    One large contiguous read copies a group into one buffer, while training uses the previous group
     in the other buffer. So samples are mixed within their group, and groups are mixed over the
     dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : samples in a group. By default it is the largest number with which two of the largest
-        groups fit into the staging buffer of every node
+    group : the number of samples in a group; None for the largest number with which every node's
+        staging buffer has room for two groups, even if both take as many bytes as the largest group
 
     Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
     that all samples are used once. If a group lies on the border of two nodes, each node reads the
@@ -43,8 +43,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     def orders(epoch: int) -> Ints:
         order = job.orders(epoch)
         rng = np.random.default_rng([job.seed, epoch])
-        # An epoch may need more samples than there are files, to make its batches full. np.resize
-        # then repeats files from the beginning of the order.
+        # An epoch may need more samples than there are files, to fill up its batches. In this case,
+        # np.resize repeats files from the beginning of the order.
         files = np.resize(grouped(job.files, group, rng), np.count_nonzero(order != NO_FILE))
         return same_shape(order, files)
 
@@ -65,8 +65,9 @@ def largest_group(sizes: Ints, group: int) -> int:
 
 
 def grouped(files: int, group: int, rng: np.random.Generator) -> Ints:
-    """Returns the groups in random order, each shuffled separately, (files,) int32. The last group
-    of the dataset may be shorter."""
+    """Returns all files, group by group, (files,) int32. The groups are in random order, and the
+    files of each group are shuffled. The last group of the dataset may be shorter than the
+    others."""
     of = np.arange(files) // group
     rank = rng.permutation(int(of[-1]) + 1)
     # Sort the files by the random position of their group, then by a random number. A loop that

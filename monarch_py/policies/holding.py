@@ -2,7 +2,7 @@
 
 The same functions compute which nodes hold each sample of a plan.
 
-Every node computes the same result by itself, without communication.
+Every node computes the same result on its own, without communication.
 """
 
 from dataclasses import replace
@@ -23,9 +23,9 @@ MOST_HOLDERS = 4
 
 
 def held_by_hash(keys: Keys, sizes: Ints, quotas: Ints, *, extra: bool = True) -> Int32s:
-    """Returns the nodes that hold each file if there is no plan, by the files' hashes
-    (policies/rendezvous.py): (files, up to MOST_HOLDERS) int32, the owner first, padded with
-    NOBODY.
+    """Returns the nodes that hold each file, the owner first, (files, up to MOST_HOLDERS) int32,
+    padded with NOBODY. The files' hashes determine these nodes (policies/rendezvous.py). Without a
+    plan, all files are placed in this way.
 
     keys : (files,) the files' hashes, all different
     sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
@@ -69,8 +69,8 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns the plan. In each part whose loader has one of HELD_SPLITS, sets the loader's
-    `holders` to the nodes that hold each sample."""
+    """Returns a copy of the plan with the holders of samples filled in: in each part whose loader
+    has one of HELD_SPLITS, the loader's `holders` are the nodes that hold each sample."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 

@@ -43,7 +43,7 @@ class TierRoom:
 
 
 # A tier with the usual block size, for computations that must give the same result on all nodes.
-# The block sizes of the nodes' own tiers may differ. The tier rounds each file's size up to whole
+# The block sizes of the nodes' own tiers may differ. UNIT rounds each file's size up to whole
 # blocks, and adds room for the file's name and its row in the manifest.
 UNIT = TierRoom(free_bytes=0, free_inodes=0, block_bytes=4096, entry_bytes=512)
 
@@ -89,8 +89,8 @@ def first_fit(
 
 
 def take(needs: Sizes, room: int, most: int | None = None) -> npt.NDArray[np.bool_]:
-    """Returns which files fit into a room when they are placed in order, (files,) bool. A file that
-    is too large for the room that is left does not stop later files.
+    """Returns which files fit into the given room if they are placed in order, (files,) bool. A
+    file that is too large for the remaining room is skipped, and later files may still fit.
 
     needs : (files,) [bytes], in the order of filling
     room : [bytes], less than 2**53

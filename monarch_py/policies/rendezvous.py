@@ -1,9 +1,9 @@
 """The owner of each file when there is no plan: rendezvous hashing, weighted by room.
 
-Every node computes the owners by itself, from the catalog and the nodes' quotas, without any
-communication. When a node joins, only files that it takes over change owners. When a node leaves,
-only files that it owned change owners (Thaler and Ravishankar 1998; weights as in Schindelhauer and
-Schomaker 2005).
+Every node computes the owners on its own, from the catalog and the nodes' quotas, without any
+communication. When a node joins, only the files that it takes over change owners. When a node
+leaves, only the files that it owned change owners (Thaler and Ravishankar 1998; weights as in
+Schindelhauer and Schomaker 2005).
 """
 
 import numpy as np
@@ -68,8 +68,8 @@ def first_nodes(keys: Keys, weights: Floats) -> Int32s:
 
 
 def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
-    """Sorts the nodes by their score for each file. Returns the node that follows `node` in this
-    order, (files,) int32; PFS if `node` is the last.
+    """Returns, for each file, the node with the least score above that of `node`, (files,) int32;
+    PFS if there is no such node. Nodes with weight 0 do not count.
 
     keys : (files,);  weights : (nodes,) >= 0, and weights[node] > 0
     """
@@ -128,8 +128,8 @@ def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -
 
 
 def _next_choice(keys: Keys, weights: Floats, last: Floats) -> tuple[Int32s, Floats]:
-    """Returns two arrays (files,). The first has, for each file, the node with the least score that
-    is above `last`. The second has this score. A file without such a node gets PFS and infinity."""
+    """Returns, for each file, the node with the least score above `last`, and this score, both
+    (files,). If no score is above `last`, the node is PFS and the score is infinity."""
     choice = np.full(len(keys), PFS, np.int32)
     best = np.full(len(keys), np.inf)
     step = max(1, PORTION // max(1, len(weights)))

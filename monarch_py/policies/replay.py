@@ -14,8 +14,8 @@ import numpy.typing as npt
 from monarch_py.plan.access import NEVER
 from monarch_py.policies.view import NO_FILE, Array, Ints, Job
 
-# The results of this many epochs are kept: of the current epoch, and of the next epochs, whose
-# files are prefetched before training needs them.
+# The results of this many epochs are kept: the current epoch, and the epochs after it, whose files
+# are prefetched before training needs them.
 KEPT_EPOCHS = 3
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ class Replay(Generic[T]):
     """Gives random access to what a generator yields epoch by epoch. If the result of an epoch is
     no longer kept, the generator runs again from the first epoch.
 
-    begin : returns a new generator, which starts with the first epoch and with the state that the
-        job has at its start
+    begin : a function that returns a new generator. The generator starts with the first epoch, in
+        the state at the start of the job
     """
 
     def __init__(self, begin: Callable[[], Iterator[T]]) -> None:
@@ -59,9 +59,9 @@ def in_time(order: Ints) -> Array:
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """Returns when the file of each access is used next. For each epoch, the result has an array
-    (nodes, accesses) int64 with the number of the next access to the same file, or NEVER. Accesses
-    are numbered over all epochs in the order of `in_time`, so the accesses of a step have
+    """Returns when the file of each access is used next. For each epoch, the result contains an
+    array (nodes, accesses) int64 with the number of the next access to the same file, or NEVER.
+    Accesses are numbered over all epochs in the order of `in_time`, so the accesses of a step have
     neighbouring numbers. The result takes 8 bytes for every access of the job.
 
     together : True for the next use by any node (all nodes share one cache), False for the next use

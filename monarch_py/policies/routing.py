@@ -29,8 +29,8 @@ class Routing:
     """The places that have files, as one node sees them at one moment. Each choice adds the file to
     the queue of the chosen place, so that later choices consider the longer queue.
 
-    rate : takes a place and the number of readers there; returns the rate [bytes/s] that one of
-        them gets, or None if it is unknown
+    rate : a function of a place and the number of readers at this place; it returns the rate
+        [bytes/s] that one of these readers gets, or None if the rate is unknown
     queues : (nodes,) files that wait for each node;  at_source : files that wait for the sources
     node_threads : how many threads ask a node at a time
     source_threads : how many threads read the sources

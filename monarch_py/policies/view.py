@@ -69,7 +69,7 @@ class Job:
 
     sizes : (files,) int64 [bytes]
     epochs : number of epochs
-    batch : samples per step of the node with most ranks
+    batch : the number of samples in a step of the node that has the most ranks
     orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
         the files of a step one after the other. All nodes wait for each other at the end of each
         step. If a node has fewer ranks than others, NO_FILE follows its files
@@ -177,15 +177,16 @@ class Served:
     """Where the accesses of one epoch find their files, for policies that evict copies.
 
     holder : (nodes, accesses) int32, the node that has the file, or PFS
-    cls : (nodes, accesses) int8, the storage class there; meaningless if the holder is PFS
+    cls : (nodes, accesses) int8, the storage class in which the holder has the file; meaningless if
+        the holder is PFS
     into, down : (nodes, accesses) int8, the fastest and the slowest class that the access writes
         to; STAGING if it writes to none. The classes belong to the file's owner, or to the node
         that uses the file if the file has no owner. Class `into` gets the file. Each slower class,
-        down to `down`, gets the files that the next faster class drops to make room; it is assumed
-        that these have the same total size as the file. If no node has the file, and the file goes
-        into a class of its owner, the owner reads the file from the file system
+        down to `down`, gets the files that the next faster class drops to make room; these dropped
+        files are assumed to have the same total size as the file. If no node has the file, and the
+        file goes into a class of its owner, the owner reads the file from the file system
     redundant : (nodes, accesses) int64 [bytes], what is read from the file system in addition to
-        the file, if the policy reads larger pieces; None for nothing
+        the file, if the policy reads larger pieces; None if nothing else is read
     """
 
     holder: Int32s
@@ -213,15 +214,16 @@ class Decision:
         all. So an owner that keeps the file reads it only once
     pfs : whether a file that has a copy somewhere may still be read from the file system, if the
         performance model says that this is faster now (NoPFS 4)
-    orders : returns the order of an epoch, as in Job; None if the policy keeps the job's orders. A
-        node may take more samples in a step than the job's batch. NO_FILE follows the samples of a
-        node that takes fewer than others
-    served : returns, for an epoch and its order, where the accesses find their files. If it is
-        given, `copies` describes only the classes' content before the first step
-    threads : returns, for an epoch and its order, (nodes, steps, ranks) int32, how many of the
-        node's staging threads, 1 or more, fetch the samples of a rank in a step. A free thread goes
-        to the rank that has the smallest part of its threads at work (Lobster 4.3). With None,
-        every rank has threads of its own
+    orders : a function that returns the order of an epoch, as in Job; None if the policy keeps the
+        job's orders. A node may take more samples in a step than the job's batch. NO_FILE follows
+        the samples of a node that takes fewer than others
+    served : a function that returns, for an epoch and its order, where the accesses find their
+        files. If a policy sets `served`, `copies` describes only the classes' content before the
+        first step
+    threads : a function that returns, for an epoch and its order, how many of a node's staging
+        threads fetch the samples of each rank in each step, (nodes, steps, ranks) int32, each 1 or
+        more. A thread that becomes free fetches for the rank that has the smallest share of its
+        threads at work (Lobster 4.3). With None, every rank has threads of its own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

@@ -1,1 +1,1 @@
-"""Presents a daemon's status to people and to monitoring: a summary, a live view and metrics."""
+"""Presents a daemon's status to people (summaries, a page, a live view) and to monitoring tools."""

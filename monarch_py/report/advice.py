@@ -1,4 +1,5 @@
-"""Says what would have made a run faster, with the simulator's estimate of each change.
+"""Suggests changes that would have made a run faster, and estimates the effect of each change with
+the simulator.
 
 The simulator needs a scenario, which is made from the run's measurements. Values that a run cannot
 measure are assumed. The advice lists each assumption.
@@ -33,15 +34,15 @@ MOST_FILES, MOST_ACCESSES = 10_000, 100_000
 # A run with more than MOST_NODES nodes, or with files of more than MOST_MEAN bytes on average, is
 # not simulated.
 MOST_NODES, MOST_MEAN = 64, 1e13
-# A run does not show how its program reads ahead. Assumed are batches of BATCH files, and AHEAD
-# batches that each reader fetches ahead.
+# A run does not show how its program reads ahead. It is assumed that a batch has BATCH files, and
+# that each reader fetches AHEAD batches ahead.
 BATCH, AHEAD = 8, 2
 # Assumed rates of memory and of an SSD [bytes/s]. A run does not measure them, because the kernel
 # serves the reads of copies. UNLIMITED stands for a rate that has no influence.
 TIER_RATES = {"ram": 4.0 * GIB, "ssd": 1.0 * GIB}
 UNLIMITED = 1e15
-# If at least this share of the bytes came from copies in an interval, the source did not slow the
-# training in that interval.
+# If at least this share of an interval's bytes came from copies, it is assumed that the source did
+# not slow the training in that interval.
 UNDISTURBED = 0.95
 # The smallest share of the run's time that a change must save to be advised.
 WORTH = 0.05
@@ -78,7 +79,7 @@ class Advice:
     assumptions: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The advice in types that JSON has."""
+        """The advice in types that JSON can represent."""
         return {
             "measured_seconds": self.measured,
             "simulated_seconds": self.simulated,
@@ -113,9 +114,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read in those intervals of the run in which
-    copies gave it nearly all bytes. Returns 0 if only a small part of the run's bytes came in these
-    intervals."""
+    """Returns the rate [bytes/s] at which the training read in the intervals in which nearly all of
+    its bytes came from copies. Returns 0 if these intervals contain only a small part of the run's
+    bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -123,8 +124,8 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # Copies may have given nearly all bytes in a few intervals only, such as the first and the last
-    # one. If only a small part of the run's bytes came in them, their rate is not the training's.
+    # Such intervals may be few, for example only the first and the last interval. If only a small
+    # part of the run's bytes was read in them, their rate says nothing about the training's speed.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
     return typical_rate(opened[is_free], lengths[is_free])
@@ -190,7 +191,7 @@ def compared(advice: Advice) -> str:
 
 
 class _Model:
-    """Makes scenarios of a run, and simulates them."""
+    """Makes scenarios from a run's measurements, and simulates them."""
 
     def __init__(self, run: Recorded, epochs: int | None, compute: float | None) -> None:
         self._run = run

@@ -150,7 +150,7 @@ class _DaemonCollector(Collector):
 def registry_of(ask: Callable[[], Report | None]) -> CollectorRegistry:
     """Returns a registry for prometheus_client's exporters.
 
-    ask : returns the daemon's present report; None if the daemon does not answer
+    ask : a function that returns the daemon's present report, or None if the daemon does not answer
     """
     registry = CollectorRegistry()
     registry.register(_DaemonCollector(ask))

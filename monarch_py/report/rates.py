@@ -1,4 +1,4 @@
-"""The rates of a daemon's work: the difference of two of its reports, per second."""
+"""The rates of a daemon's work: how much its counters grew between two reports, per second."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -198,9 +198,9 @@ class Recorded:
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
         """Returns the epochs of the run. If their number is given, the opens are divided equally
-        among the epochs. Otherwise the plan defines the epochs. If there is no plan either, an
-        epoch has `files` / `nodes` opens. Returns an empty list if no file was opened, or if there
-        would be more than MOST_EPOCHS epochs.
+        among the epochs. Otherwise the plan defines the epochs or, without a plan, an epoch has
+        `files` / `nodes` opens. Unless the plan defines the epochs, returns an empty list if no
+        file was opened, or if there would be more than MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """

@@ -148,8 +148,8 @@ def unused(report: dict[str, Any]) -> list[str]:
 
 
 def _left_out(report: dict[str, Any]) -> list[str]:
-    """Returns a text for each reason why files were not copied. `_no_room` has the text for the
-    reason "no_room"."""
+    """Returns a text for each reason why files were not copied, except for the reason "no_room",
+    whose text `_no_room` returns."""
     words = {
         "excluded": "excluded by the configuration",
         "changed": "changed since the daemon examined them",

@@ -15,8 +15,8 @@ from monarch_py.report.rates import Rates, Report, seconds_left
 from monarch_py.util.quoting import quoted
 from monarch_py.util.units import counted, format_size
 
-# The view estimates how long the remaining fills take. For this, it averages the rate of fills over
-# this time [s].
+# To estimate how long the remaining fills will take, the view averages the rate of fills over this
+# time [s].
 AVERAGED_S = 20.0
 BAR_WIDTH = 20
 # Widths in a table with bars [characters]. LEAST_NAME : the least width of the column of names.
@@ -176,7 +176,7 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
 
 
 def _programs(rows: Iterable[dict[str, Any]]) -> Table:
-    """Returns a table of the processes that have the most files open. The table also says what
+    """Returns a table of the processes that have the most files open. The table also shows what
     serves these files."""
     served: dict[tuple[int, str], Counter[str]] = {}
     latest: dict[tuple[int, str], str] = {}

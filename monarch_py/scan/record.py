@@ -44,9 +44,9 @@ class Listed:
     batches: list[memoryview]
 
 
-# The records of all sources, by the sources' numbers, and the time [s] at which the scan of these
-# sources began. The time is a value of time.monotonic() on this node, even if another node has
-# scanned.
+# The records of all sources, in the order of the sources' numbers, and the time [s] at which the
+# scan of these sources began. The time is a value of time.monotonic() on this node, even if another
+# node has scanned the sources.
 Scanned = tuple[list[Listed], float]
 
 
@@ -64,8 +64,8 @@ def record_sources(config: Config) -> bytes:
 
 
 def read_record(data: bytes) -> list[Listed]:
-    """Returns the records that `record_sources` has made, by the sources' numbers. Raises
-    ValueError if `data` was not made by `record_sources`."""
+    """Returns the records of all sources from the result of `record_sources`, in the order of the
+    sources' numbers. Raises ValueError for other data."""
     try:
         return msgspec.msgpack.decode(data, type=list[Listed])
     except msgspec.DecodeError as error:

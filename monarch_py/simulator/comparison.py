@@ -21,7 +21,8 @@ def compare(
     each policy's result, in the order of the simulations. If a policy cannot run in the scenario,
     the reason takes the place of its result.
 
-    tell : called with each policy before it is simulated, and with "" at the end
+    tell : a function that is called with each policy's name before the policy is simulated, and
+        with "" at the end
 
     Raises ConfigError for an unknown name, and MonarchError if there is too little memory.
     """

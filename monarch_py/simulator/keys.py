@@ -1,6 +1,7 @@
 """Reads a scenario from its YAML file, and checks that its parts fit together.
 
-A scenario that cannot be simulated is rejected with one sentence that names file, line and key.
+A scenario that cannot be simulated is rejected with one sentence, which names the file, the line
+and the key.
 """
 
 import os
@@ -38,7 +39,8 @@ def load_scenario(
 
     policies : the names that the key `policies` may contain; None for any names
 
-    Raises ConfigError, one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
+    Raises ConfigError, whose message is one sentence of the form
+    ``FILE:LINE: key: what is wrong; the hint``.
     """
     file = Path(path)
     root, top = load_document(file, "scenario", "nodes, epochs, dataset, rates, pfs and classes")

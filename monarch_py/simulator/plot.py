@@ -18,8 +18,8 @@ BAR, MARGIN, LEAST = 0.55, 1.6, 6.5
 
 
 def can_draw(path: Path) -> None:
-    """Checks that a picture can be drawn at `path`, before the simulation. Raises MonarchError if
-    it cannot."""
+    """Checks that a picture can be drawn at `path`, so that a mistake is found before the
+    simulation. Raises MonarchError if no picture can be drawn."""
     if path.suffix.lower() not in KINDS:
         raise MonarchError(
             f"{path} does not have the extension of a picture; use one of {', '.join(KINDS)}"
@@ -68,8 +68,8 @@ def save(figure: Any, path: Path) -> None:
 
 
 def stacked_bars(axes: Any, heights: Mapping[str, Sequence[float]], **style: Any) -> list[float]:
-    """Draws stacked bars: each part of a bar stands on the part before it. Returns the heights of
-    the whole bars.
+    """Draws stacked bars: each part of a bar stands on the part before it. Returns the total height
+    of each bar.
 
     heights : label of a part -> the part's height in each bar
     """

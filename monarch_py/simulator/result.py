@@ -1,4 +1,4 @@
-"""The results of a simulation: one Result for each policy, and the JSON document of all.
+"""The results of a simulation: one Result for each policy, and a JSON document of all results.
 
 The JSON (``--json``) is an object::
 
@@ -14,11 +14,11 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
 ``stall_seconds``       how long a rank waited for samples, mean over the ranks, without waits for
                         other ranks at a barrier and without a fill before the first batch
 ``initial_seconds``     the part of the total before the first batch
-``share``, ``bytes``    how much came from each of ``staging``, ``local``, ``remote`` and ``pfs``:
-                        the place from which a sample reached the staging buffer or the rank. Each
-                        sample counts once.
-                        ``staging`` has the samples that cost nothing: all samples under the policy
-                        `perfect`, and samples that arrived with a read of the same file for
+``share``, ``bytes``    how much came from each place, ``staging``, ``local``, ``remote`` or
+                        ``pfs``. A sample counts once: at the place from which it reached the
+                        staging buffer or the rank.
+                        ``staging`` counts the samples that cost nothing: all samples under the
+                        policy `perfect`, and samples that arrived with a read of the same file for
                         another sample
 ``reuse_hit_ratio``     the share of the dataset's bytes that an epoch reads from copies of earlier
                         epochs, on this node or another; mean over the epochs after the first. It

@@ -44,10 +44,10 @@ Threads = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An aggregate rate by the number of threads or clients that share it (NoPFS, Dryden et al.,
-    SC'21, section 4). A storage class reads at the rate r_j(p_j) for its p_j threads together. The
-    PFS serves at the rate t(g) for its g clients together. Each of n sharers gets 1/n of the
-    aggregate.
+    """An aggregate rate as a function of the number of threads or clients that share it (NoPFS,
+    Dryden et al., SC'21, section 4). The p_j threads of a storage class together read at the rate
+    r_j(p_j). The PFS serves its g clients together at the rate t(g). Each of n sharers gets 1/n of
+    the aggregate.
 
     points : number of sharers (1 or more) -> aggregate rate, above 0 [bytes/s]
 
@@ -149,8 +149,8 @@ class SizeLaw(Keys):
         while len(outside):
             # Each round draws as many new sizes as there are sizes outside the bounds. The new
             # sizes within the bounds replace the first sizes outside; further rounds replace the
-            # rest. The resulting sizes and the number of draws are the same as if each size
-            # were redrawn by itself until it lies within the bounds.
+            # rest. The resulting sizes and the number of draws are the same as if the sizes were
+            # redrawn one by one, each until it lies within the bounds.
             fresh = random.standard_normal(len(outside)) * self.std + self.mean
             fresh = fresh[(fresh >= self.min) & (fresh <= self.max)]
             sizes[outside[: len(fresh)]] = fresh

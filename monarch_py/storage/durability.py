@@ -101,7 +101,8 @@ class Keeper:
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
         copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
-        room for the copy. If copies were lost, gives the tier a sentence that says how many."""
+        room for the copy. If copies were lost, notes in the tier how many, as a sentence for
+        users."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])
@@ -198,8 +199,8 @@ class Keeper:
         return True
 
     def _fail(self, why: str) -> None:
-        """Notes that rows were not committed. This session still serves their copies. The next
-        session removes them, because they have no row."""
+        """Notes that rows were not committed. This session still serves the copies without rows,
+        but the next session removes these copies."""
         if not self.broken:
             self.tier.note_unrecorded(why)
         self.broken = True

@@ -121,7 +121,8 @@ class DamagedManifestError(TierError):
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Turns errors of SQLite, and of malformed rows, into TierError or DamagedManifestError."""
+    """Turns the errors that SQLite raises in the block, and errors from malformed rows, into
+    TierError or DamagedManifestError. `path` is the manifest's path."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -18,8 +18,8 @@ NO_LIMIT = 1 << 60
 
 
 # A call of `available_bytes` takes a millisecond, but the daemon places small files in up to a
-# thousand portions a second. So `MemoryRoom` uses the result of a call for a while: until copies
-# have taken LOOK_BYTES, or until a time has passed. This time is the available memory divided by
+# thousand portions a second. So `MemoryRoom` reuses the result of a call until copies have taken
+# LOOK_BYTES or the result has reached a certain age. This age is the available memory divided by
 # GROWTH [bytes/s], but at least LOOK_S and at most MOST_LOOK_S [s]. Programs cannot take memory as
 # fast as GROWTH, because processors touch new pages more slowly.
 LOOK_S, MOST_LOOK_S, LOOK_BYTES, GROWTH = 0.05, 0.5, 64 << 20, 32 << 30
@@ -57,8 +57,12 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """Returns the directories of this process's memory cgroup and of its ancestors, each with
-    whether it belongs to cgroup v2. The result is cached until the cgroup or the mounts change."""
+    """Returns a pair for this process's memory cgroup and for each of the cgroup's ancestors: the
+    directory, and whether it belongs to cgroup v2. The result is cached until the cgroup or the
+    mounts change.
+
+    cgroups, mount_lines : the content of /proc/self/cgroup and of /proc/self/mounts
+    """
     mounts: dict[str, Path] = {}
     for line in os.fsdecode(mount_lines).splitlines():
         _, where, kind, options, *_ = line.split()

@@ -16,9 +16,9 @@ SHARE_OF_DISK, SHARE_OF_MEMORY = 4, 8
 
 def default_area(tiers: int) -> TierConfig:
     """Returns the configuration of an area in shared memory. The area's size is computed from the
-    room that is free now. Raises TierError if there can be no area.
+    room that is free now. Raises TierError if no area can be added.
 
-    tiers : the number of tiers of the configuration
+    tiers : the number of tiers in the daemon's configuration
     """
     place = shm_root()
     if tiers >= MAX_TIERS:

@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# The room [bytes] that is kept free for a catalog that grows on the tier's file system, but at most
-# half of the file system. CATALOG_BYTES are enough for three million files.
+# If the catalog grows on the tier's file system, this room [bytes], but at most half of the file
+# system, is kept free for the catalog. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
 # The daemon places small files in up to a thousand portions a second. For each portion it needs the
 # room that the tier's directories take, and reading this value takes several system calls. So the
@@ -91,9 +91,9 @@ def why_refused(mount_point: Path, doubt: Doubt) -> str:
 
 
 def refuse_replaceable(mount_point: Path) -> None:
-    """Checks whether another user could replace the directory of copies below a mount point by
-    another directory. Raises TierError if this is certain. Logs a warning if this process cannot
-    tell."""
+    """Checks whether another user could replace the directory of copies below a mount point with
+    another directory. Raises TierError if another user certainly could. Logs a warning if this
+    process cannot tell."""
     try:
         found = doubts(mount_point)
     except OSError as error:
@@ -144,9 +144,10 @@ class Tier:
     usable : whether new copies may be placed here
     used_bytes, used_inodes : the room that the copies occupy, including copies that are being
         written
-    lost : a sentence on copies of earlier sessions that cannot be used any more; "" if there are no
-        such copies
-    unrecorded : a sentence on copies that the manifest lacks after an error; "" if there are none
+    lost : a sentence about copies of earlier sessions that cannot be used any more; "" if there are
+        no such copies
+    unrecorded : a sentence about copies that could not be recorded in the manifest because of an
+        error; "" if there are no such copies
     gone : why the directory of copies cannot be trusted any more; "" while it can be trusted
     """
 
@@ -242,7 +243,7 @@ class Tier:
         return listed
 
     def last_number(self) -> int:
-        """The largest of the numbers of the copies in the directory; 0 if there is no copy."""
+        """The largest number of a copy in the directory; 0 if the directory contains no copy."""
         with os.scandir(self.fd) as found:
             return max((copy_number(entry.name) or 0 for entry in found), default=0)
 
@@ -267,7 +268,7 @@ class Tier:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-        # Monarch gives the name of a copy to no directory, so another program has made this
+        # Monarch never gives a directory the name of a copy, so another program has made this
         # directory. It is removed only if it is empty.
         except IsADirectoryError:
             with suppress(OSError):
@@ -439,7 +440,7 @@ class Tier:
     def note_lost(self, what: str) -> None:
         """Notes that copies of earlier sessions cannot be used.
 
-        what : says which copies, and why
+        what : a text that says which copies, and why they cannot be used
         """
         self.lost = f"tier {self.config.mount_point}: {what}"
         log.warning("%s", self.lost)

@@ -20,8 +20,8 @@ class TierWatch:
     """Checks the tiers in a thread of its own, so that a file system that hangs blocks no other
     thread.
 
-    found : called in that thread, once for each tier that cannot be trusted any more. Its arguments
-        are the tier's number and a sentence that says why
+    found : a function that the thread calls once for each tier that cannot be trusted any more. Its
+        arguments are the tier's number and a sentence that says why
     """
 
     def __init__(self, tiers: Sequence[Tier | None], found: Callable[[int, str], None]) -> None:

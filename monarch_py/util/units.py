@@ -58,8 +58,8 @@ def parse_rate(rate: str) -> float:
 
 
 def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
-    """Returns the exact number of bytes that `text` means, and the number of bytes of the text's
-    unit.
+    """Returns the exact number of bytes that `text` means, and how many bytes one of the text's
+    units has.
 
     written : what the user has written, of which `text` may be a part; error messages quote it
     what : "size" or "rate", for error messages

@@ -84,7 +84,7 @@ class Declared:
 
     name, meaning : the key's name and description
     field : the dataclass's field for the key;  key : the Key in the field's annotation
-    kind : reads the key's value
+    kind : the Kind that reads the key's value
     """
 
     name: str

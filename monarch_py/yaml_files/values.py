@@ -40,10 +40,10 @@ NUMBER = {"type": ["string", "number"]}
 class Kind:
     """A kind of value, such as a size or a path.
 
-    parse : reads a value of this kind from a node
+    parse : a function that reads a value of this kind from a node
     value : what the reference calls such a value
     schema : the JSON schema of such a value
-    show : returns a default value as text, for the reference
+    show : a function that turns a default value into text, for the reference
     example : a value that hints show; '' for none
     """
 

@@ -1,5 +1,5 @@
-"""Runs a program that opens a dataset file whenever a test asks for it. Also makes faults in the
-processes that the program starts."""
+"""Runs a program that opens a dataset file whenever a test tells it to. Also injects faults into
+the program and the processes that it starts."""
 
 from __future__ import annotations
 

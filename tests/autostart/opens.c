@@ -1,6 +1,6 @@
 /* Opens and reads a file once for each line of standard input, and prints the descriptor, errno and
- * a checksum of the bytes read. If the line is "last", the limit on descriptors is so low during
- * the open that the program can get only one more descriptor. */
+ * a checksum of the bytes read. If the line is "last", the program lowers its limit on descriptors
+ * during the open, so that it can get only one more descriptor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
-"""Group shuffle (section III of Lee and others, 2021): shuffles the groups, and the samples of each
-group."""
+"""Group shuffle (section III of Lee and others, 2021): shuffles the order of the groups, and the
+samples within each group."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,9 +64,9 @@ class GroupShuffle(Sampler):
 
 
 def _groups_in_runs(length: int, group: int, run: int, rng: np.random.Generator) -> Order:
-    """Returns the groups in random order, with the samples of each group shuffled, (length,). Each
-    rank takes `run` consecutive samples of this order. A group that is divided between ranks is
-    divided first, and each part is then shuffled separately."""
+    """Returns all samples, group by group, (length,). The groups are in random order, and the
+    samples of each group are shuffled. Each rank takes `run` consecutive samples of this order. A
+    group on the border of two ranks is divided there, and its parts are shuffled separately."""
     count = -(-length // group)
     place = rng.permutation(count)
     rows = place.astype(np.int32)[:, None] * np.int32(group) + np.arange(group, dtype=np.int32)

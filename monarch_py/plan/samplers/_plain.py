@@ -1,4 +1,4 @@
-"""Samplers without a generator: sequential, listed in a file, or recorded."""
+"""Samplers that draw no random numbers: the order is sequential, listed in a file, or recorded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """The samplers of torch.utils.data without torch: the same indices as torch 2.13 on the CPU.
 
 A torch.Generator on the CPU is an MT19937, which uses only the low 32 bits of its seed. randperm is
-a Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, it is a variant with
-two draws per item.
+a Fisher-Yates shuffle with one draw per item. For 2**32 / 20 items or more, torch uses a variant of
+this shuffle with two draws per item.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# A DataLoader may draw the seed of its workers from the sampler's generator, by two draws. The
-# values of `loader_draws` say when it does so:
+# A DataLoader may draw its workers' seed from the sampler's generator, which takes two draws. The
+# value of `loader_draws` states when the DataLoader does so:
 # none : never, because the program has not passed this generator to the DataLoader
 # every_epoch : before each epoch
 # first_epoch : only before the first epoch, because the DataLoader has persistent_workers
@@ -110,7 +110,7 @@ class DistributedSampler(Sampler):
     """torch.utils.data.DistributedSampler. Its order is the order of all ranks together: rank r
     takes the samples r, r + replicas, ... of this order.
 
-    seed : the same on all ranks;  set_epoch : whether the training calls set_epoch
+    seed : the same on all ranks;  set_epoch : whether the training program calls set_epoch
     drop_last : True drops the tail that does not divide evenly; False repeats samples from the head
     """
 

@@ -39,7 +39,8 @@ class Evictions:
 def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     """Nodes cache what they load, and three rules decide which copies are dropped (Lobster 4.4).
 
-    1. Reuse count: after its last use on the node, a copy is dropped if another node holds one.
+    1. Reuse count: after its last use on the node, a copy is dropped if another node also holds a
+       copy of the sample.
     2. Reuse distance: after a use, a copy is dropped if the next use on the node is after the end
        of the next epoch. If an epoch has `I` iterations, and the copy is used in iteration `h`, the
        next use is then more than `2 I - h` iterations away.
@@ -56,8 +57,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     whether to keep it. Nodes see which samples the other nodes held at the start of the step. Rule
     2 applies to samples that are used again, rule 1 to all other samples.
 
-    evictions : counters to which the number of copies that each rule drops is added; None if these
-        numbers are not needed
+    evictions : counters, which are increased by the number of copies that each rule drops; None if
+        these numbers are not needed
     """
     counted = evictions or Evictions()
     replay = Replay(lambda: _Nodes(job, counted).run())
@@ -170,7 +171,7 @@ class _Nodes:
             cls, into = np.zeros((2, *order.shape), dtype=np.int8)
             for step in range(steps):
                 # For each node, an index into `order` that selects the node's samples of the step,
-                # without the NO_FILE behind them.
+                # without the NO_FILE elements that follow them.
                 parts = [
                     (node, step, slice(np.count_nonzero(order[node, step] != NO_FILE)))
                     for node in range(nodes)
@@ -219,8 +220,9 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # After the node's last use of a sample, its copy stays if no other node has one. The copy
-        # then gets the latest possible next use, so that it is evicted first when room is needed.
+        # After the node's last use of a sample, the node keeps its copy if no other node holds a
+        # copy of the sample. The copy is then given the latest possible next use, so that it is
+        # evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

@@ -10,17 +10,17 @@ from monarch_py.policies.view import Bools, Floats
 # `share_threads` tries windows, which are ranges of predicted times. For each beginning of a
 # window, it needs a copy of all predicted times. All copies together may be large, because a
 # simulation passes all steps of an epoch in one call. So the beginnings are tried in groups: the
-# copies of one group have at most TOGETHER times.
+# copies for one group contain at most TOGETHER times in all.
 TOGETHER = 1 << 18
 
 
 def queue_bytes(
     sizes: npt.NDArray[np.int64], source: npt.NDArray[np.int8], sources: int
 ) -> npt.NDArray[np.int64]:
-    """Returns (..., sources) the bytes that each queue must load in a step, by source.
+    """Returns how many bytes each queue must load from each source in a step, (..., sources).
 
-    sizes, source : (..., batch), the bytes of each GPU's samples, and the number of the source that
-        has each sample
+    sizes, source : (..., batch), the bytes of each GPU's samples, and the number of the source from
+        which each sample is read
     sources : number of sources
     """
     *queues, batch = sizes.shape
@@ -30,8 +30,9 @@ def queue_bytes(
 
 
 def queue_seconds(loads: npt.NDArray[np.int64], rates: Floats, most: int) -> Floats:
-    """Returns (..., most) how long each queue takes to load its samples with 1, 2, ... threads [s].
-    A thread loads one sample after the other, so this is the sum of bytes / rate over the sources.
+    """Returns how long each queue takes to load its samples with 1, 2, ... threads, (..., most)
+    [s]. A thread loads one sample after the other, so this time is the sum of bytes / rate over the
+    sources.
 
     loads : (..., sources) [bytes]
     rates : (sources,) [bytes/s], the rate of one thread of a queue at each source; n threads are n
@@ -140,10 +141,13 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Finds, for each step, the fewest threads with which each queue's time lies in the step's
-    window, from `low` to `high`. Returns these numbers, (steps, queues). Also returns whether the
-    window is possible, (steps,): every queue has such a number, and their sum is at most
-    `total`."""
+    """Returns, for each window, the fewest threads with which each queue's time lies in the window,
+    (windows, queues). Also returns whether each window is possible, (windows,): for every queue
+    there is such a number of threads, and these numbers add up to at most `total`.
+
+    times : (windows, queues, threads), the predicted times of the window's step
+    low, high : (windows,), the times at which each window begins and ends
+    """
     inside = (times >= low[:, None, None]) & (times <= high[:, None, None])
     threads = inside.argmax(axis=2) + 1
     is_there = np.all(np.any(inside, axis=2), axis=1)

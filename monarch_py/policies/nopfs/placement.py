@@ -122,9 +122,9 @@ def _own(program: Program, prices: Prices) -> tuple[Int32s, npt.NDArray[np.int64
 
 def _wanted_besides(program: Program, prices: Prices) -> npt.NDArray[np.int64]:
     """Returns the bytes of the files that each node wants in addition to its own, (nodes,). Each
-    file has a value at each node, and the room of each node has a price. A file is the own file of
-    the node at which value - price is largest. A node also wants each other file whose value there
-    is above the price."""
+    file has a value at each node, and the room of each node has a price. A node's own files are
+    those for which value - price is larger at this node than at any other. In addition, the node
+    wants every other file whose value at this node is above the price of its room."""
     nodes, files = len(program.quotas), len(program.sizes)
     best, _, _ = _two_best(program, prices, np.arange(nodes), np.arange(files))
     wanted = np.zeros(nodes, dtype=np.int64)
@@ -163,8 +163,9 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
 def _two_best(
     program: Program, prices: Prices, nodes: Ints, files: Ints
 ) -> tuple[Int32s, Floats, Floats]:
-    """The gain of a file at a node is the file's value there minus the price of the node's room.
-    Returns for each file the node with the largest gain, that gain, and the second largest gain."""
+    """Returns, for each file, the node with the largest gain, that gain, and the second largest
+    gain. The gain of a file at a node is the file's value there, with the noise that breaks ties,
+    minus the price of the node's room."""
     best = np.zeros(len(files), dtype=np.int32)
     first = np.full(len(files), -np.inf)
     second = first.copy()
@@ -207,11 +208,12 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
 
 
 def literal(frequencies: Rows, sizes: Ints, quotas: Ints) -> tuple[npt.NDArray[np.int64], ...]:
-    """Computes the placement exactly as section 5.1 of the NoPFS paper describes it: every node by
-    itself takes the files that it uses most often. The arguments are as in `place`.
+    """Returns the files that each node holds, exactly as section 5.1 of the NoPFS paper describes
+    the placement: every node, independently of the others, holds the files that it uses most often.
+    The arguments are as in `place`.
 
-    Returns for each node its files, the most used first. Files that are used equally often are in
-    the order of their numbers, as in the published simulator.
+    Each node's files are ordered by frequency, the most used first. Files that are used equally
+    often are in the order of their numbers, as in the published simulator.
     """
     nobody = np.zeros(len(sizes), dtype=bool)
     return tuple(

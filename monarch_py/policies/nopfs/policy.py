@@ -29,8 +29,9 @@ def nopfs(job: Job) -> Decision:
     no node holds (the paper's scenario 4). A node reads a file from the fastest of its own copy,
     another node's copy and the file system (section 4).
 
-    Nodes do not tell each other which files they have. A node assumes that another node has a file
-    once its own training is as far as the other node's first access to the file (section 5.2.2).
+    Nodes do not tell each other which files they hold. Instead, each node infers this from its own
+    progress (section 5.2.2). It assumes that another node holds a file once its own accesses have
+    reached the number of the other node's first access to the file.
 
     The storage classes are filled during training, in order of first use. If a node reads a file
     that it should hold and does not hold yet, it keeps the file.

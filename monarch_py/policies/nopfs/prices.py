@@ -2,10 +2,10 @@
 
 The placement is a linear program with two kinds of constraints: the quota of each node, and the
 number of holders of each file. Lagrangian prices of room, one per node, move the quotas into the
-objective. The problem then separates into one problem for each file. To solve it, it is enough to
-compare what the nodes gain by holding the file. For any prices, the value of the solution is an
-upper bound for every placement (weak duality). The least of these bounds, at the best prices,
-equals the linear program's optimum.
+objective. The problem then separates into one problem for each file, which is solved by comparing
+what each node would gain by holding the file. For any prices, the value of the solution is an upper
+bound for every placement (weak duality). The least of these bounds, at the best prices, equals the
+linear program's optimum.
 """
 
 from collections.abc import Sequence

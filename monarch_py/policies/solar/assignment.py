@@ -12,8 +12,8 @@ def assign(costs: Floats) -> npt.NDArray[np.int64]:
 
     costs : (n, n)
 
-    The method is the Hungarian one, with shortest augmenting paths and potentials (Jonker and
-    Volgenant 1987). It takes n paths of at most n steps each; a step processes all columns at once.
+    The method is the Hungarian algorithm, with shortest augmenting paths and potentials (Jonker and
+    Volgenant 1987). It finds n paths of at most n steps each; a step processes all columns at once.
     """
     n = len(costs)
     row_price, column_price = np.zeros(n), np.zeros(n)

@@ -2,7 +2,7 @@
 
 The samples of an HDF5 dataset lie one after the other in the file. If several wanted samples are
 close together, one read of the whole range is faster than one read for each wanted sample. A read
-of a range includes the unwanted samples in between; `Reads.redundant` has their number.
+of a range includes the unwanted samples in between; `Reads.redundant` is their number.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Reads:
 
     start, count : (reads,) int64, the first sample and the number of samples
     redundant : (reads,) int64, how many of these samples are unwanted
-    read_of : (samples,) int64, the read that brings each wanted sample
+    read_of : (samples,) int64, the index of the read that contains each wanted sample
     """
 
     start: npt.NDArray[np.int64]

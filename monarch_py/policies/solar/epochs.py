@@ -6,18 +6,19 @@ used last.
 
 With independent shuffles this gains little. An order of epochs is a path; its edges lead from each
 epoch to the next. The cost of an edge is the number of samples that are loaded when the epoch
-changes. Let the dataset have `n` samples, and the buffers of all nodes room for `c` of them. When
-the epoch changes, the buffers have the last `c` samples of one epoch, and the first `c` samples of
-the next epoch are needed. Both are random subsets of the dataset. So the mean cost of an edge is
-`c (1 - c / n)`, and the standard deviation is only `1 / sqrt(n)` of the mean: 0.34 % for 88,064
-samples. The best of 100 edges lies 2.5 standard deviations below the mean, and the whole path is
-0.7 to 0.8 % cheaper than the given order. LRU then loads 0.1 to 0.3 % less (benchmarks/policies).
+changes. Suppose that the dataset has `n` samples, and that the buffers of all nodes together have
+room for `c` of them. When the epoch changes, the buffers hold the last `c` samples of one epoch,
+and the first `c` samples of the next epoch are needed. Both sets of samples are random subsets of
+the dataset. So the mean cost of an edge is `c (1 - c / n)`, and the standard deviation is only
+`1 / sqrt(n)` of the mean: 0.34 % for 88,064 samples. The best of 100 edges lies 2.5 standard
+deviations below the mean, and the complete path is 0.7 to 0.8 % cheaper than the given order. LRU
+then loads 0.1 to 0.3 % less (benchmarks/policies).
 
-If the buffers drop the samples with the farthest next use, the order of epochs saves nothing: they
-load `n - c` samples in an epoch, whatever epoch came before. SOLAR reports savings of 25.6 and
-59.4 %. With independent shuffles these cannot come from the order alone. But SOLAR also replaces
-LRU by a buffer that knows the future. In benchmarks/policies, this buffer loads exactly `n - c`
-samples in an epoch, and LRU loads 1.3 to 2.6 times as many.
+If the buffers drop the samples with the farthest next use, the order of epochs saves nothing: the
+buffers load `n - c` samples in an epoch, whichever epoch came before. SOLAR's paper reports savings
+of 25.6 and 59.4 %. With independent shuffles, such savings cannot come from the order of epochs
+alone. But SOLAR also replaces LRU by a buffer that knows the future. In benchmarks/policies, this
+buffer loads exactly `n - c` samples in an epoch, and LRU loads 1.3 to 2.6 times as many.
 """
 
 from collections.abc import Callable

@@ -117,8 +117,9 @@ class Solar:
     def _redundant(
         self, files: Ints, node: Ints, loaded: Bools, offset: Ints, spare: Floats
     ) -> npt.NDArray[np.int64]:
-        """Returns the redundant bytes, (samples,). The first sample of each read has the bytes of
-        all unwanted samples in the read; the read's other samples have 0.
+        """Returns how many redundant bytes are read with each sample, (samples,). The bytes of all
+        unwanted samples in a read are counted at the read's first sample; the element of every
+        other sample is 0.
 
         spare : (nodes,), how many more unwanted samples each node may read. Each load of this step
             increases the number, and each unwanted sample that is read decreases it
