@@ -129,7 +129,7 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Prepares the session for a command. If the command needs that no daemon runs, ends the
+        """Prepares the session for a command. If the command requires that no daemon runs, ends the
         daemon; otherwise starts a daemon if none runs. Also writes the command's input file."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()

@@ -170,8 +170,8 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
     }
 }
 
-/* A reader that is gone, or waits for something else now, gets nothing. Entries that the catalog
- * does not have need no fill. */
+/* If a reader is gone, or waits for something else now, nothing is ordered for it. Entries that are
+ * not in the catalog need no fill. */
 TEST(a_reader_that_is_gone_gets_nothing) {
     make();
     struct worker me = {.pool = p};
