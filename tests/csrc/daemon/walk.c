@@ -292,8 +292,8 @@ TEST(a_directory_is_settled_if_it_is_old) {
     done();
 }
 
-/* In a settled directory, a file that the catalog already has is not looked up at the source. The
- * directory must still show the catalog's inode number for the file's name. */
+/* In a settled directory, a file that the catalog already has is not looked up at the source,
+ * provided that the directory still shows the catalog's inode number for the file's name. */
 TEST(a_known_file_is_not_asked_about) {
     struct monarch_writer *w = monarch_writer_new();
     struct monarch_entry e;
