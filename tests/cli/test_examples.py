@@ -191,8 +191,8 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-# Each of these lines differs from another example only in the variable that it sets. Other tests
-# set the same variable. So these lines are run only with --long.
+# Each of these lines differs from another example only in the variable that it sets, and other
+# tests set the same variable. So these lines are run only with --long.
 ALIKE = [VARIABLES[f"MONARCH_{name}"] for name in ("AUTOSTART", "JOB", "LOG")]
 
 

@@ -435,8 +435,8 @@ TEST(a_slow_answer_has_an_end) {
     done();
 }
 
-/* If no part of a request fits into the socket, the request was not sent, and the link stays. If
- * only a part was sent, the link ends. */
+/* If no part of a request fits into the socket, the request counts as not sent, and the link can
+ * still be used. If only a part was sent, the link ends. */
 TEST(a_request_is_sent_as_a_whole_or_not_at_all) {
     for (int way = 0; way < 2; way++) {
         make();

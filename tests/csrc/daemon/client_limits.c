@@ -239,8 +239,8 @@ static void put_all(void) {
     at_wait = NULL;
 }
 
-/* While the bytes of a frame come, a wait ends when the rest of the frame has come, when AT_A_WAKE
- * bytes have come, or after WAKE_NS. */
+/* While the bytes of a frame arrive, a wait ends when the rest of the frame has arrived, when
+ * AT_A_WAKE bytes have arrived, or after WAKE_NS. */
 TEST(bytes_are_received_many_at_a_time) {
     for (int is_large = 0; is_large < 2; is_large++) {
         static char much[2 * AT_A_WAKE];

@@ -289,7 +289,7 @@ TEST(a_bad_request_ends_the_connection) {
     }
 }
 
-/* A request may come byte by byte, but its time limit runs from its first byte. */
+/* A request may arrive byte by byte, but its time limit runs from its first byte. */
 TEST(a_request_that_comes_slowly_gets_no_more_time) {
     make(1000);
     struct monarch_peer_request q = request_of(0, 10);
@@ -338,7 +338,7 @@ TEST(a_wait_for_bytes_has_an_end) {
     }
 }
 
-/* Whenever more bytes come, a new wait begins, and the peer gets a new time limit. */
+/* Whenever more bytes become available, a new wait begins, and the peer gets a new time limit. */
 TEST(bytes_that_come_begin_a_new_wait) {
     make(2 * BLOCK);
     uint64_t bytes;

@@ -260,7 +260,7 @@ TEST(threads_that_hang_are_counted) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Python takes results in their order, at most as many as it has room for. Orders whose results
+/* Python takes results in their order, but no more than fit into its array. Orders whose results
  * were taken no longer count as pending. While results are left, the daemon's bell still counts as
  * rung. */
 TEST(results_are_taken_once) {

@@ -289,8 +289,8 @@ static void check_copy(uint64_t size, const uint64_t *sums) {
     close(fd);
 }
 
-/* A copy has the bytes and the block sums of its file, in whatever order its units come. The result
- * reports the number of bytes and the sums. No descriptor is left open. */
+/* A copy has the bytes and the block sums of its file, whatever the order in which its units come.
+ * The result reports the number of bytes and the sums. No descriptor is left open. */
 TEST(a_copy_is_its_file_whatever_the_order) {
     const uint64_t block = 4 * MONARCH_UNIT;
     const uint64_t sizes[] = {0, 1, MONARCH_UNIT, block - 1, block, block + 1, 3 * block + 77};

@@ -242,9 +242,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The threads then look
- * again at demands that they have refused: at those that came too early, and at slots that hold
- * another demand by now. The threads are woken, and the listener is told. */
+/* A new grant sets the room in the tiers and the number of the next copy. The threads forget that
+ * they have refused a demand if the demand came too early, or if its slot holds another demand by
+ * now, and look at these slots again. The threads are woken, and the listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};

@@ -348,8 +348,8 @@ TEST(the_window_that_was_used_longest_ago_is_taken) {
 
 /* --- reads ------------------------------------------------------------------------------------ */
 
-/* One read brings all ordered members that lie close together. Each order gets its bytes. After the
- * last order, no window is left. */
+/* One read fetches all ordered members that lie close together. Each order gets its bytes. After
+ * the last order, no window is left. */
 TEST(one_read_serves_all_orders_nearby) {
     begin();
     for (int i = 0; i < 40; i++)

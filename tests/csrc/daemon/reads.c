@@ -62,7 +62,7 @@ static uint64_t read_them(int in_flight, int *error) {
     return monarch_read_all(descriptors, offsets, lengths, out, READS, in_flight, error);
 }
 
-/* All ranges are read, by one thread or by many, however few bytes each system call brings. */
+/* All ranges are read, by one thread or by many, however few bytes each system call returns. */
 TEST(all_ranges_are_read) {
     const int width[] = {1, 2, 7, READS + 9, MONARCH_READS_IN_FLIGHT + 5};
     int error;

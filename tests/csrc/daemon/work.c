@@ -144,9 +144,10 @@ static void done(void) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* The daemon is rung at once for a result that it must handle itself. For results of published
- * copies, it is rung when RESULTS_AT_ONCE have accumulated. If it waits for results, it is rung
- * when RESULTS_AWAITED have accumulated, or at once if fewer than ORDERS_LEFT orders are queued. */
+/* The daemon's bell is rung at once for a result that the daemon must handle itself. For results of
+ * published copies, the bell is rung when RESULTS_AT_ONCE have accumulated. If the daemon waits for
+ * results, the bell is rung when RESULTS_AWAITED have accumulated, or at once if fewer than
+ * ORDERS_LEFT orders are queued. */
 TEST(the_daemon_is_rung_for_results_in_time) {
     const struct {
         int rung, kind, published, awaits;

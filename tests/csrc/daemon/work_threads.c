@@ -244,8 +244,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place is free, and it does not count as idle: otherwise no
- * thread would be started for its work later. */
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
+ * Otherwise, no thread would be started later for its work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {
