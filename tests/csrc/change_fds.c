@@ -10,8 +10,9 @@ static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 
 
 static const char *volatile no_path; /* a null pointer that the compiler does not recognize */
 
-/* Prints the attributes and the first bytes that the kernel returns for the descriptor after the
- * operation. The attributes must be those of the file in the source, never those of the copy. */
+/* Prints the attributes and the first bytes that fstat and pread return for the descriptor after
+ * the operation. The attributes must be those of the file in the source, never those of the
+ * copy. */
 static void look_at(int fd) {
     struct stat by_fd, by_path;
     char text[8] = "";

@@ -211,8 +211,8 @@ TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
 }
 
 /* If an order already has a descriptor, the descriptor that the table holds for the same file is
- * closed. If the table has already dropped its descriptor, the order gets none. In the end, no
- * descriptor of the table is open. */
+ * closed. If the table has already dropped the descriptor of an order's file, the order gets none.
+ * In the end, no descriptor of the table is open. */
 TEST(a_descriptor_that_no_order_needs_is_closed) {
     make();
     int before = open_descriptors();
