@@ -101,8 +101,8 @@ def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def slow_factory(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[..., SlowSource]]:
-    """Mounts slow sources over empty directories, until the test's end:
-    slow_factory(**SlowSource's settings)."""
+    """slow_factory(**settings) mounts a slow source over an empty directory, until the test's end.
+    The settings are those of SlowSource."""
     with ExitStack() as stack:
 
         def mount(**settings: Any) -> SlowSource:
@@ -133,7 +133,8 @@ def epoch_reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session_factory(tmp_path: Path) -> Iterator[Callable[..., Session]]:
-    """Makes sessions that end with the test: session_factory(source, **Session's settings)."""
+    """session_factory(source, **settings) makes a session that ends with the test. The settings are
+    those of Session."""
     with ExitStack() as stack:
         made = 0
 
@@ -154,7 +155,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class SharedSession(Session):
-    """A session over a slow source with a large dataset, which has files of many formats."""
+    """A session over a slow source with a large dataset. The dataset has files of many formats."""
 
     def __init__(self, directory: Path, mounted: SlowSource, mountpoint: Path, **more: Any) -> None:
         super().__init__(directory, mountpoint, **more)

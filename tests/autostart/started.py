@@ -1,4 +1,5 @@
-"""Finds and ends the daemon that a program under the library starts, and its starter."""
+"""Finds and ends the daemons that programs under the library start, and the starters of these
+daemons."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-/* Makes faults in the processes that take part in the start of a daemon by a program. A tracer
- * cannot follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a
- * seccomp filter, and the filter asks a supervisor before each of the listed system calls.
+/* Makes faults in the processes that take part when a program starts a daemon. A tracer cannot
+ * follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a seccomp
+ * filter, which asks a supervisor before each of the listed system calls.
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
@@ -40,8 +40,8 @@
 #define SYS_close_range 436
 #endif
 #define MOST_FAULTS 24
-/* The supervisor closes its descriptors below this number. All descriptors that the test has open
- * when it starts this program are below it. */
+/* The supervisor closes its descriptors below this number. Every descriptor that the test has open
+ * when it starts this program is below this number. */
 #define MOST_DESCRIPTORS 256
 /* When a process gets a fault, the count of its calls is set to this value. The value is so far
  * below 0 that the count never reaches the NUMBER of another fault, unless an open by the program
@@ -165,8 +165,9 @@ static int met_by(const struct seccomp_notif *asked) {
     return current++;
 }
 
-/* The process is blocked in the system call until the supervisor answers. So a signal that is sent
- * here ends or stops the process in this call. */
+/* Answers one question of the filter. If the call is to get a fault, either makes the call fail or
+ * sends the process a signal. Until the answer, the process is blocked in the system call, so the
+ * signal ends or stops it in this call. */
 static void answer(int listener, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp response = {.id = asked->id,
                                           .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};
@@ -269,8 +270,9 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is made by two forks, so that it is not a child of the program. It closes its
-     * descriptors of the program's pipes, so that the pipes end with the program. */
+    /* The supervisor is made by two forks, so that it is not a child of the program. It closes the
+     * ends of pipes that it inherits from the program, so that these pipes end when the program
+     * ends. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

@@ -24,8 +24,8 @@ from support.session import wait_until
 from support.steps import Steps
 
 
-# Runs only with --long. The tests in test_start_faults.py are shorter and always run. They kill
-# processes at each step, too.
+# Runs only with --long. The tests in test_start_faults.py, which always run, are shorter and also
+# kill processes at each step.
 @pytest.mark.long
 def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: Files) -> None:
     site.learn()

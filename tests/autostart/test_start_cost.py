@@ -15,7 +15,7 @@ from support.draws import sized
 from support.files import Files
 
 # In at least one of ATTEMPTS attempts, an open must take at most OPEN_US, and use at most CPU_US of
-# processor time [us]. Other processes may make the other attempts slower.
+# processor time [us]. The other attempts may be slower, because other processes load the machine.
 OPEN_US, CPU_US, ATTEMPTS = 2000, 1000, 20
 
 

@@ -26,8 +26,8 @@ UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]),
 # The system calls at which a process is killed after the start is recorded. The starter is killed
 # before or after its exec. The daemon is killed when it has its lock, or when it is nearly ready.
 COUNTED = ["beside:execve", "starter:openat", *sized([], ["daemon:fallocate"]), "daemon:listen"]
-# At most AT_ONCE starts are allowed within ten minutes. A start that is WITHIN_S seconds old, just
-# over ten minutes, no longer counts.
+# At most AT_ONCE starts are allowed within ten minutes. A start no longer counts once it is
+# WITHIN_S seconds old, which is just over ten minutes.
 AT_ONCE = 3
 WITHIN_S = 601
 
@@ -174,8 +174,8 @@ def test_descriptors_are_closed_without_close_range(
     assert set(faults.made()) == {0, 1}
 
 
-# Errors in each system call that a start needs. "beside" stands for two processes: a child of the
-# program, and a child of this child. The second one becomes the starter when it calls exec.
+# Errors in each system call that a start needs. "beside" stands for two processes, the program's
+# child and grandchild. The grandchild becomes the starter when it calls exec.
 WANTS = [
     "program:openat:1:EMFILE",
     *sized([], ["program:openat:2:ENFILE", "program:openat:3:ENOMEM"]),

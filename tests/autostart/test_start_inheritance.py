@@ -154,8 +154,8 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         return site.starts() == count
 
     if first == "namespace":
-        # The end of the namespace kills all processes in it. It may kill the starter before the
-        # start is recorded.
+        # When the namespace ends, all processes in it are killed. This may include the starter,
+        # even before the start is recorded.
         wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
         age(site)

@@ -15,7 +15,8 @@ from autostart.started import CAT, Started, needs
 from support.files import Files
 from support.session import Session, wait_until
 
-# Makes a directory for a chroot. In it, the file, the configuration and /proc keep their paths.
+# Prepares a directory for a chroot, in which the file, the configuration and /proc have the same
+# paths as outside. Then runs a command.
 JAIL = """
 mkdir -p "$0/proc" "$0$1"
 mount --rbind /proc "$0/proc"; mount --rbind "$1" "$0$1"

@@ -17,8 +17,8 @@ from support.files import Files
 from support.session import Session, wait_until
 
 FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
-# How many files lie in the directory `many` beside `old_source`: one is empty, the others have 10
-# bytes.
+# The number of files in the directory `many` beside `old_source`: one is empty, the others contain
+# 10 bytes each.
 MANY = 3000
 Factory = Callable[..., Session]
 
@@ -42,8 +42,8 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def old_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same files as in `source`, shared by tests that do not change them. The files are old, so
-    the daemon records their copies at once. It records the copy of a file that changed just now
-    only two seconds later."""
+    the daemon records their copies at once. If a file has only just changed, the daemon waits two
+    seconds before it records the file's copy."""
     place = tmp_path_factory.mktemp("old")
     Files(place / "many").add_many(MANY - 1, 10).add("empty", 0)
     return make_source(place / "dataset")

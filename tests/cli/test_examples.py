@@ -129,7 +129,7 @@ class Shell:
             return subprocess.CompletedProcess(done.args, done.returncode, said.read(), "")
 
     def prepare(self, command: str) -> None:
-        """Prepares the session for a command. If the command needs that no daemon runs, ends the
+        """Prepares the session for a command. If the command requires that no daemon runs, ends the
         daemon; otherwise starts a daemon if none runs. Also writes the command's input file."""
         if command in WITHOUT_DAEMON:
             self.end_daemon()
@@ -191,8 +191,8 @@ def test_the_page_shows_every_variable() -> None:
     assert [name for name in read if f"`{name}`" not in REFERENCE.read_text()] == []
 
 
-# Each of these lines differs from another example only in the variable that it sets. Other tests
-# set the same variable. So these lines are run only with --long.
+# Each of these lines differs from another example only in the variable that it sets, and other
+# tests set the same variable. So these lines are run only with --long.
 ALIKE = [VARIABLES[f"MONARCH_{name}"] for name in ("AUTOSTART", "JOB", "LOG")]
 
 

@@ -30,8 +30,8 @@ def monarch(*words: str | Path, **environment: str) -> subprocess.CompletedProce
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Iterator[Path]:
-    """A dataset on a file system of its own. So the tests' disk is not the dataset's disk, and
-    `monarch init` may choose it for copies."""
+    """A dataset on a file system of its own. The tests' disk is then not the dataset's disk, so
+    `monarch init` may propose the tests' disk for copies."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system takes root")
     root = tmp_path / "data set"

@@ -25,7 +25,7 @@ def test_every_command_is_known_by_its_module() -> None:
 
 
 # The modules are imported in this order in one process, and loaded modules stay loaded. `lifecycle`
-# prints no table, and a test checks that its import does not load rich. So it comes first.
+# comes first, because it prints no table, and a test checks that importing it does not load rich.
 MODULES = ["lifecycle", "view", "warm", "plan"]
 IMPORTS = """
 import sys

@@ -234,7 +234,7 @@ def test_a_picture_is_drawn(run: Run, scenario: Callable[..., str], tmp_path: Pa
         assert (said.status, said.err) == (1, NO_MATPLOTLIB)
         return
     assert said.status == 0, said.err
-    # An SVG file has each text as a comment beside the paths that draw it.
+    # The SVG file contains each text as a comment beside the paths that draw the text.
     text = picture.read_text()
     assert all(f"<!-- {word} -->" in text for word in ("naive", "2.974", "a small one"))
     assert "<!-- lbann-dynamic -->" not in text
@@ -296,7 +296,7 @@ def test_the_worked_example_gives_what_the_page_says(run: Run, tmp_path: Path) -
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     rows = re.findall(r"^\| `([a-z-]+)`[^|]*\| ([\d,]+) s \|", page, re.M)
     # The example is run at a fiftieth of its size, and takes a fiftieth of the time. Only the
-    # staging buffer is larger than a fiftieth, so that it has room for batches.
+    # staging buffer is reduced by less, because it must have room for batches.
     small = example.replace("1281167", "25623").replace("48GiB", "983MiB")
     small = small.replace("2GiB, threads", "160MiB, threads")
     (tmp_path / "mine.yaml").write_text(small)

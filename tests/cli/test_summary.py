@@ -19,8 +19,8 @@ from monarch_py.util.units import counted
 
 Factory = Callable[..., Session]
 
-# Arguments: DIRECTORY NAME... The program reads each file of the directory to its end. It takes the
-# functions below whose names begin with one of the NAMEs, and uses them in turn, one for each file.
+# Arguments: DIRECTORY NAME... The program reads each file of the directory to its end. To read the
+# files, it uses in turn, one for each file, the functions below whose names begin with a NAME.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]

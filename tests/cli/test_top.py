@@ -93,8 +93,8 @@ def test_it_is_seen_on_a_terminal_until_q(session: Session, columns: int) -> Non
 
 
 def test_rates_are_right_within_a_look(session: Session) -> None:
-    """The program counts its own rate of opens. The highest rate on the screen differs from it by
-    less than a factor of two."""
+    """The highest rate of opens on the screen differs by less than a factor of two from the rate
+    that the program itself has counted."""
     code = (
         "import sys, time\n"
         "end, n = time.monotonic() + float(sys.argv[2]), 0\n"

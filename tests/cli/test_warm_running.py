@@ -25,7 +25,7 @@ from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.native import State
 
 MANY = 60
-# More files than the daemon gives to the copy engine in one go.
+# More files than the daemon passes to the copy engine at once.
 BEYOND_ENGINE = ORDERS + 152
 
 

@@ -49,8 +49,8 @@ def mpiexec() -> str:
 
 
 class Local:
-    """`count` configurations tiers-N.yaml over one source. The daemons that serve them are ended
-    when the context is left.
+    """Writes `count` configurations, tiers-N.yaml, for one source. When the context is left, ends
+    the daemons that serve these configurations.
 
     settings : keys that all configurations have
     """

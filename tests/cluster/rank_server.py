@@ -141,8 +141,8 @@ def _enter_namespaces(pid: int, stub: int) -> None:
 
 
 def _renumber(fds: Sequence[int], numbers: Sequence[int]) -> None:
-    """Duplicates each of the descriptors `fds` to the number at the same place in `numbers`. Closes
-    all other descriptors from 3 on."""
+    """Duplicates each descriptor in `fds` to the number at the same index in `numbers`. Closes all
+    other descriptors from 3 on."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, MOST_DESCRIPTORS) for fd in fds]
     os.closerange(3, MOST_DESCRIPTORS)
     for fd, number in zip(high, numbers, strict=True):

@@ -4,8 +4,8 @@
     python -IS rank_stub.py SOCKET WORDS...
 
 The stub sends its environment, descriptors and namespaces to the server, passes signals on, and
-ends as the forked process ends. To start fast, it imports only modules that an interpreter has
-loaded or built in.
+ends in the same way as the forked process. To start fast, it imports only modules that an
+interpreter has already loaded or that are built in.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ def refusal(local: Local, *words: str | Path, status: int, count: int | None = N
             marks=pytest.mark.long,
         ),
         ({"block_size": "1MiB"}, 3, ["#1: block_size is 1048576 bytes, but on ", " 4194304 bytes"]),
-        # The next case runs only with --long, because the similar test_a_port_that_is_taken runs
-        # in every run.
+        # The next case runs only with --long, because test_a_port_that_is_taken, which is similar,
+        # always runs.
         pytest.param(
             {"peers": {"address": "192.0.2.77"}},
             3,

@@ -64,7 +64,8 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
     assert told == [f"source {place / 'source'}", f"tier {place / 'tier'}"]
     for curve in (measured.source, *measured.read, *measured.write):
         assert tuple(curve) == THREADS
-        # Rates from that of a floppy disk to more than that of any memory [bytes/s].
+        # The lower bound is less than the rate of a floppy disk, and the upper bound is more than
+        # the rate of any memory [bytes/s].
         assert all(1e4 < rate < 1e12 for rate in curve.values())
     assert left(place) == []
 

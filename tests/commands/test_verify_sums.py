@@ -1,4 +1,4 @@
-"""The C code records the same checksums as the Python package xxhash computes. `monarch verify`
+"""The C code records the same checksums that the Python package xxhash computes. `monarch verify`
 uses this package to check copies."""
 
 from __future__ import annotations

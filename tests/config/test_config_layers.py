@@ -1,5 +1,5 @@
 """Settings in the site's file, the user's file, the environment and the command line: which value
-counts if several of them have one."""
+counts if the same key is set in several of these places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configurations can be read, among them all examples in the documentation."""
+"""Which configurations can be read. These include all examples in the documentation."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ shared_tpool_size: "6"
     assert config.sources == (site.source(),)
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
-    # In Listing 1, the block size is the size of reads. In Monarch, it is the size of the parts of
-    # a copy that have a checksum each, and one value holds for all tiers.
+    # In Listing 1, the block size is the size of reads. In Monarch, a copy is divided into blocks,
+    # each with a checksum of its own, and their size is the same in all tiers.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")

@@ -88,8 +88,8 @@ def test_a_bad_glob_is_refused(glob: str, problem: str, where: str) -> None:
 
 
 def agrees(glob: str, path: str) -> bool:
-    """A slow reference implementation, for globs of `*`, `?`, `**` and names. It matches one
-    character after the other."""
+    """Returns whether a glob of `*`, `?`, `**` and names matches the path. This reference
+    implementation is slow: it matches one character after the other."""
     if not glob:
         return not path
     if glob.startswith("**/"):

@@ -434,8 +434,8 @@ def test_a_file_that_is_no_text_is_refused(site: Site, data: bytes, problem: str
 
 
 def test_a_pipe_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipe gives its content only once, so load_config must not open the pipe. If it did, this
-    test would hang."""
+    """A pipe can be read only once, so load_config must not open it. If load_config did, this test
+    would hang."""
     pipe = site.root / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(ConfigError, match=rf"^{pipe}: is a pipe, .*; write it to a file$"):

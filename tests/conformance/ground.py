@@ -167,8 +167,8 @@ class Ground:
         **more: str,
     ) -> Run:
         """Runs a program in the directory `work` of `root`. The program runs under the library if
-        `library` is true. The default of `root` is what `self.root(library)` returns. The program
-        finds the path of `root` in the environment variable ROOT. `more` holds further environment
+        `library` is true. By default, `root` is what `self.root(library)` returns. The environment
+        variable ROOT tells the program the path of `root`. `more` holds further environment
         variables."""
         root = root or self.root(library)
         return subprocess.run(

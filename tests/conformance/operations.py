@@ -78,7 +78,7 @@ class Operations(Tree):
         return [fd, fcntl.fcntl(fd, fcntl.F_GETFD), os.lseek(slot.fd, 0, os.SEEK_CUR)]
 
     def do_fork(self) -> Any:
-        """A forked child reads from a descriptor. This moves the offset that parent and child
+        """A forked child reads from a descriptor. This moves the offset, which parent and child
         share."""
         fd, size = self.fd(), self.size()
         here, there = os.pipe()

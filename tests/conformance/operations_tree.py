@@ -88,7 +88,7 @@ class Tree:
         # starts. A file whose change has failed is not in the set, because it may still have a
         # copy.
         self.changed: set[Identity] = set()
-        # Files with blocks that may have been allocated and never written.
+        # Files that may contain blocks that were allocated but never written.
         self.unwritten: set[Identity] = set()
 
     # --- choices --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-"""An ordinary user performs the operations of operations.py. He may read, write, list or search
-only some of the files and directories. The results under the library are the same as without it."""
+"""Alice, an ordinary user, performs the operations of operations.py. She may read, write, list or
+search only some of the files and directories. The results under the library are the same as without
+it."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ LONG = {
     "numpy._core.tests.test_multiarray numpy.lib.tests.test_format numpy.lib.tests.test_utils",
     "h5py": "h5py.tests",
 }
-# An expression for pytest's -k. It leaves out tests with "huge" in their names: they run or skip
-# depending on the memory that is free at that moment, and they read no files.
+# An expression for pytest's -k. It leaves out tests with "huge" in their names. Whether these tests
+# run or are skipped depends on the memory that is free at that moment, and they read no files.
 NOT_HUGE = "not huge"
 OPTIONS = [
     "-k",

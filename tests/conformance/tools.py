@@ -18,8 +18,8 @@ for i in $(seq 5); do head -c $((i * 100000)) /dev/zero | tr '\\0' $i > tree/a/b
 ln -s ../a/n1 tree/c/link; ln tree/a/n2 tree/c/hard; : > tree/c/empty; chmod 640 tree/c/empty
 find tree -exec touch -h -d '2014-05-13 16:53:20' {} +
 """
-# Of a timestamp, only the year is printed. It shows whether a timestamp is old or was set during
-# the run.
+# Only the year of each timestamp is printed. The year shows whether the timestamp is old or was set
+# during the run.
 LIST = "find {} -printf '%P %y %#m %n %l %TY\\n' | sort; "
 SUMS = "find {} -type f -print0 | sort -z | xargs -0 sha256sum; "
 

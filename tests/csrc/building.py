@@ -118,7 +118,7 @@ def compile_all(
 
 
 def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
-    """Compiles each source by itself and links the objects. `sources` may also contain objects."""
+    """Compiles each source separately and links the objects. `sources` may also contain objects."""
     with TemporaryDirectory(prefix="monarch-objects-") as place:
         objects = compile_all(Path(place), sources, flags)
         # The linker searches a library only for symbols that the objects before it need, so the
@@ -146,6 +146,7 @@ def build_program(out: Path, *sources: Path, flags: Sequence[str] = ()) -> Path:
 
 
 def build_preload(out: Path, *more: Path, flags: Sequence[str] = ()) -> Path:
-    """Builds the preload library with the flags of setup.py, and with more sources and flags."""
+    """Builds the preload library with the flags of setup.py, and with additional sources and
+    flags."""
     sources = [*(CSRC / name for name in PRELOAD), *more]
     return build(out, sources, [*PRELOAD_COMPILED, *flags])

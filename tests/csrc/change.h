@@ -13,8 +13,8 @@
 extern const char *here;    /* the operation's directory in the source, as given by argv */
 extern const char *outside; /* a directory outside the source, on the same file system */
 
-/* Return the path of a name: in() of a name in `here`, out() of a name in `outside`. The path is in
- * newly allocated memory. */
+/* in() returns the path of a name in `here`, and out() the path of a name in `outside`. The path is
+ * in newly allocated memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 

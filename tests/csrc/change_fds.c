@@ -10,8 +10,9 @@ static const struct timeval some_timevals[2] = {{1500000000, 111}, {1500000001, 
 
 static const char *volatile no_path; /* a null pointer that the compiler does not recognize */
 
-/* Prints the attributes and the first bytes that the descriptor gives after the operation. The
- * attributes must be those of the file in the source, never those of the copy. */
+/* Prints the attributes and the first bytes that fstat and pread return for the descriptor after
+ * the operation. The attributes must be those of the file in the source, never those of the
+ * copy. */
 static void look_at(int fd) {
     struct stat by_fd, by_path;
     char text[8] = "";
@@ -111,7 +112,7 @@ static void op_proc_fopen_r_plus(void) {
     SAY(fclose(f));
 }
 
-/* Does not read from the descriptor afterwards: the descriptor still gives the old bytes of the
+/* Does not read from the descriptor afterwards, because a read still returns the old bytes of the
  * copy, as close-to-open consistency allows. */
 static void op_proc_truncate(void) { SAY(truncate(name_of(reading("f"), "/proc/self/fd/%d"), 10)); }
 

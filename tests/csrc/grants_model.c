@@ -1,6 +1,6 @@
 /* Compares the engine with a plain model. When the daemon grants the engine room in the tiers, the
- * engine orders fills by itself. The model predicts the tier of each fill, the room that is left in
- * each tier, and the peers that the fill asks.
+ * engine orders fills without asking the daemon. The model predicts the tier of each fill, the room
+ * that is left in each tier, and the peers that the fill asks.
  *
  *   grants_model SEED TRIALS */
 #include <stdlib.h>
@@ -24,9 +24,9 @@ static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
  * tier, or -1 if there is none. A staged file goes only into staging tiers, any other file only
- * into other tiers. Tiers that take no file of this size (`largest`) are left out. The first of the
- * remaining tiers with enough granted room is chosen. But the search for it must not pass over a
- * tier that has more room beyond the grant (is_part). At such a tier, it ends with -1. */
+ * into other tiers. Tiers that accept no file of this size (`largest`) are skipped. Of the
+ * remaining tiers, the first one with enough granted room is chosen. But if a tier without enough
+ * granted room has more room beyond the grant (is_part), the search ends there with -1. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];

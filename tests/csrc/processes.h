@@ -15,8 +15,8 @@ extern char **environ;
 extern const char *self;           /* this program's path */
 extern const char *here, *outside; /* the case's directories, in the source and outside it */
 
-/* Return the path of a name: in() of a name in `here`, out() of a name in `outside`, and joined()
- * of a name in a directory. The path is in newly allocated memory. */
+/* in() returns the path of a name in `here`, out() the path of a name in `outside`, and joined()
+ * the path of a name in a directory. The path is in newly allocated memory. */
 const char *in(const char *name);
 const char *out(const char *name);
 const char *joined(const char *directory, const char *name);

@@ -129,7 +129,8 @@ CALL(readlinkat, readlinkat(dir, path, target, 3))
 CALL(readlink_chk, __readlink_chk(path, target, sizeof target, sizeof target))
 CALL(readlinkat_chk, __readlinkat_chk(dir, path, target, 1, sizeof target))
 static char resolved[PATH_MAX];
-/* Restores errno after a success, because libc leaves the error of a readlink in it. */
+/* Restores errno after a success, because a readlink that libc makes on the way may have failed and
+ * set it. */
 static long is_resolved(const char *name, int old_errno) {
     if (name)
         errno = old_errno;

@@ -1,7 +1,7 @@
-/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon.
- * So its tests can call their static functions, use their structs, and replace functions that they
- * call. Each C file is linked with main.c and the rest of the daemon's C part to a program of its
- * own (test_daemon_units.py). */
+/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon,
+ * so that its tests can call their static functions, use their structs, and replace the functions
+ * that they call. With main.c and the rest of the daemon's C part, each C file here is linked into
+ * a program of its own (test_daemon_units.py). */
 #pragma once
 
 #include <stdlib.h>

@@ -100,8 +100,8 @@ static void put_sum(uint64_t tag, const char *of, uint64_t n, uint64_t wrong) {
     put_bytes((char *)&f, sizeof f);
 }
 
-/* Sends bytes of the file in DATA frames of at most `most` bytes each, and then the sum of all
- * these bytes. */
+/* Sends n bytes of the file, from byte `first` on, in DATA frames of `most` bytes (the last frame
+ * may be shorter). Then sends the sum of these n bytes. */
 static void put_piece(uint64_t tag, uint64_t first, uint64_t n, uint64_t most) {
     for (uint64_t done = 0, part; done < n; done += part) {
         part = n - done < most ? n - done : most;
@@ -129,7 +129,7 @@ static int fetch_all(get *gets, uint64_t n) {
     return monarch_peer_fetch(l, gets, n, NULL, arrived, pieces);
 }
 
-/* Checks the bytes of the range that were received, in memory or in the file. */
+/* Checks the received bytes of the range, which are in memory or in the file. */
 static void check_range(const get *g) {
     static char read_back[SIZE];
     const char *is = memory;
@@ -264,7 +264,7 @@ TEST(requests_are_sent_ahead_up_to_a_limit) {
 }
 
 /* An answer may end only with a status that concerns the file. It may end with OK only if all bytes
- * have come. */
+ * have arrived. */
 TEST(an_answer_ends_with_a_status_of_the_file) {
     const struct {
         uint64_t status;
@@ -418,7 +418,7 @@ TEST(a_peer_that_stops_sending_is_late) {
     }
 }
 
-/* A whole answer has a time limit too, so that a peer cannot send it byte by byte for ever. */
+/* The complete answer has a time limit too, so that a peer cannot send it byte by byte forever. */
 TEST(a_slow_answer_has_an_end) {
     make();
     l->buffer = memory;
@@ -435,8 +435,8 @@ TEST(a_slow_answer_has_an_end) {
     done();
 }
 
-/* If no part of a request fits into the socket, the request was not sent, and the link stays. If
- * only a part was sent, the link ends. */
+/* If no part of a request fits into the socket, the request counts as not sent, and the link can
+ * still be used. If only a part was sent, the link ends. */
 TEST(a_request_is_sent_as_a_whole_or_not_at_all) {
     for (int way = 0; way < 2; way++) {
         make();

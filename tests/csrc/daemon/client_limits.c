@@ -10,9 +10,10 @@
 
 #define MS 1000000ULL
 
-/* If nothing has come, a wait lasts until its limit, or for `wait_ns` if that is set and shorter.
- * Then at_wait is called, which may send something. limits: the limit of each wait [ms]. least: how
- * many bytes each wait waited for. */
+/* wait_for replaces poll. If nothing has arrived, it lets the clock advance by the limit of the
+ * wait, or by `wait_ns` if that is set and shorter, and calls at_wait, which may send something.
+ * limits: the limit of each wait [ms]. least: the number of bytes that the socket had to receive
+ * before each wait would end (SO_RCVLOWAT). */
 static uint64_t wait_ns;
 static int waits, limits[100], least[100], poll_errno, lowat, lowats;
 static void (*at_wait)(void);
@@ -238,8 +239,8 @@ static void put_all(void) {
     at_wait = NULL;
 }
 
-/* While the bytes of a frame come, a wait ends when the rest of the frame has come, when AT_A_WAKE
- * bytes have come, or after WAKE_NS. */
+/* While the bytes of a frame arrive, a wait ends when the rest of the frame has arrived, when
+ * AT_A_WAKE bytes have arrived, or after WAKE_NS. */
 TEST(bytes_are_received_many_at_a_time) {
     for (int is_large = 0; is_large < 2; is_large++) {
         static char much[2 * AT_A_WAKE];
@@ -258,7 +259,7 @@ TEST(bytes_are_received_many_at_a_time) {
     }
 }
 
-/* A peer that takes no requests is late, and one that has hung up is gone. */
+/* A peer that reads no requests is late, and a peer that has hung up is gone. */
 TEST(a_peer_that_takes_no_request_is_late) {
     for (int is_gone = 0; is_gone < 2; is_gone++) {
         make(100);
@@ -276,7 +277,7 @@ TEST(a_peer_that_takes_no_request_is_late) {
     }
 }
 
-/* The socket of a link is blocking. A send takes at most the limit between two frames. Small
+/* The socket of a link is blocking. A send may take as long as a wait between two frames. Small
  * requests are sent at once (TCP_NODELAY). */
 TEST(a_links_socket_has_its_options) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
@@ -296,7 +297,8 @@ TEST(a_links_socket_has_its_options) {
 
 /* --- want ------------------------------------------------------------------------------------- */
 
-/* Without memory there is no link, and the socket stays the caller's. */
+/* If there is no memory for a part of a link, no link is made, and the socket still belongs to the
+ * caller. */
 TEST(a_link_is_made_as_a_whole_or_not_at_all) {
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int way = 0; way < 4; way++) {

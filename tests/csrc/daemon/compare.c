@@ -100,7 +100,7 @@ TEST(a_directory_that_became_a_file_has_no_files) {
     done();
 }
 
-/* One thread is started for every A_THREAD entries. The caller compares entries too. So if it
+/* One thread is started for every A_THREAD entries. The caller compares entries too, so if it
  * allows N threads, at most N - 1 are started. */
 TEST(many_entries_are_compared_by_many_threads) {
     const struct {

@@ -122,7 +122,7 @@ static void collect(void) {
         got_bytes += (size_t)n;
 }
 
-/* Runs steps until the connection waits for anything but room in its socket. */
+/* Runs steps until the connection waits for anything but room in its socket or its next turn. */
 static io_state run_it(void) {
     for (;;) {
         io_state state = monarch_peer_step(&c, &stage);
@@ -289,7 +289,7 @@ TEST(a_bad_request_ends_the_connection) {
     }
 }
 
-/* A request may come byte by byte, but its time limit runs from its first byte. */
+/* A request may arrive byte by byte, but its time limit runs from its first byte. */
 TEST(a_request_that_comes_slowly_gets_no_more_time) {
     make(1000);
     struct monarch_peer_request q = request_of(0, 10);
@@ -309,8 +309,8 @@ TEST(a_request_that_comes_slowly_gets_no_more_time) {
     done();
 }
 
-/* A request for bytes that are not there waits for a while. Then the answer ends with the bytes
- * that have come. Its status says whether it is worth asking again. */
+/* A request for bytes that are not available yet waits for a while. Then the answer ends after the
+ * bytes that have become available, and its status says whether it is worth asking again. */
 TEST(a_wait_for_bytes_has_an_end) {
     for (int way = 0; way < 4; way++) {
         make(2 * BLOCK);
@@ -338,7 +338,7 @@ TEST(a_wait_for_bytes_has_an_end) {
     }
 }
 
-/* Whenever more bytes come, a new wait begins, and the peer gets a new time limit. */
+/* Whenever more bytes become available, a new wait begins, and the peer gets a new time limit. */
 TEST(bytes_that_come_begin_a_new_wait) {
     make(2 * BLOCK);
     uint64_t bytes;

@@ -19,7 +19,8 @@ static int holds(int32_t sample, uint32_t node) {
 }
 
 /* Returns the largest number of samples that can go to nodes that hold them, if each node takes at
- * most `room` samples. Sets taken_by to the node of each sample, or to -1. */
+ * most the number of samples in `room`. Sets taken_by[i] to the node that takes sample i, or to -1
+ * if no node takes it. */
 static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int32_t *taken_by) {
     int32_t count[NODES] = {0};
     int best = 0;
@@ -107,8 +108,8 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
             CHECK(k * (int32_t)per_node <= node_all[n] + (int32_t)per_node - 1);
             CHECK((k + 1) * (int32_t)per_node > node_all[n]);
         }
-        /* Any two nodes with neither the most nor the fewest samples that they may have load nearly
-         * the same number of samples: the difference is at most one. */
+        /* Compares any two nodes whose numbers of samples are neither the largest nor the smallest
+         * allowed. The numbers of samples that they load must differ by at most one. */
         int is_bound = node_all[n] == room[n] || node_all[n] == least;
         if (is_capped && !is_bound) {
             shortest = node_loads[n] < shortest ? node_loads[n] : shortest;

@@ -27,8 +27,8 @@ static void demand(int slot, uint64_t entry, uint64_t unit) {
     m->demand[slot] = monarch_demand(entry, unit, 2, 0);
 }
 
-/* An answer for units of a file ends all demands for these units, in whatever slot they are. Other
- * demands stay. */
+/* An answer for units of a file ends all demands for these units, whichever slots the demands are
+ * in. Other demands stay. */
 TEST(an_answer_reaches_the_demands_for_its_units) {
     make();
     for (uint64_t first = 0; first < 3; first++)

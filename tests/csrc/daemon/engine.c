@@ -33,8 +33,8 @@ static void unlock_and_ring(struct pool *p) {
 }
 static int can_drop_behind(void) { return can_drop; }
 static void hang_up(struct monarch_peer *p) { hung_up++; }
-/* How many unfinished fills were ended. A fill that ends because the engine stops must count as
- * failed. */
+/* How many fills were ended as failed. When the engine stops, each unfinished fill must be ended in
+ * this way. */
 static int ended_fills;
 static void end_fill(struct monarch_engine *e, struct fill *f) {
     ended_fills += f->failed;
@@ -159,8 +159,8 @@ TEST(an_engine_starts_or_leaves_nothing) {
     }
 }
 
-/* When the engine stops, all its threads end, those for the sources and those for peers. They end
- * although a client has written wrong counts of sleeping threads into the shared memory.
+/* When the engine stops, all its threads end, both those for the sources and those for peers. This
+ * must also happen if a client has written wrong counts of sleeping threads into the shared memory.
  * Connections to peers are cut first, because a thread may wait for a peer. */
 TEST(an_engine_stops_and_frees_everything) {
     starts = -1;
@@ -220,8 +220,8 @@ static int listener_joins(struct pool *of, const struct timespec *until) {
 }
 static void listener_frees(struct pool *of) { note("f"); }
 
-/* The listener first stops accepting descriptors. Then its threads are joined, and at last it is
- * freed. If one of its threads hangs, the thread is counted and nothing is freed. */
+/* The listener first stops accepting descriptors. Then its threads are joined, and finally the
+ * listener is freed. If one of its threads hangs, this thread is counted and nothing is freed. */
 TEST(a_listener_ends_with_the_engine) {
     const struct listener listener = {
         .ends = listener_ends, .joins = listener_joins, .frees = listener_frees};
@@ -260,7 +260,7 @@ TEST(threads_that_hang_are_counted) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Python takes results in their order, at most as many as it has room for. Orders whose results
+/* Python takes results in their order, but no more than fit into its array. Orders whose results
  * were taken no longer count as pending. While results are left, the daemon's bell still counts as
  * rung. */
 TEST(results_are_taken_once) {

@@ -4,7 +4,7 @@
 #include "copy/pack.h"
 #include "short_io.h"
 
-/* The errno with which each reservation of space fails; 0: reservations are made. */
+/* If not 0, each reservation of space fails with this errno. */
 static int lacks;
 static int reserve_space(int fd, int mode, off_t at, off_t n) {
     errno = lacks;
@@ -289,8 +289,8 @@ static void check_copy(uint64_t size, const uint64_t *sums) {
     close(fd);
 }
 
-/* A copy has the bytes and the block sums of its file, in whatever order its units come. The result
- * reports the number of bytes and the sums. No descriptor is left open. */
+/* A copy has the bytes and the block sums of its file, whatever the order in which its units come.
+ * The result reports the number of bytes and the sums. No descriptor is left open. */
 TEST(a_copy_is_its_file_whatever_the_order) {
     const uint64_t block = 4 * MONARCH_UNIT;
     const uint64_t sizes[] = {0, 1, MONARCH_UNIT, block - 1, block, block + 1, 3 * block + 77};
@@ -445,9 +445,9 @@ TEST(a_pack_spares_the_open_of_the_file) {
     }
 }
 
-/* A copy that several peers gave together is checked at the source afterwards. A copy that one peer
- * gave as a whole is not checked, because that peer has checked its own copy. Copies of the second
- * kind are counted separately. */
+/* A copy made from the bytes of several peers is checked at the source afterwards. A copy that one
+ * peer has sent completely is not checked, because this peer has checked its own copy. Copies from
+ * a single peer are counted separately. */
 TEST(a_copy_of_several_peers_is_checked_at_the_source) {
     for (int way = 0; way < 4; way++) {
         const int peers[] = {3, 8};
@@ -578,8 +578,8 @@ TEST(blocks_of_a_copy_for_peers_have_digests) {
     }
 }
 
-/* A stamped copy carries the number of its entry and the stamp, as the seconds and the nanoseconds
- * of its mtime. */
+/* The mtime of a stamped copy identifies its entry: the seconds are the number of the entry, and
+ * the nanoseconds are the stamp. */
 TEST(a_stamped_copy_carries_its_entry) {
     for (int is_stamped = 0; is_stamped < 2; is_stamped++) {
         struct stat st;

@@ -8,8 +8,8 @@
 #include "checks.h"
 #include "copy/fill.h"
 
-/* The throughput of an endpoint is measured by the number of threads that use it: 1, 2 to 3, 4 to
- * 7, ... The last level has all larger numbers. */
+/* The throughput of an endpoint is measured separately for each level of use, that is, for 1, 2 to
+ * 3, 4 to 7, ... threads. The last level includes all larger numbers of threads. */
 TEST(levels_double) {
     const struct {
         uint32_t threads;
@@ -20,10 +20,10 @@ TEST(levels_double) {
         SAME(level_of(cases[i].threads), cases[i].level);
 }
 
-/* A visit adds its bytes and its time to its endpoint. The endpoint has a sum for each level of
- * threads. A visit belongs to the level of the threads that were at the endpoint when the visit
- * began. monarch_leave_unseen ends a visit without counting it. After all visits, no thread counts
- * as being at the endpoint. */
+/* A visit adds its bytes and its time to its endpoint, in the sums for the visit's level. The level
+ * depends on the number of threads that were at the endpoint when the visit began.
+ * monarch_leave_unseen ends a visit without counting it. After all visits, no thread counts as
+ * being at the endpoint. */
 TEST(a_visit_is_measured) {
     struct monarch_engine *e = make_engine(4096);
     static struct monarch_flow flows[MONARCH_ENDPOINTS];

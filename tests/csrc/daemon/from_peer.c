@@ -96,7 +96,7 @@ static void demand(uint64_t unit) { e->clients->demand[3] = monarch_demand(5, un
 static int fetch(uint64_t at, uint64_t n) { return monarch_fetch(e, &fill, at, n, buffer, &sum); }
 
 /* The request names the file by its source, path hash, size and time, which are the same on all
- * nodes. The bytes that come, their sums and the peer that gave them are noted. */
+ * nodes. The fill records the bytes that arrive, their sums, and the peer that sent them. */
 TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     make(4, -1);
     job.entry.mtime_ns = 77;
@@ -115,8 +115,9 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* Only a peer that has the whole file shows its speed, by an answer with bytes or by a timeout. A
- * peer that must wait for the source itself shows nothing of its own speed. */
+/* The speed of a peer is learned only if the peer has the complete file: from an answer with bytes
+ * or from a timeout. The answer of a peer that must itself wait for the source says nothing about
+ * the speed of this peer. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)
@@ -258,9 +259,9 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
     free_engine(e);
 }
 
-/* If a reader waits for the last block, the block comes from the source in two cases. First, more
- * than NEAR_END blocks are missing, so the peer is probably not complete either. Second, the peer
- * was already late with this block. Neither is a failure of the peer. */
+/* If a reader waits for the last block, this block comes from the source in two cases: if more than
+ * NEAR_END blocks are missing, because the peer is then probably not complete either, or if the
+ * peer was already late with this block. Neither case counts as a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
     for (int is_asked = 0; is_asked < 2; is_asked++)
@@ -295,7 +296,7 @@ TEST(a_peer_that_is_late_with_the_last_block_is_kept) {
         answers[4][i] = MONARCH_PEER_TIMEOUT;
     SAME(fetch((BLOCKS - 1) * BLOCK, UNIT), 0);
     CHECK(fill.is_last_late && fill.asks == 0 && asked[6] == 0);
-    /* This is another block. So the peer now counts as silent, and the next peer is asked. */
+    /* For any other block, a late peer counts as silent, so the next peer is asked. */
     SAME(fetch(0, UNIT), 1);
     CHECK(fill.asks == 1 && asked[6] == 1);
     free_engine(e);

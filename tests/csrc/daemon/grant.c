@@ -170,8 +170,8 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
     }
 }
 
-/* A reader that is gone, or waits for something else now, gets nothing. Entries that the catalog
- * does not have need no fill. */
+/* If a reader is gone, or waits for something else now, nothing is ordered for it. Entries that are
+ * not in the catalog need no fill. */
 TEST(a_reader_that_is_gone_gets_nothing) {
     make();
     struct worker me = {.pool = p};
@@ -242,9 +242,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The threads then look
- * again at demands that they have refused: at those that came too early, and at slots that hold
- * another demand by now. The threads are woken, and the listener is told. */
+/* A new grant sets the room in the tiers and the number of the next copy. The threads forget that
+ * they have refused a demand if the demand came too early, or if its slot holds another demand by
+ * now, and look at these slots again. The threads are woken, and the listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};

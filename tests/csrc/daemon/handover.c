@@ -72,8 +72,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* Makes a descriptor as a program hands it over: for the entry `id` or, without an entry, for
- * `path`. Sets its claim. */
+/* Makes a descriptor as if a program had handed it over: for the entry `id` or, if `id` is
+ * MONARCH_NO_ENTRY, for `path`. Sets its claim. */
 static struct handed *hand(uint64_t id, const char *path) {
     struct handed *h = calloc(1, sizeof *h + 16);
     h->fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -140,8 +140,8 @@ TEST(the_table_has_a_limit) {
     done();
 }
 
-/* The flag is_told says that the daemon's policy knows of a file. monarch_keep sets it only if the
- * file has an entry and the policy was asked to fill it. */
+/* The flag is_told says that the daemon's policy knows of a file. monarch_keep sets the flag only
+ * if the file has an entry and the policy was asked to fill the file. */
 TEST(policy_knows_of_files_with_an_entry_that_it_was_asked_for) {
     make();
     p->grant.iterations = 7;
@@ -210,9 +210,9 @@ TEST(only_a_fill_from_the_source_waits_for_a_descriptor) {
     done();
 }
 
-/* The table may hold a descriptor for an order that already has one. Then the table's descriptor is
- * closed. If the table has dropped its descriptor before, the order gets none. In the end, no
- * descriptor of the table is open. */
+/* If an order already has a descriptor, the descriptor that the table holds for the same file is
+ * closed. If the table has already dropped the descriptor of an order's file, the order gets none.
+ * In the end, no descriptor of the table is open. */
 TEST(a_descriptor_that_no_order_needs_is_closed) {
     make();
     int before = open_descriptors();
@@ -386,9 +386,9 @@ TEST(without_the_writer_descriptors_wait) {
 
 /* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* If the fill of a descriptor's file is queued already, and is one from the source, it is taken
- * over for the descriptor: it becomes a fill of a file in use and leaves its queue. A fill that
- * asks a peer, or that waits for another descriptor, stays as it is. */
+/* If a fill of the descriptor's file from the source is queued already, this fill is taken over for
+ * the descriptor: it becomes a fill of a file in use and leaves its queue. A fill that asks a peer,
+ * or that waits for another descriptor, stays as it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();

@@ -145,8 +145,8 @@ static struct open_copy single(uint64_t block_sum, uint64_t word) {
                               .slot = -1};
 }
 
-/* The check of a block is valid for CHECKED_NS. If a peer doubts the block, it is valid only for
- * DOUBTED_NS. */
+/* The check of a block is valid for CHECKED_NS. If a peer doubts the block, the check is valid only
+ * for DOUBTED_NS. */
 TEST(a_check_of_a_block_is_valid_for_a_while) {
     make();
     for (int doubted = 0; doubted < 2; doubted++) {

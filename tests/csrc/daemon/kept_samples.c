@@ -1,4 +1,4 @@
-/* Tests loaders/kept.c: samples in a memory that several processes share. */
+/* Tests loaders/kept.c, which keeps samples in memory that several processes share. */
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>
@@ -108,8 +108,8 @@ TEST(the_first_sample_without_room_is_told) {
     free(kept);
 }
 
-/* A batch takes its samples from the memory. Those that are never kept, not stored yet, or stored
- * with another length are missing, and their bytes stay as they are. */
+/* A batch copies its samples from the shared memory. Samples that are never kept, not stored yet,
+ * or stored with another length are missing, and their bytes in the batch stay as they are. */
 TEST(a_batch_takes_what_is_there) {
     make();
     monarch_kept_put(kept, 2, "abcde", 5);

@@ -134,9 +134,9 @@ static void act(uint32_t *bell, uint32_t seen) {
 }
 
 /* While the table is empty, the thread sleeps without a limit. While a descriptor waits, the thread
- * looks at the table again and again. It soon closes the descriptors that their programs want
- * closed. It does not miss a ring that comes during a look. The thread ends when the engine
- * stops. */
+ * looks at the table again and again. If a program wants its descriptor back, the thread soon
+ * closes the descriptor. A ring that comes during a look is not missed. The thread ends when the
+ * engine stops. */
 TEST(the_thread_looks_while_descriptors_wait) {
     make();
     int before = open_descriptors();
@@ -170,7 +170,7 @@ TEST(a_ring_during_a_look_is_not_missed) {
 /* --- rings ------------------------------------------------------------------------------------ */
 
 /* The thread is woken when the table is no longer empty, when a descriptor is dropped, and at the
- * end; not for each further descriptor. */
+ * end, but not for each further descriptor. */
 TEST(the_thread_is_woken_when_it_must_act) {
     make();
     for (uint64_t id = 1; id < 4; id++) {
@@ -192,8 +192,8 @@ TEST(the_thread_is_woken_when_it_must_act) {
 }
 
 /* monarch_look_at_kept tries to order a fill for each descriptor in the table. If the daemon's
- * policy must order the fill, the look wakes the daemon's loop, once for each file. While another
- * thread has the writer's lock, and if the table is empty or missing, the look orders nothing. It
+ * policy must order the fill, the look wakes the daemon's loop, once for each file. If another
+ * thread has the writer's lock, or if the table is empty or missing, the look orders nothing. It
  * leaves all locks free. */
 TEST(a_look_asks_policy_for_what_is_refused) {
     make();

@@ -151,8 +151,9 @@ TEST(an_unlisted_directory_has_no_listing) {
     done();
 }
 
-/* A listing has all names of its directory, in the order of the source. A directory gets one only
- * if all its names are known. Readers use it only if the times of the directory are old enough. */
+/* A listing contains all names of its directory, in the order of the source. It is made only if all
+ * these names are known. Readers use the listing only if the times of the directory are old
+ * enough. */
 TEST(listings_have_all_names_in_order) {
     make();
     const int64_t young = 1000;
@@ -218,7 +219,7 @@ TEST(listings_of_a_further_source_leave_the_others) {
     done();
 }
 
-/* A file that was added because a client has found it has no place in the listing of its directory.
+/* If a client finds a new file, the file is added without a place in the listing of its directory.
  * So the directory, here the root, gets no listing. */
 TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
     make();
@@ -231,8 +232,8 @@ TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
     done();
 }
 
-/* A listing is not made from entries whose directory is not in the catalog, or that were found
- * outside a walk. These entries must not make the code write before the first entry of the
+/* No listing is made from an entry whose directory is not in the catalog, or from an entry that was
+ * found outside a walk. Such entries must not make the code write before the first entry of the
  * table. */
 TEST(an_entry_without_its_directory_changes_nothing_else) {
     make();

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 /* told: if set, the attributes that statx returns. stat_error: if set, the error with which statx
- * fails. stat_flags, stat_mask: those of the last call. */
+ * fails. stat_flags, stat_mask: the flags and the mask of the last call. */
 static struct statx *told;
 static int stat_error, stat_flags;
 static unsigned stat_mask;

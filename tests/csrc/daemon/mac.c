@@ -13,8 +13,8 @@ static void *find_symbol(void *library, const char *name) {
 
 static const unsigned char key[MONARCH_KEY_BYTES] = "the key";
 
-/* The call that fails, and what it returns: OpenSSL's functions return 1 if they have worked, 0 or
- * a negative number if not. */
+/* The call that fails, and what it then returns. OpenSSL's functions return 1 on success, and 0 or
+ * a negative number on failure. */
 static enum { NONE, INIT, UPDATE, FINAL, CONTROL } fails;
 static int failure, updates, freed;
 static size_t added;
@@ -56,8 +56,8 @@ static void replace(void) {
     evp.context_free = free_context;
 }
 
-/* A MAC during which any call has failed is invalid, although later calls work. A seal with
- * this MAC is never right, not even if it is compared with itself. The next MAC is valid again. */
+/* If any call of a MAC fails, the MAC is invalid, even if all later calls work. A seal with this
+ * MAC is never right, not even if it is compared with itself. The next MAC is valid again. */
 TEST(a_mac_after_a_failed_call_is_invalid) {
     const int failures[] = {0, -1};
     replace();

@@ -59,7 +59,7 @@ static int read_pack_of(struct monarch_engine *of, struct job *job, char *to) {
     return in_pack ? 0 : -1;
 }
 /* The copy is read for the sum of a block. If copy_read is negative, these reads fail. Otherwise
- * they bring copy_read bytes too few. */
+ * each read returns copy_read bytes too few. */
 static int copy_read;
 static ssize_t read_copy(int fd, char *to, size_t n, off_t at) {
     return copy_read < 0 ? -EIO : (ssize_t)n - copy_read;
@@ -149,9 +149,9 @@ TEST(no_unit_is_shown_without_its_bytes) {
         }
 }
 
-/* The bytes of a file in a pack come from the pack, so the file is not opened. This is also so
- * while the engine stops. If the pack cannot be read, the file itself is read. If the copy cannot
- * be written, no unit is shown. */
+/* If a file is in a pack, its bytes come from the pack, and the file is not opened, not even while
+ * the engine stops. If the pack cannot be read, the file itself is read. If the copy cannot be
+ * written, no unit is shown. */
 TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
     for (int way = 0; way < 4; way++) {
         make(100);
@@ -224,8 +224,8 @@ TEST(a_fill_may_have_descriptor_zero) {
     }
 }
 
-/* If a fill cannot begin, its copy is removed, and a descriptor that was handed over is closed.
- * This is also so for descriptor 0. */
+/* If a fill cannot begin, its copy is removed, and a descriptor that was handed over is closed,
+ * even if it is descriptor 0. */
 TEST(a_fill_that_cannot_begin_leaves_nothing) {
     for (int way = 0; way < 3; way++) {
         make(1);

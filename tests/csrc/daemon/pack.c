@@ -45,8 +45,8 @@ static struct job order_of(uint64_t member) {
     return (struct job){.pack = p, .member = (uint32_t)member, .handed = -1, .peer = {-1}};
 }
 
-/* Orders the member, reads it and checks its bytes. Returns how many bytes were read from the
- * pack's file for that. */
+/* Orders the member, reads it and checks its bytes. Returns how many bytes this has read from the
+ * pack's file. */
 static uint64_t read_member(uint64_t member, int in_use) {
     struct job job = order_of(member);
     uint64_t before = e->counts[MONARCH_BYTES];
@@ -256,7 +256,7 @@ TEST(windows_hold_ordered_members_and_little_else) {
     }
 }
 
-/* A gap between ordered members is read, too, if it is small, or not longer than the ordered bytes
+/* A gap between ordered members is also read if it is small, or not longer than the ordered bytes
  * before it. */
 TEST(a_gap_is_read_along_up_to_a_limit) {
     const uint64_t small = JOINED_BYTES, size = 40000;
@@ -348,8 +348,8 @@ TEST(the_window_that_was_used_longest_ago_is_taken) {
 
 /* --- reads ------------------------------------------------------------------------------------ */
 
-/* One read brings all ordered members that lie close together. Each order gets its bytes. After the
- * last order, no window is left. */
+/* One read fetches all ordered members that lie close together. Each order gets its bytes. After
+ * the last order, no window is left. */
 TEST(one_read_serves_all_orders_nearby) {
     begin();
     for (int i = 0; i < 40; i++)
@@ -387,8 +387,8 @@ TEST(a_file_in_use_is_read_in_a_short_window) {
     }
 }
 
-/* A withdrawn order no longer keeps its window. A window that another order or a thread needs
- * stays. */
+/* A withdrawn order no longer keeps its window. If another order or a thread needs the window, the
+ * window stays. */
 TEST(an_order_that_leaves_frees_its_window) {
     begin();
     for (int i = 0; i < 3; i++)

@@ -20,9 +20,9 @@ static int wait_at(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec 
 
 #include "checks.h"
 
-/* A thread waits at most LOOK_NS, also if a new second begins during the wait. The limit of the
- * wait must be a valid time. The C library refuses an invalid one at once, so the thread would look
- * again and again without a pause. */
+/* A thread waits at most LOOK_NS, even if a new second begins during the wait. The limit of the
+ * wait must be a valid time: the C library refuses an invalid time at once, so the thread would
+ * look again and again without a pause. */
 TEST(a_wait_has_a_valid_limit) {
     const long second = 1000000000;
     const long parts[] = {0, 1, second - LOOK_NS - 1, second - LOOK_NS, second - 1};
@@ -40,7 +40,7 @@ static struct pack *p;
 static int file;
 static char buffer[MONARCH_CHUNK];
 
-/* Makes a pack of two members of 100 bytes. `hash` is that of the name of the first one. */
+/* Makes a pack of two members of 100 bytes. `hash` is the hash of the first member's name. */
 static void make(uint64_t hash) {
     struct monarch_member members[] = {{.hash = hash, .size = 100},
                                        {.hash = hash + 1, .size = 100, .offset = 100}};

@@ -2,7 +2,7 @@
 
 #include "peers/connection.h"
 
-/* The tests replace the links of client.c by these, whose answers come from `script`. */
+/* In the tests, these links replace those of client.c. Their answers come from `script`. */
 struct monarch_peer_link {
     int number, is_closed, is_cut;
     uint64_t frames, tag;
@@ -14,8 +14,9 @@ static uint64_t frames_of(const struct monarch_peer_link *l) { return l->frames;
 static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g, uint64_t *tag) {
     return *tag = l->tag++, 0;
 }
-/* The clock, and the waits on condition variables. If `steps` is set, the clock stands still, and a
- * wait only records its end in `ends` and takes the next step. Otherwise both are the real ones. */
+/* Replacements for the clock and for the waits on condition variables. If `steps` is set, the clock
+ * stands still, and a wait only records its end in `ends` and takes the next step. Otherwise, the
+ * real clock is read and the wait is real. */
 struct step;
 static const struct step *steps;
 static uint64_t time_ns, ends[8];
@@ -288,8 +289,8 @@ static pthread_t start_to_wait(struct monarch_peer_link **to) {
     return thread;
 }
 
-/* A thread takes an idle link. If there is none, and no other thread has a link, it connects one at
- * once. */
+/* A thread uses an idle link. If no link is idle, and no other thread has a link, the thread
+ * connects a new link at once. */
 TEST(a_thread_waits_only_for_links_in_use) {
     make();
     p->connect_ns = UINT64_MAX / 64;
@@ -307,7 +308,8 @@ TEST(a_thread_waits_only_for_links_in_use) {
 }
 
 /* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait goes on, however long the last connect took, and does not count. */
+ * link, the wait continues, however long the last connect took, and the time of the wait is not
+ * counted. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
         make();
@@ -400,8 +402,8 @@ TEST(a_thread_connects_after_enough_waits) {
 }
 
 /* A small request waits for the links of other threads. A large request that has a slot does not
- * wait, because it may follow another one on a link. A thread that connects a link starts the sum
- * of the waits again at 0. */
+ * wait, because it may follow another one on a link. When a thread connects a link, the sum of the
+ * waits is reset to 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();
@@ -568,8 +570,8 @@ TEST(a_link_is_passed_to_its_follower) {
     }
 }
 
-/* If a thread waits in line for the link, the link goes to it after the answer, and not to the idle
- * links. If the link breaks, it is closed, and the thread in line gets no link. */
+/* If a thread waits in line for the link, this thread gets the link after the answer, and the link
+ * does not become idle. If the link breaks, it is closed, and the thread in line gets no link. */
 TEST(a_follower_gets_the_link_only_if_it_works) {
     for (int works = 0; works < 2; works++) {
         make();

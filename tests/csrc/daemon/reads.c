@@ -62,7 +62,7 @@ static uint64_t read_them(int in_flight, int *error) {
     return monarch_read_all(descriptors, offsets, lengths, out, READS, in_flight, error);
 }
 
-/* All ranges are read, by one thread or by many, however few bytes each system call brings. */
+/* All ranges are read, by one thread or by many, however few bytes each system call returns. */
 TEST(all_ranges_are_read) {
     const int width[] = {1, 2, 7, READS + 9, MONARCH_READS_IN_FLIGHT + 5};
     int error;
@@ -114,8 +114,8 @@ TEST(threads_are_started_as_they_are_needed) {
     close(file);
 }
 
-/* If several reads fail, the call reports the one of the first range, with its errno. The errno is
- * 0 if the file ended too early. */
+/* If several reads fail, the call reports the failure of the read that comes first in the list,
+ * with its errno. The errno is 0 if the file ended too early. */
 TEST(the_first_failure_is_told) {
     for (int width = 1; width < 9; width += 7)
         for (int way = 0; way < 3; way++) {
@@ -193,8 +193,8 @@ TEST(a_fast_source_is_read_alone) {
     close(file);
 }
 
-/* Whichever call leaves the list, the others stay in it. A call that has left can be taken out
- * again without effect. */
+/* Whichever call leaves the list, the others stay in it. Removing a call that has already left has
+ * no effect. */
 TEST(calls_leave_the_list_in_any_order) {
     struct call a = {0}, b = {.after = &a}, c = {.after = &b};
     calls = &c;

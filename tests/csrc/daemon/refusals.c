@@ -1,4 +1,5 @@
-/* Tests copy/source_file.c: what it does if the kernel refuses something, or gives descriptor 0. */
+/* Tests copy/source_file.c: what it does if the kernel refuses something, or returns 0 as the
+ * number of a descriptor. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -61,8 +62,8 @@ static struct job *job;
 static int root, handed, before;
 static struct fill f;
 
-/* Makes an order of a file of 100 bytes, with a descriptor that its program wants closed. zero: 0
- * if descriptor 0 is free, 1 if it is taken. */
+/* Makes an order for a file of 100 bytes, with a descriptor that a program has handed over and now
+ * wants back. zero: 0 if descriptor 0 is free, 1 if it is in use. */
 static void make(int zero) {
     before = open_descriptors();
     e = make_engine(4096);
@@ -129,7 +130,8 @@ TEST(a_descriptor_is_replaced_once) {
     done(1);
 }
 
-/* Descriptor 0 is one like any other: an order may have it from a program. */
+/* Descriptor 0 is valid like any other: the descriptor that a program hands over for an order may
+ * be 0. */
 TEST(an_order_may_have_descriptor_zero) {
     make(1);
     const int numbers[] = {0, 1, -1};
@@ -177,9 +179,9 @@ TEST(a_source_that_refuses_is_not_asked_again) {
 }
 
 /* Reads with RWF_DONTCACHE leave no pages in the page cache. If the file system refuses such a
- * read, the read goes on without the flag from where it was, and this source is not asked for such
- * reads again. Interrupted and short reads go on with the flag. If the file cannot be read at all,
- * this says nothing about the file system. */
+ * read, the read continues without the flag from where it stopped, and this source is not asked for
+ * such reads again. Interrupted and short reads continue with the flag. If the file cannot be read
+ * at all, this says nothing about the file system. */
 TEST(a_source_that_keeps_pages_is_noted) {
     static const long results[][5] = {
         {-EOPNOTSUPP, 99}, {-EINTR, 30, -EINTR, -EINVAL, 99}, {-EINTR, 60, 1, 39, 99}, {60, 0, 99}};

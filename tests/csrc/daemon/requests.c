@@ -105,9 +105,9 @@ static unsigned changed(const struct monarch_catalog *c) {
     return all;
 }
 
-/* The change of a file marks that file. The change of a tree marks all files of the sources on its
- * device. An unknown change marks all files. Afterwards `told` is 0, so that the process that told
- * of the change can go on. */
+/* A change of a file marks that file. A change of a tree marks all files of the sources on its
+ * device. An unknown change marks all files. Afterwards `told` is 0, so that the process that
+ * reported the change can continue. */
 TEST(changes_mark_the_files_that_they_concern) {
     const struct monarch_change changes[] = {
         {.dev = 70, .ino = 103}, {.dev = 71, .ino = 104}, {.dev = 71, .ino = 9, .is_tree = 1}};

@@ -198,9 +198,9 @@ TEST(an_order_with_a_reader_is_in_use) {
     }
 }
 
-/* While a reader reads a file, a thread moves the next unit before the reader asks for it. From a
- * peer, this is always done. From a source, it is done only while the width allows another thread
- * to work without a waiting reader. */
+/* While a reader reads a file, a thread moves the next unit before the reader asks for it. If the
+ * unit comes from a peer, this is always done. If it comes from a source, this is done only while
+ * the width allows another thread to do work for which no reader waits. */
 TEST(units_ahead_of_readers_of_a_peer_need_no_width) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         for (int has_width = 0; has_width < 2; has_width++) {

@@ -326,7 +326,7 @@ static void check_batch(const struct monarch_batch *b, unsigned *next) {
     }
 }
 
-/* All entries arrive in order, with their paths and link targets, also if batches were merged. */
+/* All entries arrive in order, with their paths and link targets, even if batches were merged. */
 TEST(batches_bring_all_entries) {
     make(2);
     struct monarch_batch *batch = NULL;
@@ -398,8 +398,8 @@ TEST(batches_are_merged_if_they_fit) {
     done();
 }
 
-/* The bell rings at once for the first batch. Later it rings at most once in BATCH_NS, except if a
- * batch does not fit into the one that waits. */
+/* The bell rings at once for the first batch. Later, it rings at most once in BATCH_NS, unless a
+ * new batch does not fit into the batch that is waiting. */
 TEST(the_bell_rings_once_in_a_while) {
     make(2);
     struct monarch_batch *batch = NULL;

@@ -86,7 +86,7 @@ static void stop(void) { s->stopping = 1; }
 
 /* A thread without an allowance of names hands its batch over and waits. Names that it examines
  * after the wait count against the new allowance. If an allowance comes while the thread hands its
- * batch over, it does not wait. If the scan stops, the thread examines nothing more. */
+ * batch over, the thread does not wait. If the scan stops, the thread examines nothing more. */
 TEST(a_thread_waits_for_an_allowance) {
     make_directory("d");
     make();
@@ -177,8 +177,8 @@ TEST(a_portion_is_like_its_directory) {
     done();
 }
 
-/* Each name of a directory is examined once. This is also so if the directory has no names, or
- * exactly as many as fill one or two portions. */
+/* Each name of a directory is examined once, even if the directory has no names, or exactly as many
+ * as fill one or two portions. */
 TEST(a_directory_may_have_any_number_of_names) {
     CHECK(mkdir("many", 0700) == 0);
     for (int n = 0; n <= 2 * PORTION + 1; n++) {

@@ -1,6 +1,6 @@
 #include "set_clock.h"
 
-/* The tests replace the steps of connection.c by these. Each step returns what the test has set. */
+/* Replacements for functions of connection.c. Each step returns what the test has set. */
 #include "peers/connection.h"
 static enum monarch_peer_io_state step_it(struct monarch_peer_connection *c,
                                           const struct monarch_peer_stage *stage);

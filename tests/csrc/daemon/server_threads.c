@@ -29,9 +29,8 @@ static int control(int epoll, int how, int fd, struct epoll_event *event) {
     return epoll_ctl(epoll, how, fd, event);
 }
 
-/* If `is_scripted` is set, a wait for events calls at_wait, and then gives one event with the name
- * event_name. If event_name is UINT64_MAX, the wait gives no event. ticks: the limits of the
- * waits. */
+/* If `is_scripted` is set, a wait for events calls at_wait, and then returns one event with the
+ * name event_name, or no event if event_name is UINT64_MAX. ticks: the limits of the waits. */
 static int waits_left, ticks[8], ticked, is_scripted;
 static uint64_t event_name;
 static void (*at_wait)(void);
@@ -118,9 +117,9 @@ static int connect_to(server *s) {
     return two[1];
 }
 
-/* A server starts all its threads. While no connection has a request, each thread sleeps for long.
- * Still, all threads end at once when the server ends. The end closes every connection, and the
- * file that it has open. */
+/* A server starts all its threads. While no connection has a request, each thread sleeps for a long
+ * time. When the server ends, all threads nevertheless end at once. Every connection is then
+ * closed, together with the file that it has open. */
 TEST(a_server_ends_at_once) {
     nothing_fails();
     int before = open_descriptors(), zero = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -157,8 +156,9 @@ TEST(an_idle_server_wakes_as_often_as_its_limits_ask) {
     }
 }
 
-/* A server is made only if its memory and at least one thread can be had. Otherwise nothing is left
- * behind. If only some of the threads can be started, the server works with these. */
+/* A server is made only if there is memory for it and at least one thread can be started. Otherwise
+ * nothing is left behind. If only some of the threads can be started, the server works with
+ * these. */
 TEST(a_server_starts_or_leaves_nothing) {
     int before = open_descriptors();
     for (int way = 0; way < 6; way++) {
@@ -265,9 +265,9 @@ static enum monarch_peer_io_state yield_twice(connection *c, const struct monarc
     return steps < 3 ? MONARCH_PEER_TO_YIELD : MONARCH_PEER_TO_CLOSE;
 }
 
-/* A thread may go on with one connection without a wait. From time to time, it still closes other
- * connections that are late. So a peer that always takes more bytes does not delay the deadlines of
- * others. */
+/* A thread may continue with one connection without a wait. From time to time, it still closes
+ * other connections that are late, so a peer that never stops reading does not delay the deadlines
+ * of other connections. */
 TEST(a_busy_thread_keeps_the_deadlines) {
     make();
     is_scripted = 0;
@@ -291,7 +291,7 @@ static void make_late(void) {
     stop_after_waits();
 }
 
-/* A thread looks for late connections after each wait, also if no event came. */
+/* A thread looks for late connections after each wait, even if the wait has returned no event. */
 TEST(a_thread_without_events_keeps_the_deadlines) {
     make();
     at_wait = make_late;
@@ -325,8 +325,8 @@ TEST(a_refused_connection_stays_the_callers) {
     done();
 }
 
-/* Send buffers get a size only if the administrator allows the whole size. Otherwise the kernel
- * chooses. */
+/* The size of send buffers is set only if the kernel's limit allows the full size. Otherwise the
+ * kernel chooses the size. */
 TEST(send_buffers_are_large_or_the_kernels) {
     const struct {
         int told, can;

@@ -1,5 +1,5 @@
-/* Replaces the clock by one that stands still: it shows `time_ns`, which the test sets. Include
- * this file before a file of csrc, so that its calls go to this clock. */
+/* Replaces the clock by a clock that stands still at `time_ns`, which the test sets. Include this
+ * file before a file of csrc, so that the calls in that file go to this clock. */
 #pragma once
 
 #include "shared/clock.h"

@@ -1,5 +1,5 @@
 /* Replacements for system calls. They are often interrupted and move only a few bytes at a time, as
- * POSIX allows. Include this file before a file of csrc, so that its calls go to these
+ * POSIX allows. Include this file before a file of csrc, so that the calls in that file go to these
  * replacements. */
 #pragma once
 

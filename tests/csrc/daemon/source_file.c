@@ -63,7 +63,7 @@ static void done(void) {
 
 #define MS 1000000ULL
 
-/* Each reserved span of time begins where the one before it ends, and is as long as the rate
+/* Each reserved span of time begins where the previous span ends, and is as long as the rate
  * demands. */
 TEST(a_rate_reserves_one_span_after_the_other) {
     const uint64_t rates[][2] = {{1, 1}, {1, 1000}, {3, 7}, {1ULL << 40, 3ULL << 30}};
@@ -335,7 +335,7 @@ TEST(every_probed_file_is_read_through_the_page_cache) {
     done();
 }
 
-/* A direct read brings the whole file, even if the file ends within a block, and leaves the flags
+/* A direct read reads the complete file, even if the file ends within a block, and leaves the flags
  * of the descriptor unchanged. If the file is too short, the read fails. */
 TEST(a_direct_read_brings_all_bytes) {
     const uint64_t sizes[] = {DIRECT_ROUND, DIRECT_ROUND + 1, 5 * DIRECT_ROUND - 1};
@@ -554,8 +554,9 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
 }
 
 /* A program can recall a descriptor that it has handed over. The daemon then opens the file itself,
- * and puts the new descriptor in the place of the program's. So the program's descriptor is closed
- * at once, and the fill goes on under the same number. Without a recall, nothing changes. */
+ * and replaces the program's descriptor by the new one. This closes the program's descriptor at
+ * once, and the fill continues with the same descriptor number. Without a recall, nothing
+ * changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {
     make(5000);
     int status, handed = hand(O_RDONLY), before = open_descriptors();

@@ -6,7 +6,7 @@ static uint64_t sums[3] = {7, 8, 9};
 static struct monarch_digest digests[3] = {{"seven"}, {"eight"}, {"nine"}};
 
 /* The sums of a copy are found by the copy's number, if the number of blocks agrees too. They are
- * also found if several copies share a place in the hash table. */
+ * found even if several copies share a place in the hash table. */
 TEST(sums_are_those_of_their_copy) {
     struct monarch_sums *s = monarch_sums_new();
     for (uint64_t i = 0; i < 4; i++) {

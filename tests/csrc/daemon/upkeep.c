@@ -49,8 +49,8 @@ static void done_with(struct monarch_engine *e, struct job *job) {
 static const uint64_t sizes[] = {0,         1,         BLOCK - 1,         BLOCK,
                                  BLOCK + 1, BLOCK * 3, MONARCH_CHUNK - 1, MONARCH_CHUNK + 1};
 
-/* The checksum of a file is made of the sums of its blocks, whatever the sizes of the blocks and of
- * single reads. */
+/* The checksum of a file is computed from the sums of its blocks, whatever the size of the blocks,
+ * and wherever single reads of the file end. */
 TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     const uint64_t blocks[] = {1000, BLOCK, 2 * MONARCH_CHUNK + 4096};
     const uint64_t size = 2 * MONARCH_CHUNK + 4097;
@@ -202,8 +202,8 @@ TEST(only_a_comparison_obeys_the_limits_of_the_source) {
     }
 }
 
-/* If the file has the attributes that the catalog has, but other bytes than the copy, the copy is
- * damaged. */
+/* If the attributes of the file agree with the catalog, but its bytes differ from those of the
+ * copy, the copy is damaged. */
 TEST(a_comparison_finds_other_bytes) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, BLOCK);

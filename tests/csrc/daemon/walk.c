@@ -130,8 +130,8 @@ TEST(a_large_directory_is_shared_out) {
     }
 }
 
-/* A scan of only parts of a source does not report how many names a directory has. It goes into
- * subdirectories only if it is deep. */
+/* A scan of only parts of a source does not report how many names a directory has. Such a scan
+ * enters subdirectories only if it is deep. */
 TEST(a_scan_of_parts_reports_the_named_directories) {
     for (int is_deep = 0; is_deep < 2; is_deep++) {
         make();
@@ -292,8 +292,8 @@ TEST(a_directory_is_settled_if_it_is_old) {
     done();
 }
 
-/* In a settled directory, a file that the catalog already has is not looked up at the source. The
- * directory must still show the catalog's inode number for the file's name. */
+/* In a settled directory, a file that the catalog already has is not looked up at the source,
+ * provided that the directory still shows the catalog's inode number for the file's name. */
 TEST(a_known_file_is_not_asked_about) {
     struct monarch_writer *w = monarch_writer_new();
     struct monarch_entry e;

@@ -144,9 +144,10 @@ static void done(void) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* The daemon is rung at once for a result that it must handle itself. For results of published
- * copies, it is rung when RESULTS_AT_ONCE have accumulated. If it waits for results, it is rung
- * when RESULTS_AWAITED have accumulated, or at once if fewer than ORDERS_LEFT orders are queued. */
+/* The daemon's bell is rung at once for a result that the daemon must handle itself. For results of
+ * published copies, the bell is rung when RESULTS_AT_ONCE have accumulated. If the daemon waits for
+ * results, the bell is rung when RESULTS_AWAITED have accumulated, or at once if fewer than
+ * ORDERS_LEFT orders are queued. */
 TEST(the_daemon_is_rung_for_results_in_time) {
     const struct {
         int rung, kind, published, awaits;
@@ -303,8 +304,8 @@ TEST(an_order_is_begun) {
     }
 }
 
-/* If a fill cannot begin, its readers are answered. Orders that are no fills are done at once by
- * this thread. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
+/* If a fill cannot begin, its readers are answered. This thread executes orders of all other kinds
+ * at once. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
  * begun. */
 TEST(an_order_ends_or_goes_back) {
     for (int way = 0; way < 4; way++) {
@@ -327,10 +328,10 @@ TEST(an_order_ends_or_goes_back) {
 
 /* --- searches --------------------------------------------------------------------------------- */
 
-/* A thread that finds work wakes another thread for the work that is left. A thread that finds none
- * wakes others only for work that it cannot do itself. If the thread asked a peer before its search
- * and has left this peer, another thread may ask the peer now. So the thread then wakes others even
- * if no thread counts as sleeping. */
+/* A thread that finds work wakes another thread for the work that is left. A thread that finds no
+ * work wakes others only for work that it cannot do itself. If the thread worked for a peer before
+ * its search and has left this peer, another thread may now ask the peer. In this case, the thread
+ * wakes others even if no thread counts as sleeping. */
 TEST(a_search_wakes_others_for_the_rest) {
     const struct {
         int found, all, sleeping, leaves;
@@ -453,8 +454,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A sleeping thread wakes by itself in two cases: when a reader's claim may have ended, and when it
- * is time to return the memory of the thread's buffer. */
+/* A sleeping thread wakes without a ring in two cases: when a reader's claim may have ended, and
+ * when it is time to return the memory of the thread's buffer. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);

@@ -244,8 +244,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place is free, and it does not count as idle: otherwise no
- * thread would be started for its work later. */
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
+ * Otherwise, no thread would be started later for its work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {
@@ -293,8 +293,8 @@ TEST(readers_without_an_order_get_one) {
 
 /* --- readers that come in the middle of work -------------------------------------------------- */
 
-/* Makes three fills of two runs each, whose orders come with descriptors. So a thread that begins
- * one of them moves all of it. */
+/* Makes three fills of two runs each. The order of each fill comes with a descriptor, so the thread
+ * that begins the fill moves all of its units. */
 static struct job fill_jobs[3];
 static void make_fills(void) {
     for (int i = 0; i < 3; i++) {
@@ -320,9 +320,9 @@ static void free_fills(void) {
 }
 
 /* A thread that moves a block serves waiting readers after each run of units. If it begins a fill
- * for one of them, it also serves other readers in the middle of this fill. If it begins a second
- * fill for one of those, it does not interrupt the second fill. So the thread's stack and the delay
- * of the first reader have a limit. */
+ * for such a reader, it also serves other readers in the middle of this fill. If it begins a second
+ * fill for one of these other readers, it does not interrupt the second fill. This limits the
+ * thread's stack and the delay of the first reader. */
 TEST(fills_for_readers_nest_two_deep) {
     const struct turn three[] = {{.found = 1}, {.found = 1}, {.found = 0}};
     make(three, 3);
