@@ -10,7 +10,7 @@
 
 #include <linux/close_range.h>
 
-/* Prints which descriptors a program finds open when it starts, apart from its standard streams. */
+/* Prints the descriptors that are open when a program starts, except its standard streams. */
 static void show(void) {
     for (int fd = 3; fd < 100; fd++) {
         struct stat st;
@@ -115,7 +115,7 @@ static void op_vfork_exec(void) {
     tell_rest("low", low);
 }
 
-/* The child of vfork runs in the parent's memory until its exec, and opens a file there. */
+/* Opens a file in the child of a vfork, which runs in the parent's memory until its exec. */
 static void op_vfork_opens(void) {
     const char *path = in("f");
     char *const *words = command("show");
@@ -358,7 +358,7 @@ static void *fork_once(void *fd) {
     return NULL;
 }
 
-/* Forks while other threads are in the middle of their opens. */
+/* Forks while other threads are opening and reading files. */
 static void op_threads_and_forks(void) {
     pthread_t threads[3];
     for (size_t i = 0; i < 3; i++)

@@ -23,7 +23,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 
 /* Takes the place of pthread_create. The first `left` calls start a thread, and all later calls
  * fail. Like libc after a failed clone, a call that fails still sets *thread. Before it fails, it
- * pauses until the threads that were started wait for work. */
+ * pauses for 20 ms, in which the threads that were started begin to wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

@@ -30,8 +30,7 @@ def _operations() -> list[str]:
 OPERATIONS = _operations()
 # Operations that change attributes through a copy's descriptor after the file was renamed or
 # replaced. They fail with ESTALE under the library, and succeed without it. For each operation,
-# this table has the name of the file whose attributes differ for this reason. No other file may
-# differ.
+# this table names the file whose attributes differ for this reason. No other file may differ.
 LOST = {"fchmod_moved": "h", "futimens_replaced": "hard"}
 
 

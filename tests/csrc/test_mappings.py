@@ -199,8 +199,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """A program maps tensors privately and writable, and reads right values during a fill. A later
-    program reads nothing from the source. The library never replaces such mappings."""
+    """A program reads correct values from private, writable mappings of tensors during a fill. A
+    later program reads nothing from the source. The library never replaces such mappings."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()

@@ -1,6 +1,6 @@
-"""Reads return the same with the library as without it. The tests read by any call, on descriptors
-that are duplicated, inherited, repositioned and closed, while the copy of the file is missing,
-queued, incomplete or complete.
+"""Reads return the same with the library as without it. The tests read with every kind of call,
+through descriptors that are duplicated, inherited, repositioned and closed, while the copy of the
+file is missing, queued, incomplete or complete.
 
 MONARCH_STRESS_EXAMPLES: the number of random programs; by default 40, with --long 200.
 """

@@ -25,7 +25,7 @@ static int look_at_owner(void) {
     return monarch_track_is_mine();
 }
 
-/* Sets autostart up as at the load of the library. `s`: the session, or NULL if no daemon
+/* Sets autostart up as the library does when it is loaded. `s`: the session, or NULL if no daemon
  * serves. */
 EXPORT int autostart_init(const char *config, struct session *s) {
     plan = NULL;

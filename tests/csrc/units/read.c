@@ -107,8 +107,8 @@ EXPORT void reads_open_again(int again, uint64_t tracked) {
     meanwhile.again = again;
     meanwhile.tracked = tracked;
 }
-/* From now on, the library's reads at the source fail with this errno. If it is 0, they return at
- * most `most` bytes. */
+/* From now on, the library's reads at the source fail with the errno `error`. If `error` is 0, the
+ * reads succeed, and `most` is the largest number of bytes that a read returns. */
 EXPORT void reads_answer(int error, size_t most) {
     meanwhile.error = error;
     meanwhile.most = most;
@@ -128,8 +128,8 @@ EXPORT int reads_notes(void) { return waits.notes; }
 EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
 EXPORT uint64_t reads_progress(void) { return waits.progress; }
 EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
-/* Forgets what was noted of reads. is_over: whether direct reading of a file is over, so that a
- * copy may serve its reads. */
+/* Forgets the library's reports on reads. is_over: whether the library finds that direct reading of
+ * a file is over, so that a copy may serve the file's reads. */
 EXPORT void reads_tell(int is_over) {
     memset(&told, 0, sizeof told);
     told.is_over = is_over;

@@ -146,9 +146,9 @@ UNIT, UNITS = 262144, 65536
         lambda by: st.integers(0, 8).map(lambda k: by + (UNIT << k) * UNITS))),
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
-    """The unit is usually MONARCH_UNIT. If the file has more units than the bitmap of a fill has
-    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If none
-    of these numbers divides the block, the unit is the block."""
+    """The unit is MONARCH_UNIT times the smallest power of two (usually 1) that satisfies two
+    conditions: the unit divides the block, and the file has no more units than the bitmap of a fill
+    has bits. If no power of two satisfies both, the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]

@@ -206,8 +206,8 @@ def test_at_its_close_a_file_of_which_half_was_read_is_handed_over(
 
 
 def test_reads_that_the_library_has_not_seen_move_the_offset(readers: Readers) -> None:
-    """Examples are libc's reads through a duplicate of the descriptor. The offset at the close
-    shows how much was read."""
+    """The library does not see some reads, such as libc's reads through a duplicate of the
+    descriptor. When the descriptor is closed, its offset shows how much was read."""
     for flags in (0, SHARED):
         fd = readers.open(DIRECT | flags)
         os.lseek(fd, SIZE, os.SEEK_SET)
