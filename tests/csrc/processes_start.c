@@ -309,9 +309,9 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* This process has closed its descriptor, and receives another one in the second message. The
-     * new descriptor shares its offset with the child's descriptor, so it has the offset that the
-     * child has set. */
+    /* Both messages carry the same open file. The child has received the first message and moved
+     * the file's offset. This process has closed its descriptor, and gets a new one from the second
+     * message, with the offset that the child has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);

@@ -89,7 +89,7 @@ static void wrong(const char *what) {
     exit(1);
 }
 
-/* --- the parts: each makes one and removes it again, and returns whether it was made -----------
+/* --- the parts: each function makes a part, removes it, and returns whether it was made ---------
  */
 
 static const unsigned char key[MONARCH_KEY_BYTES];

@@ -97,8 +97,9 @@ def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any
 
 
 def late(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Returns how many opens found no copy, plus how many reads waited for a copy, relative to all
-    opens between the counts `before` and `after`."""
+    """Returns the number of opens that found no copy plus the number of waits for copies, divided
+    by the number of all opens. Considers only what happened between the counts `before` and
+    `after`."""
     opens = after["opens"] - before["opens"]
     waited = after["waits"] - before["waits"] + after["misses"] - before["misses"]
     print(f"{waited} of {opens} waited")
