@@ -309,9 +309,9 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* Both messages carry the same open file. The child has received the first message and moved
-     * the file's offset. This process has closed its descriptor, and gets a new one from the second
-     * message, with the offset that the child has set. */
+    /* Both messages carry a descriptor of the same open file. The child has received the first one
+     * and moved the file's offset. This process has closed its own descriptor, and receives the
+     * second one, which must have the offset that the child has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);

@@ -2,6 +2,8 @@
  *
  *   scan_threads DIRECTORY THREADS STARTED
  *
+ * THREADS: the number of threads that the scan asks for;  STARTED: how many of them can be started
+ *
  * Prints the numbers of entries and errors when the scan has ended. The exit status is 1 if the
  * scan has not ended after about ten seconds. */
 #include <errno.h>

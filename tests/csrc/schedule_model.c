@@ -95,8 +95,8 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * such work at a time. If it leaves room for n more threads, the threads that do such work for the
- * order's peer must be fewer than 2n - 1. */
+ * such work at a time. If it leaves room for n more threads, fewer than 2n - 1 of the threads that
+ * now do such work may be asking the order's peer. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&
@@ -205,8 +205,8 @@ static struct known *find_oldest(enum what queue, enum monarch_origin origin, in
     return found;
 }
 
-/* Returns whether the order may begin now. It must be the oldest of the orders from the source, or
- * the oldest of the orders that ask its peer. */
+/* Returns whether the order may begin now. It must be the oldest order of its queue that asks the
+ * same peer or, if it asks no peer, the oldest that reads from the source. */
 static int may_begin(const struct known *k, int in_use) {
     if (!k || (k->job->result.kind == MONARCH_FILL && !has_slot(k)))
         return 0;

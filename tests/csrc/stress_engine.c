@@ -165,9 +165,9 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
         if (__atomic_load_n(&damaged, __ATOMIC_ACQUIRE) != id)
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
-    /* `owner` is the entry that has the copy with this inode number. When this copy is dropped,
-     * another copy may get the number. So `owner` is checked only if the entry still had this copy
-     * after the lookup. */
+    /* `owner` is the entry whose copy, according to the catalog, has this inode number. If the copy
+     * that was read has been dropped, another copy may have got the number. So `owner` is checked
+     * only if the entry `id` still has the copy that was read. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);

@@ -226,9 +226,9 @@ def test_torch_load_with_mmap(
 # --- what happens to the mapping during the fill ----------------------------------------------
 
 # The program maps a file of several parts, and changes the second part during the fill. Each case
-# has the code of the change, and the places in which the parts lie in the end. Adjacent parts in
-# the same place count once. In the end, middle() checks the content of the second part. The code of
-# a case may replace middle(), or set it to None if there is nothing to check.
+# consists of the code that makes the change, and the places in which the parts must lie in the end.
+# Adjacent parts in the same place count once. In the end, middle() checks the content of the second
+# part. The code of a case may replace middle(), or set it to None if there is nothing to check.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),

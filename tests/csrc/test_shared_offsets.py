@@ -289,7 +289,8 @@ def queued(offsets: Path, source: SlowSource, session: Session) -> Iterator[None
         yield
 
 
-# Each case has: state of the copy, number of processes, threads per process, call.
+# Each case names the state of the copy, the number of processes, the number of threads per process,
+# and the call.
 READERS = [
     f"{state} {shape} {way}"
     for state in ("cold", "queued")

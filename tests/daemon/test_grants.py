@@ -43,8 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Waits until the engine's thread has examined all demands. For this, the function orders a
-    fill and waits for the result: the thread examines the demands before it takes up an order."""
+    """Waits until the engine's thread has examined all demands. To be sure of that, orders a fill
+    and waits for its result: the thread examines the demands before it takes up an order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()

@@ -14,8 +14,8 @@ EXPORT int names_renameat2(int dir, const char *from, int todir, const char *to,
 }
 
 /* Stands for a rename during which a daemon adds the files below both names to the catalog. Before
- * the rename, these files were not in the catalog, so no change of them can have been recorded. So
- * this function removes all records of changes, and then renames. */
+ * the rename, these files were not in the catalog, so no change of them can have been recorded.
+ * Therefore, this function removes all records of changes before it renames. */
 static struct session *adding;
 static int in_kernel(int dir, const char *from, int todir, const char *to, unsigned flags) {
     memset(adding->clients->changed, 0, sizeof adding->clients->changed);

@@ -29,8 +29,8 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* The last reports of the library: on a read that the kernel has done (n, bytes, at), and on reads
- * that the library will not see (unseen). */
+/* What the library has reported. n: how many reads the kernel has made; bytes, at: the last of
+ * these reads; unseen: the bytes in the last report on reads that the library will not see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;
@@ -115,7 +115,7 @@ EXPORT void reads_answer(int error, size_t most) {
     monarch_real.pread = (void *)in_kernel;
 }
 /* Makes the next `fills` waits succeed: each fills the next unit of the copy in this slot.
- * replaces: whether each of these waits also gives the entry to another file. */
+ * replaces: whether each of these waits also makes the entry describe another file. */
 EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
     memset(&waits, 0, sizeof waits);
     waits.fill = (struct monarch_fill *)&s->fills->fill[slot];

@@ -42,8 +42,8 @@ def test_the_library_and_the_daemon_use_one_directory(
     lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shm: str | None
 ) -> None:
     """The directory of a session depends on MONARCH_SHM, the user and the path of the
-    configuration. All paths that lead to the same configuration give the same directory, even by
-    way of links. An empty MONARCH_SHM counts as unset."""
+    configuration. All paths that lead to the same configuration, directly or through links, give
+    the same directory. An empty MONARCH_SHM counts as unset."""
     if shm is None:
         monkeypatch.delenv("MONARCH_SHM", raising=False)
     else:

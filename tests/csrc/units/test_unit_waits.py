@@ -197,10 +197,10 @@ def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, own: int | None, sleeping: tuple[int, int], is_filling: bool
 ) -> None:
     """The threads that copy from sources have one bell, and those that copy from peers another.
-    While a file has no order, its home says which of these threads order the fill, and a demand
-    rings only their bell if at least one of them sleeps. Once there is an order, a demand rings
-    both bells: the bytes may come from elsewhere than the home says, for example because a peer has
-    failed."""
+    While a file has no order, its home (if known) says which of these threads order the fill. If at
+    least one of those threads sleeps, a demand rings only their bell; otherwise, it rings both.
+    Once there is an order, a demand always rings both bells: the bytes may come from elsewhere than
+    the home says, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
