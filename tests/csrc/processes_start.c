@@ -10,7 +10,7 @@
 
 #include <linux/close_range.h>
 
-/* Prints which descriptors a program finds open when it starts, apart from its standard streams. */
+/* Prints the descriptors that are open when a program starts, except its standard streams. */
 static void show(void) {
     for (int fd = 3; fd < 100; fd++) {
         struct stat st;
@@ -115,7 +115,7 @@ static void op_vfork_exec(void) {
     tell_rest("low", low);
 }
 
-/* The child of vfork runs in the parent's memory until its exec, and opens a file there. */
+/* Opens a file in the child of a vfork, which runs in the parent's memory until its exec. */
 static void op_vfork_opens(void) {
     const char *path = in("f");
     char *const *words = command("show");
@@ -309,9 +309,9 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* This process has closed its descriptor, and receives another one in the second message. The
-     * new descriptor shares its offset with the child's descriptor, so it has the offset that the
-     * child has set. */
+    /* Both messages carry a descriptor of the same open file. The child has received the first one
+     * and moved the file's offset. This process has closed its own descriptor, and receives the
+     * second one, which must have the offset that the child has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);
@@ -358,7 +358,7 @@ static void *fork_once(void *fd) {
     return NULL;
 }
 
-/* Forks while other threads are in the middle of their opens. */
+/* Forks while other threads are opening and reading files. */
 static void op_threads_and_forks(void) {
     pthread_t threads[3];
     for (size_t i = 0; i < 3; i++)

@@ -1,4 +1,4 @@
-/* Makes one call of the table: prepares what the call needs, and cleans up what it leaves. */
+/* Makes one call from the table of calls: prepares what the call needs, and cleans up after it. */
 #include "processes.h"
 
 #include <dirent.h>
@@ -8,8 +8,8 @@
 const char *const form_names[] = {"absolute", "relative",       "odd",
                                   "dirfd",    "through a link", "upwards"};
 
-/* Returns the path of the name, in the given form. The caller has changed the working directory to
- * `here`, where relative paths start. */
+/* Returns a path, in the given form, to the file `name` in the directory `here`. The caller has
+ * made `here` the working directory, so relative paths start there. */
 static const char *spelled(enum form form, const char *name) {
     static char paths[2][8192];
     static int turn;

@@ -1,11 +1,11 @@
 """Builds programs from the C sources with AddressSanitizer, UndefinedBehaviorSanitizer or
 ThreadSanitizer.
 
-The library's files are linked into the programs themselves. A preloaded library would come before
-the sanitizer's runtime in the search order of symbols, and then the runtime refuses to start. The
-search begins with the executable, so a program's call of open() reaches the library's open(). The
-runtime comes later in the search. So real.c finds the runtime's interceptors, and these call libc.
-In this way, the sanitizer also checks what the library passes to libc.
+The library's files are linked into the programs instead of being preloaded. A preloaded library
+would precede the sanitizer's runtime in the symbol search order, and the runtime would then refuse
+to start. The symbol search begins with the executable, so a program's call of open() reaches the
+library's open(). The runtime comes later in the search, so real.c finds the runtime's interceptors,
+which call libc. In this way, the sanitizer also checks what the library passes to libc.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Built:
-    """The programs of one sanitizer. prefix : the words before every command line."""
+    """The programs built with one sanitizer. prefix : words that precede every command line."""
 
     sanitizer: str
     directory: Path

@@ -2,6 +2,8 @@
  *
  *   scan_threads DIRECTORY THREADS STARTED
  *
+ * THREADS: the number of threads that the scan asks for;  STARTED: how many of them can be started
+ *
  * Prints the numbers of entries and errors when the scan has ended. The exit status is 1 if the
  * scan has not ended after about ten seconds. */
 #include <errno.h>
@@ -23,7 +25,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 
 /* Takes the place of pthread_create. The first `left` calls start a thread, and all later calls
  * fail. Like libc after a failed clone, a call that fails still sets *thread. Before it fails, it
- * pauses until the threads that were started wait for work. */
+ * pauses for 20 ms, in which the threads that were started begin to wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

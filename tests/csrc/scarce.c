@@ -6,8 +6,9 @@
  * the second time, the second call fails; and so on, until no call fails any more. Prints how many
  * calls have failed. The exit status is not 0 if the part has ever left memory or a descriptor
  * behind. It is also not 0 if the part was made although the thread that makes it was refused
- * memory. The scan is an exception: it may find everything without that memory. If another thread
- * of the part is refused memory, the remaining threads do the work. */
+ * memory. The scan is exempt from the second check, because it may find everything without that
+ * memory. Memory that is refused to one of the part's own threads does not matter, because the
+ * other threads do the work. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -28,7 +29,7 @@
 #include "simulator/simulator.h"
 
 /* left: the number of calls before the one that fails (negative: none fails); failed: the number of
- * calls that have failed; live: the pieces of memory in use. Atomic. */
+ * calls that have failed; live: the number of allocations in use. All three are atomic. */
 static long left, failed, live;
 static long failed_memory; /* calls that failed with ENOMEM in the thread with is_maker == 1 */
 static __thread int is_maker;
@@ -50,7 +51,8 @@ static void *counted(void *made) {
     return made;
 }
 
-/* The call NAME(arguments) fails when its turn comes. */
+/* Defines the wrapper of the function `name`. It fails with errno `error` and returns `lack` when
+ * its turn to fail comes; otherwise it calls the function. */
 #define SCARCE(result, name, error, lack, count, declared, passed) \
     result __real_##name declared;                                 \
     result __wrap_##name declared;                                 \
@@ -87,7 +89,7 @@ static void wrong(const char *what) {
     exit(1);
 }
 
-/* --- the parts: each makes one and removes it again, and returns whether it was made -----------
+/* --- the parts: each function makes a part, removes it, and returns whether it was made ---------
  */
 
 static const unsigned char key[MONARCH_KEY_BYTES];

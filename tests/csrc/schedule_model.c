@@ -77,15 +77,15 @@ static int count_unasked(enum monarch_origin origin, int peer) {
     return n;
 }
 
-/* Returns whether one more thread may ask the order's peer. The threads that ask this peer must be
- * fewer than twice the free threads. */
+/* Returns whether one more thread may ask the order's peer. The number of threads that ask this
+ * peer must be less than twice the number of free threads. */
 static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
 /* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply while more
- * than four threads are free. It does not apply either if the order's peer is `at`, the peer that
- * the thread asks already. */
+ * than four threads are free, nor if the order's peer is `at`, the peer that the thread is already
+ * asking. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -95,8 +95,8 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * work of this kind at a time. If n more threads may do it, the order's peer must have fewer than
- * 2n - 1 of the threads that do it now. */
+ * such work at a time. If it leaves room for n more threads, fewer than 2n - 1 of the threads that
+ * now do such work may be asking the order's peer. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&
@@ -123,7 +123,8 @@ static int is_used_up(const struct known *k) {
     return unit == k->fill->units;
 }
 
-/* Returns the fill or the order for which a demand waits. */
+/* Returns the order whose fill or check the demand waits for, or NULL. The order either has a
+ * running fill or has not begun. */
 static struct known *for_demand(uint64_t demand) {
     for (int i = 0; demand && i < JOBS; i++) {
         struct known *k = &knowns[i];
@@ -204,8 +205,8 @@ static struct known *find_oldest(enum what queue, enum monarch_origin origin, in
     return found;
 }
 
-/* Returns whether the order may begin now. It must be the oldest of the orders from the source, or
- * the oldest of the orders that ask its peer. */
+/* Returns whether the order may begin now. It must be the oldest order of its queue that asks the
+ * same peer or, if it asks no peer, the oldest that reads from the source. */
 static int may_begin(const struct known *k, int in_use) {
     if (!k || (k->job->result.kind == MONARCH_FILL && !has_slot(k)))
         return 0;
@@ -400,8 +401,8 @@ static int leaves_nobody(int w) {
     return w < OF_SOURCE;
 }
 
-/* A thread that finds no work has looked at all demands of its origin. It has answered each demand
- * whose unit is already filled or does not exist. Checks that none of these demands is left. */
+/* Checks that no demand is left whose unit is already filled or does not exist. A thread that finds
+ * no work has looked at all demands of its origin, and must have answered these. */
 static void check_answers(enum monarch_origin origin) {
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t demand = pool->shared.clients->demand[i], unit = monarch_demand_unit(demand);
@@ -411,7 +412,8 @@ static void check_answers(enum monarch_origin origin) {
     }
 }
 
-/* The thread ends its work, and looks for other work. */
+/* Makes thread `w` look for work. If the thread already has work, it either ends this work first,
+ * or only interrupts it to look for a demand. */
 static void look(int w) {
     struct worker *me = &pool->worker[w];
     struct work got = {0};

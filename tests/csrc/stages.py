@@ -289,8 +289,8 @@ class Stage:
 
     @cached_property
     def expected(self) -> dict[str, Outcome]:
-        """The outcomes of the same operations without the library, on an identical tree outside the
-        source."""
+        """The outcomes of all operations when they are performed without the library, on an
+        identical tree outside the source."""
         plain = self.root / "plain"
         printed = {op: self._perform(op, plain, preload=False) for op in self.operations}
         seen = self.look(*self.operations, preload=False, plain=True)

@@ -70,8 +70,9 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
     }
 }
 
-/* Compares with memcmp, because the sanitizer checks the whole range of a memcmp at once. With a
- * loop over the bytes, its checks would take most of the program's time. */
+/* Checks that `got` contains the `n` bytes of file `k` from offset `at` on. Compares with memcmp,
+ * because the sanitizer checks the whole range of a memcmp at once. If a loop compared the bytes,
+ * the sanitizer's checks would take most of the program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];

@@ -1,4 +1,4 @@
-/* Drives the engine, the scanner and the writer of the catalog like the daemon, while other threads
+/* Drives the engine, the scanner and the catalog's writer as the daemon does, while other threads
  * look files up and read their copies.
  *
  *   stress_engine SOURCE TIER ROUNDS GRANTS
@@ -165,9 +165,9 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
         if (__atomic_load_n(&damaged, __ATOMIC_ACQUIRE) != id)
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
-    /* `owner` is the entry that has the copy with this inode number. When this copy is dropped,
-     * another copy may get the number. So `owner` is checked only if the entry still had this copy
-     * after the lookup. */
+    /* `owner` is the entry whose copy, according to the catalog, has this inode number. If the copy
+     * that was read has been dropped, another copy may have got the number. So `owner` is checked
+     * only if the entry `id` still has the copy that was read. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);
@@ -244,8 +244,8 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether the entry belongs to those into which the test writes another copy number than
- * into the order. They are one in 16. The engine must not publish the copies of these orders. */
+/* Returns whether this is one of the entries (one in 16) into which the test writes a copy number
+ * that differs from the order's. The engine must not publish the copies of these orders. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -266,7 +266,7 @@ static void take_fill(const struct monarch_result *r) {
     }
 }
 
-/* Gives an entry the new attributes of its changed file, as the daemon does. */
+/* Updates the entry of a changed file with the file's new attributes, as the daemon does. */
 static void take_changed(const struct monarch_result *r) {
     struct monarch_entry fresh;
     char target[MONARCH_PATH_MAX];
@@ -289,7 +289,8 @@ static void take(const struct monarch_result *r, int expected) {
     }
 }
 
-/* Takes results until each order has its result. expected: the status of each result; -1: any. */
+/* Takes results until every order has its result. expected: the status that each result must have;
+ * -1: any status. */
 static void finish(int expected) {
     struct monarch_result out[50];
     uint32_t seen = __atomic_load_n(&clients->doorbell, __ATOMIC_SEQ_CST);
@@ -553,9 +554,9 @@ static int is_packed(uint64_t id) {
            !is_moving(catalog, entry(id)) && entry(id)->size <= MONARCH_UNIT;
 }
 
-/* Writes two thirds of the small files into a pack. Before each file is a gap, like the header in a
- * tar archive. Every fifth member has a wrong time, so the engine must not use this member. Returns
- * the number of members. */
+/* Writes two thirds of the small files into a pack. Each file is preceded by a gap, like the header
+ * in a tar archive. Every fifth member has a wrong time, so the engine must not use this member.
+ * Returns the number of members. */
 static uint64_t make_pack(int pack, struct monarch_member *members) {
     char *bytes = malloc(MONARCH_UNIT);
     uint64_t n = 0, at = 0;

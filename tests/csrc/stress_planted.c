@@ -1,5 +1,5 @@
-/* Contains one bug of each kind, in this program's own code or inside a file of csrc. If the
- * sanitizer reports every bug, it checks both this program and the files of csrc. */
+/* Contains one bug of each kind, in this program's own code or inside a file of csrc. A sanitizer
+ * that reports all of them evidently checks both this program and the files of csrc. */
 #include <pthread.h>
 #include <stdlib.h>
 

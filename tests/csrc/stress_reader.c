@@ -104,15 +104,15 @@ static void read_mapped(int fd, unsigned k) {
     char *map = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
     CHECK(map != MAP_FAILED);
     check_bytes(k, 0, 0, map, size);
-    /* The length is rounded up to whole pages. At a munmap, ThreadSanitizer forgets the accesses
-     * only to the given length. Without the rounding, it would remember accesses to the rest of the
-     * last page. If the library later maps other memory there, by a call that ThreadSanitizer does
-     * not see, these accesses would seem to be accesses to the new memory. */
+    /* The length is rounded up to whole pages. At a munmap, ThreadSanitizer forgets only the
+     * accesses within the given length. Without the rounding, it would remember accesses to the
+     * rest of the last page. If the library later maps other memory there, by a call that
+     * ThreadSanitizer does not see, these accesses would seem to be accesses to the new memory. */
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
-/* Opens the descriptor's file again, by the descriptor's name in /proc. If the descriptor is one of
- * a copy, that name leads to the copy. */
+/* Opens the descriptor's file again, through the descriptor's name in /proc. If it is a descriptor
+ * of a copy, this name leads to the copy. */
 static int open_again(int fd, unsigned k) {
     char path[32];
     struct stat st;
@@ -139,7 +139,7 @@ static int go_on_elsewhere(int fd, unsigned k, uint64_t *rng) {
     return other;
 }
 
-/* Returns 0 if the file does not exist (yet). */
+/* Reads the file through a descriptor. Returns 0 if the file does not exist (yet). */
 static int read_descriptor(unsigned k, uint64_t *rng) {
     char path[PATH_BYTES];
     struct stat st;
@@ -316,9 +316,9 @@ static void ends_well(pid_t child) {
         die("a child ended with status %#x", (unsigned)status);
 }
 
-/* Uses no streams, because streams allocate memory. At the fork, another thread of the parent may
- * have held a lock of the allocator. This thread does not exist in the child, so the lock is never
- * released. */
+/* Reads files in a forked child. Uses no streams, because streams allocate memory, and another
+ * thread of the parent may have held a lock of the allocator at the fork. That thread does not
+ * exist in the child, so the child would wait for the lock forever. */
 static void in_child(int fd, unsigned k, uint64_t at, uint64_t *rng) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     read_on(fd, k, at, rng);

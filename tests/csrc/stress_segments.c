@@ -131,7 +131,8 @@ static void any_path(char *path, size_t room) {
         add_component(path, room);
 }
 
-/* Checks that the entry, if there is one, is the file that the kernel finds at the path. */
+/* Checks that the entry in `place`, if there is one, is that of the file that the kernel finds at
+ * the path. */
 static void check_place(const struct monarch_place *place, const char *path, int follow) {
     struct stat st;
     CHECK(place->entry >= MONARCH_UNKNOWN && place->entry < (int64_t)catalog->count);

@@ -64,8 +64,8 @@ static void hear(void *arg, uint32_t status, uint64_t began_ns) {
 
 static uint64_t deadline(void) { return monarch_now_ns() + LIMIT_MS * 1000000ULL; }
 
-/* Waits for a random short time, so that the next order finds threads that look for work, fall
- * asleep or sleep. */
+/* Waits for a short random time, so that the next order comes while the threads are looking for
+ * work, falling asleep or asleep. */
 static void dawdle(void) {
     uint64_t until = monarch_now_ns() + below(&rng, 60) * below(&rng, 10) * 100;
     while (monarch_now_ns() < until)
@@ -240,7 +240,7 @@ static void order_at_once(unsigned first, unsigned count, int32_t peer, int32_t 
 }
 
 /* Sets the largest widths, so that all threads for peers may work. Then closes the gate: each
- * thread that asks a peer waits there until the gate is opened. */
+ * thread that asks a peer waits at the gate until it is opened. */
 static void shut(void) {
     monarch_engine_width(engine, THREADS, PEERS, 0);
     pthread_mutex_lock(&gate);

@@ -1,7 +1,7 @@
 """Tests the C sources on aarch64: a cross compiler compiles them, and an emulator runs them.
 
-The programs under the library read what a daemon of the host's architecture serves, because shared
-memory has the same layout on both architectures.
+The daemon is built for the host's architecture. Programs under the library read what it serves,
+which works because shared memory has the same layout on both architectures.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 @pytest.fixture(scope="module")
 def objects(machine: Machine) -> dict[str, Path]:
-    """Returns the name of each file of csrc, with the path of the object made from the file."""
+    """Returns name of a file of csrc -> path of the object that was compiled from the file."""
     names = sorted({*NATIVE, *PRELOAD})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", COMPILER)

@@ -1,7 +1,7 @@
 """Programs under the library change files by every kind of call: by names, by descriptors and
 through mappings. Each call has exactly the effect at the source that it has without the library.
-Once the call has returned, no program gets the old copy, not even a copy whose fill ends later. The
-copies themselves never change."""
+Once the call has returned, no program gets a copy with the old content, even if the fill of that
+copy ends later. The copies themselves never change."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def _operations() -> list[str]:
 OPERATIONS = _operations()
 # Operations that change attributes through a copy's descriptor after the file was renamed or
 # replaced. They fail with ESTALE under the library, and succeed without it. For each operation,
-# this table has the name of the file whose attributes differ for this reason. No other file may
-# differ.
+# this table names the file whose attributes differ for this reason. No other file may differ.
 LOST = {"fchmod_moved": "h", "futimens_replaced": "hard"}
 
 

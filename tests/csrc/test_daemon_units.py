@@ -1,5 +1,5 @@
-"""Tests single functions of the daemon's C part, also static ones. Each C file in `daemon` has the
-tests of one or two files of csrc."""
+"""Tests single functions of the daemon's C part, including static ones. Each C file in `daemon`
+contains the tests for one or two files of csrc."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_it_does_what_its_comments_say(
     unit: str, objects: dict[str, Path], prefix: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Runs the tests of one C file under AddressSanitizer and UndefinedBehaviorSanitizer. Each C
-    file makes a program of its own, because it may replace functions that other C files call."""
+    file is built into a program of its own, because it may replace functions that the tests in
+    other C files call."""
     own = included(unit)
     rest = [made for name, made in objects.items() if name not in own]
     program = build(tmp_path / "tests", [PLACE / f"{unit}.c", *rest], [*FLAGS, "-pthread", "-ldl"])

@@ -74,9 +74,9 @@ def symbols_of(compiled: Path) -> tuple[set[str], set[str]]:
 
 @pytest.fixture(scope="module")
 def uses(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    """Returns, for each component, the components that define symbols which it needs. The library
-    and the Python module are linked separately, so each is searched only for its own symbols. No
-    file may compile with a warning."""
+    """Returns, for each component, the components that define the symbols it needs. The library and
+    the Python module are linked separately, so a component's symbols are looked up only among the
+    files that are linked with it. No file may compile with a warning."""
     only_native = sorted({*NATIVE} - {*PRELOAD})
     symbols: dict[str, tuple[set[str], set[str]]] = {}
     for names, flags in ((PRELOAD, PRELOAD_COMPILED), (only_native, ["-O0", "-fPIC", *WARNINGS])):

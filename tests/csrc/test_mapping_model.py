@@ -49,7 +49,7 @@ class State(NamedTuple):
     # The next step of the helper, the thread that replaces mappings; None if there is no helper.
     helper: str | None
     seen: Slot | None = None  # the slot as the helper read it
-    place: int = 0  # the slot `seen` has this index in the table
+    place: int = 0  # the index of the slot `seen` in the table
     done: str = ""
     entry: str = "FILLING"
     edits: int = 0  # the number is odd while a thread changes the table
@@ -118,9 +118,9 @@ def recount(s: State) -> State:
 
 
 def locked(s: State, who: str, broken: Broken) -> Iterator[State]:
-    """[lock] Takes the lock. If another thread holds the lock, the process gives up the use of the
-    lock for good, as the library does when its bounded wait ends. Yields nothing if the process has
-    given it up before."""
+    """[lock] Yields the state after an attempt to take the lock. If another thread holds the lock,
+    the process stops using the lock for good, as the library does when its bounded wait ends.
+    Yields nothing if the process has already stopped using it."""
     if s.given_up:
         return
     if s.lock is None or broken.no_lock:

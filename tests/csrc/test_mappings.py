@@ -199,8 +199,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
 ) -> None:
-    """A program maps tensors privately and writable, and reads right values during a fill. A later
-    program reads nothing from the source. The library never replaces such mappings."""
+    """A program reads correct values from private, writable mappings of tensors during a fill. A
+    later program reads nothing from the source. The library never replaces such mappings."""
     torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     torch.save({"a": torch.arange(3 * MIB)}, source.backing / "tensors")
     session = session_factory(source.mountpoint, promote_mappings=True, preload=library).start()
@@ -226,9 +226,9 @@ def test_torch_load_with_mmap(
 # --- what happens to the mapping during the fill ----------------------------------------------
 
 # The program maps a file of several parts, and changes the second part during the fill. Each case
-# has the code of the change, and the places in which the parts lie in the end. Adjacent parts in
-# the same place count once. In the end, middle() checks the content of the second part. The code of
-# a case may replace middle(), or set it to None if there is nothing to check.
+# consists of the code that makes the change, and the places in which the parts must lie in the end.
+# Adjacent parts in the same place count once. In the end, middle() checks the content of the second
+# part. The code of a case may replace middle(), or set it to None if there is nothing to check.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),

@@ -285,7 +285,7 @@ def test_a_path_too_long_for_the_kernel_gives_no_entry(tree: Tree, filler: str) 
 
 def test_a_link_whose_target_is_as_long_as_there_is_room(tmp_path: Path) -> None:
     """The path to a link, the link's target and the rest of the path lie in one buffer. The link
-    must be followed if all three fit into the buffer, and otherwise not."""
+    must be followed if all three fit into the buffer, and must not be followed otherwise."""
     root = Path(os.path.realpath(tmp_path)) / "r"
     (root / "d" / "a").mkdir(parents=True)
     (root / "d" / "a" / "f").touch()

@@ -25,7 +25,7 @@ SOURCES = sorted(HERE.glob("processes*.c"))
 # `now` binds symbols when the program starts. Otherwise, the dynamic linker would bind a function's
 # symbol during the first call, and the linker's use of the stack would be counted as the call's.
 FLAGS = ["-pthread", "-Wl,-z,now"]
-# Cases that are not run by themselves. Other cases or the tests below start them.
+# Cases that are not run on their own. Other cases or the tests below start them.
 PARTS = {"show", "show_bytes", "receive", "use", "stack_use", "lowest_while_it_grows"}
 CASES = [
     name
@@ -212,8 +212,8 @@ def test_no_call_takes_much_of_a_stack(stage: Stage) -> None:
     assert {call: n for call, n in more.items() if looks.match(call) and n > ONE_PATH_STACK} == {}
 
 
-# Sizes of the address space [KiB]. With the smallest size, a small program can just start. With the
-# largest size, all segments can be mapped too.
+# Sizes of the address space [KiB]. With the smallest size, a small program can only just start.
+# With the largest size, all segments can be mapped too.
 @pytest.mark.parametrize("size", [4550, 5500, 6500, 7500, 10000])
 def test_too_little_address_space_from_the_start(stage: Stage, size: int) -> None:
     if shutil.which("prlimit") is None:

@@ -12,8 +12,8 @@ from csrc.building import HERE, NATIVE, build_program, compile_native
 CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
 
 
-# The parts of the daemon. Making a part takes at least this number of calls for resources, and the
-# test must have tried the failure of each.
+# part of the daemon -> the least number of calls for resources that it takes to make the part. For
+# each of these calls, the test must have tried what happens if the call fails.
 PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan": 5}
 
 

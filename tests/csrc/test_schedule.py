@@ -54,6 +54,6 @@ def test_each_thread_takes_the_work_that_a_plain_model_expects(
 def test_the_engine_places_fills_as_a_plain_model_does(tmp_path: Path, objects: list[Path]) -> None:
     """The program draws random grants, files and homes. A fill goes into the first tier that is
     meant for the file and has room for it, and takes this room. If two peers hold the file, the
-    fill asks the peer for which fewer orders wait. The engine orders no fill without a grant. It
-    also orders no fill of a file if it was not told which nodes keep the file (the file's home)."""
+    fill asks the peer for which fewer orders wait. The engine orders no fill if it has no grant, or
+    if it was not told the file's home (which nodes keep the file)."""
     assert run(tmp_path, "grants_model", objects, trials=examples(200))[0] > 500

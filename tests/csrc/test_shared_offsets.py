@@ -1,6 +1,6 @@
-"""Reads return the same with the library as without it. The tests read by any call, on descriptors
-that are duplicated, inherited, repositioned and closed, while the copy of the file is missing,
-queued, incomplete or complete.
+"""Reads return the same with the library as without it. The tests read with every kind of call,
+through descriptors that are duplicated, inherited, repositioned and closed, while the copy of the
+file is missing, queued, incomplete or complete.
 
 MONARCH_STRESS_EXAMPLES: the number of random programs; by default 40, with --long 200.
 """
@@ -289,7 +289,8 @@ def queued(offsets: Path, source: SlowSource, session: Session) -> Iterator[None
         yield
 
 
-# Each case has: state of the copy, number of processes, threads per process, call.
+# Each case names the state of the copy, the number of processes, the number of threads per process,
+# and the call.
 READERS = [
     f"{state} {shape} {way}"
     for state in ("cold", "queued")

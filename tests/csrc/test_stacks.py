@@ -1,5 +1,5 @@
-"""Tests how much stack the library uses, because it runs in signal handlers and on the stacks of
-coroutines, which have 16 KiB or less."""
+"""Tests how much stack the library uses. The library must use little, because it also runs in
+signal handlers and on the stacks of coroutines, which have 16 KiB or less."""
 
 from __future__ import annotations
 

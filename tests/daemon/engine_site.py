@@ -27,7 +27,7 @@ Results = npt.NDArray[Any]
 
 
 class Engine:
-    """A started copy engine over a source with random files.
+    """A running copy engine over a source whose files have random content.
 
     sizes : the sizes of the source's files [bytes]; file number n is entry n of the catalog
     tiers : how many tiers there are

@@ -1,4 +1,5 @@
-"""Writes the plans of trainings, and runs trainings that read their dataset with DataLoaders."""
+"""Writes the plans of training runs, and starts training runs that read their dataset with
+DataLoaders."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from monarch_py.plan.index import Index
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import DistributedSampler
 
-# This mark skips a test whose training uses torch if torch is not installed.
+# Marks a test whose training run uses torch. The test is skipped if torch is not installed.
 needs_torch = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install '.[torch]'"
 )
@@ -38,8 +39,8 @@ def plan_of(
     nodes: int = 1,
     names: list[str] | None = None,
 ) -> Path:
-    """Writes the plan of a training on all files, sorted by name, or only on the files in `names`.
-    Returns the path of the plan.
+    """Writes the plan of a training run on all files, sorted by name, or only on the files in
+    `names`. Returns the path of the plan.
 
     root : directory in which the training opens the files"""
     names = names or sorted(files.digests)

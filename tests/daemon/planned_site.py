@@ -74,8 +74,8 @@ def wait_followed(session: Session) -> None:
 
 @contextmanager
 def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any]]]:
-    """Yields a list to which the daemon's counters are added at the end of each of the plan's first
-    `epochs` epochs, and once more at the end of the context."""
+    """Yields a list. At the end of each of the plan's first `epochs` epochs, and once more at the
+    end of the context, the daemon's counters are appended to it."""
     counted: list[dict[str, Any]] = []
     end = threading.Event()
 
@@ -97,8 +97,9 @@ def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any
 
 
 def late(before: dict[str, Any], after: dict[str, Any]) -> float:
-    """Returns how many opens found no copy, plus how many reads waited for a copy, relative to all
-    opens between the counts `before` and `after`."""
+    """Returns the number of opens that found no copy plus the number of waits for copies, divided
+    by the number of all opens. Considers only what happened between the counts `before` and
+    `after`."""
     opens = after["opens"] - before["opens"]
     waited = after["waits"] - before["waits"] + after["misses"] - before["misses"]
     print(f"{waited} of {opens} waited")

@@ -110,8 +110,8 @@ def test_chance_does_not_keep_it_low(size: int) -> None:
 
 
 def test_a_busy_machine_is_not_taken_for_a_crowded_source() -> None:
-    """On a busy machine every open takes longer, however few fills are in flight. So their number
-    must not be lowered."""
+    """On a busy machine, every open takes longer, however few fills are in flight. So the daemon
+    must not lower the number of fills."""
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(Source(0.004, size=16 * 1024, readers=8), HOLD)
     assert clock.reads.width == 64

@@ -217,8 +217,8 @@ def test_directories_are_known_by_four_names() -> None:
 
 
 def test_what_the_scan_finds_later_joins(session_factory: Factory, tmp_path: Path) -> None:
-    """A file is filled too if a long scan finds it only after the daemon has begun to fill the
-    file's directory."""
+    """If a long scan finds a file only after the daemon has begun to fill the file's directory,
+    this file is filled too."""
     files = Files(tmp_path / "source").add_many(MANY, SIZE)
     settings = {"prefetch": "auto", "scan_rate": 30, "scan_threads": 1}
     session = session_factory(files.root, **settings).start()
@@ -250,8 +250,8 @@ def served_here(monkeypatch: pytest.MonkeyPatch, session: Session) -> Iterator[D
 
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Limits the number of files of SIZE that the daemon fills ahead before programs use any of
-    their copies. Returns this number."""
+    """Limits how many files of SIZE bytes the daemon fills ahead before programs use any of the
+    copies. Returns this limit."""
     files = 5
     monkeypatch.setattr(unused, "BYTES_AT_FIRST", files * SIZE + 1)
     return files
@@ -312,9 +312,9 @@ def test_copies_that_nobody_used_give_way_to_what_programs_read(
     flat: Files,
     small: list[dict[str, object]],
 ) -> None:
-    """The daemon has filled a tier with copies that no program uses. A program reads other files of
-    the same directory. The tier would have room for them if the unused copies were dropped. When
-    the program reads its files again, all of them get copies."""
+    """The daemon has filled a tier with copies that no program uses. A program then reads other
+    files of the same directory, which would fit into the tier if the unused copies were dropped.
+    When the program reads these files again, all of them get copies."""
     monkeypatch.setattr(unused, "ONE_USE_S", sized(0.4, 1.0))
     session = session_factory(flat.root, tiers=small, prefetch="auto")
     with served_here(monkeypatch, session) as daemon:

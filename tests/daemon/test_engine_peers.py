@@ -52,7 +52,7 @@ class Answerer:
                     pass
 
     def _answer(self, line: Line) -> bool:
-        """Returns whether the connection goes on."""
+        """Answers one request. Returns whether the connection stays open."""
         said = line.connection.recv(REQUEST_BYTES, socket.MSG_WAITALL)
         if len(said) < REQUEST_BYTES:
             return False
@@ -90,8 +90,8 @@ class Site:
         lib.monarch_engine_peer(self.engine.c, PEER, self.peer.c)
 
     def fill(self, entry: int, *statuses: int) -> int:
-        """Fills the copy of the file, and checks its content. Returns the number of the peer
-        that gave all bytes, or -1 if no peer did."""
+        """Makes a copy of the file, and checks the copy's content. Returns the number of the peer
+        that sent all bytes, or -1 if no peer did."""
         self.answerer.statuses = list(statuses)
         self.answerer.content = (self.engine.source / f"f{entry}").read_bytes()
         copy = self.engine.order(entry, asked=PEER)
@@ -155,8 +155,8 @@ def test_a_reader_of_the_last_block_is_not_kept_waiting_by_a_peer(site: Site) ->
 
 
 def test_the_rate_of_a_peer_that_has_given_a_file_is_known(site: Site) -> None:
-    """The engine measures the rate at which a peer gives files. It leaves out the first file, for
-    which the peer may have waited for the source."""
+    """The engine measures the rate at which a peer sends files. It leaves out the first file,
+    because the peer may have had to wait for the source."""
     engine = site.engine
     site.answerer.content = (engine.source / "f0").read_bytes()
     home = np.zeros(1, dtype=HOME)

@@ -1,5 +1,5 @@
-"""A daemon that follows a plan evicts copies from tiers: the second half of a training uses other
-files than the first half."""
+"""A daemon that follows a plan evicts copies from tiers, because the second half of a training run
+uses other files than the first half."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def make(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> Make:
-    """Makes a training on a running daemon: make(eviction, **settings of the tier)."""
+    """Returns a function that starts a daemon and makes a training run on it: make(eviction,
+    **settings of the tier)."""
     source = slow_factory()
     make_files(source.backing, 2 * HALF, SIZE)
     names = sorted(path.name for path in source.backing.iterdir())

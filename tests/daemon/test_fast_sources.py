@@ -252,7 +252,7 @@ def test_descriptors_of_a_source_at_hand_are_left_alone(
 ) -> None:
     """A program opens files before they have copies, and reads them after the copies are made. If
     the source is fast, most of these reads still come from the source: the library follows only one
-    descriptor in 256, because to follow a descriptor costs more than to read the file."""
+    descriptor in 256, because following a descriptor costs more than reading the file."""
     root = tmp_path / "source"
     make_files(root, EARLY + LATE, SIZE)
     session = session_factory(root, prefetch="on_demand", handover_size=0).start()

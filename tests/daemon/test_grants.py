@@ -1,5 +1,5 @@
-"""Fills that the engine orders by itself between two turns of the daemon's loop. The loop has
-granted the engine the room for them."""
+"""Fills that the engine orders on its own between two turns of the daemon's loop, within the room
+that the loop has granted it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def await_copy(engine: Engine, entry: int, place: int | None = None) -> None:
 
 
 def await_look(engine: Engine) -> None:
-    """Waits until the engine's thread has examined all demands. For this, the function orders a
-    fill and waits for the result: the thread examines the demands before it takes up an order."""
+    """Waits until the engine's thread has examined all demands. To be sure of that, orders a fill
+    and waits for its result: the thread examines the demands before it takes up an order."""
     engine.order(FILES - 1)
     engine.result()
     engine.settle()
@@ -218,8 +218,8 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
     """The engine answers no demand for a file before the daemon's loop has made a grant. Until
-    then, the loop may have read a reader's request for this file without having marked the file
-    as wanted."""
+    then, the loop may have read a reader's request for this file, but may not have marked the file
+    as wanted yet."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0

@@ -127,8 +127,8 @@ def source(ground: Ground) -> Directory:
 
 @pytest.fixture
 def session(ground: Ground, source: Directory) -> Session:
-    """The session that all tests share. In the requesting test's own directory, only file 1 has a
-    copy."""
+    """The session that all tests share. In the directory of the test that requests the session,
+    only file 1 has a copy."""
     # The engine takes no descriptor before it is granted room, and the daemon grants room only
     # when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
@@ -295,8 +295,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
     """If a program reads a file at random, the daemon fills the file while the program still has it
-    open. The program may never read all of the file, and may keep it open until the program
-    ends."""
+    open. It must not wait longer, because the program may never read all of the file, and may keep
+    the file open until it ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
@@ -351,7 +351,7 @@ def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
     """A program claims a file while it reads it. If the program is killed or stopped, the claim
-    ends by itself. Then the daemon fills the file, and another program reads it."""
+    expires. Then the daemon fills the file, and another program reads it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
@@ -483,8 +483,8 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 
 def test_a_lock_ends_with_its_descriptor(session: Session, source: Directory) -> None:
     """A descriptor that was handed over refers to the program's own open file description, and the
-    daemon holds it for a moment. Even then, a lock that the program takes must end when the program
-    closes its descriptor."""
+    daemon keeps the descriptor open for a moment. Even then, a lock that the program takes must end
+    when the program closes its own descriptor."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:
@@ -572,8 +572,9 @@ fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 def test_a_large_file_that_is_locked_is_read_once(
     session_factory: Factory, slow_factory: Callable[..., SlowSource], is_again: bool
 ) -> None:
-    """A program locks a file after it has read the file's first bytes, as HDF5 does. The mount
-    drops the file's pages at each open."""
+    """A program locks a file after it has read the file's first bytes, as HDF5 does, and then reads
+    the whole file. Although the mount drops the file's pages at each open, the source is read only
+    once."""
     source = slow_factory()
     source.latency(open=0.002, read=0.002)
     make_files(source.backing, 1, SIZE)
@@ -636,8 +637,8 @@ def test_what_a_writer_leaves_is_read_under_the_lock(session: Session, source: D
 
 
 def test_a_lock_on_a_duplicate_recalls_the_descriptor(session: Session, source: Directory) -> None:
-    """The file was handed over through one descriptor, and is locked through a duplicate of that
-    descriptor."""
+    """A file was handed over through one descriptor, and the program locks it through a duplicate
+    of that descriptor. The daemon then closes the descriptor that it has received."""
     script = """
 import fcntl, os, sys
 for path in sys.argv[1:]:

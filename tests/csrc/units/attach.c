@@ -27,9 +27,9 @@ static void untrack_session(unsigned number) {
     monarch_untrack_session(number);
     overtake();
 }
-/* The functions below stand for functions that the library calls while it is loaded. They only
- * write down their calls. is_starting: whether init_autostart reports that the library begins to
- * start a daemon. */
+/* The functions below replace functions that the library calls while it is being loaded. They only
+ * record their calls. is_starting: whether init_autostart reports that the library begins to start
+ * a daemon. */
 static int is_starting;
 static void warn_of(const char *what, const char *name, const char *hint) {
     step("warning: %s %s; %s", what, name, hint);
@@ -59,7 +59,7 @@ EXPORT void attach_copy(struct session *s, uint64_t ino) {
     copy.session = s;
     copy.ino = ino;
 }
-/* Attaches as at a program's start. Returns the session, or NULL. */
+/* Attaches to a daemon as a program does when it starts. Returns the session, or NULL. */
 EXPORT void *attach_first(void) {
     memset(&first, 0, sizeof first);
     last_tick = lacks_room = 0;

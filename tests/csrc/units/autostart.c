@@ -17,15 +17,15 @@ static int look_at_owner(void);
 
 #include "made.h"
 
-/* Another thread may reserve the plan after this thread has looked at it, and before this thread
- * reserves it itself. This function acts as that other thread. */
+/* If `is_taken_meanwhile` is set, acts as another thread that reserves the plan after this thread
+ * has looked at it and before this thread reserves it itself. */
 static int look_at_owner(void) {
     if (is_taken_meanwhile)
         plan->user = (uint32_t)sys_getpid();
     return monarch_track_is_mine();
 }
 
-/* Sets autostart up as at the load of the library. `s`: the session, or NULL if no daemon
+/* Sets autostart up as the library does when it is loaded. `s`: the session, or NULL if no daemon
  * serves. */
 EXPORT int autostart_init(const char *config, struct session *s) {
     plan = NULL;

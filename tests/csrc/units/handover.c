@@ -18,7 +18,8 @@ EXPORT int handover_is_fast_device(struct session *s, uint64_t dev) {
     return is_fast_device(s, dev);
 }
 /* Writes the path of the descriptor's file within its source to `out`. Returns the source's number,
- * or -1 if the file is in no source, or if the path is too long. */
+ * or -1 if the file is in no source, or if the path is too long. Returns -2 if the length that is
+ * reported for the path is wrong. */
 EXPORT int handover_find_path(struct session *s, int fd, char *out) {
     struct monarch_handover what;
     if (!find_path(s, fd, &what))

@@ -78,8 +78,8 @@ static void take_round(void) {
     if (++rounds == ends_in_round)
         count(0);
 }
-/* From now on, this number of closings of the process `pid` is under way; pid 0: this process. One
- * of the closings ends in round number `round` of a wait; 0: none ends. */
+/* Makes it seem from now on that `closings` closings of the process `pid` are under way; pid 0:
+ * this process. One of them ends in round number `round` of a wait; round 0: none ends. */
 EXPORT void locked_under_way(uint32_t pid, uint32_t closings, int round) {
     under_way = (uint64_t)(pid ? pid : (uint32_t)sys_getpid()) << 32 | closings;
     rounds = 0;

@@ -1,5 +1,5 @@
-/* In this unit, a lock call does not reach the kernel. The steps that the library takes are written
- * down, and the test sets what each step returns. */
+/* In this unit, lock calls do not reach the kernel. The steps that the library takes are recorded,
+ * and the test sets what each step returns. */
 #include "preload/descriptors/locked_files.h"
 #include "preload/promotion/backing.h"
 #include "preload/promotion/promote.h"

@@ -1,5 +1,5 @@
-/* In this unit, mmap never waits for a copy: the test sets how the wait ends. What the library does
- * with a mapping is written down. */
+/* In this unit, mmap does not really wait for a copy: the test sets the result of the wait. The
+ * steps that the library takes for a mapping are recorded. */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -56,9 +56,9 @@ static void end_moment(void) {
 
 #include "made.h"
 
-/* Sets what the next calls find: whether a copy is coming, whether it is there after the wait, and
- * which descriptor another thread duplicates to the number of the mapped descriptor during the wait
- * (-1: none). */
+/* Sets what the next calls meet: whether a copy is coming, whether it is there after the wait, and
+ * the descriptor (-1: none) that another thread duplicates onto the mapped descriptor's number
+ * during the wait. */
 EXPORT void map_answers(int coming_now, int there, int other) {
     is_coming = coming_now;
     is_there = there;

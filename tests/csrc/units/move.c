@@ -64,9 +64,9 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Calls drop on the first slot, as after a failed try. The field `number` of a slot changes
- * whenever the slot changes. drop is told that the number was larger by `more` before the try. So
- * unless `more` is 0, drop finds that the slot has changed during the try. */
+/* Calls drop on the first slot, as after a failed try to replace its mapping. A slot's `number`
+ * changes whenever the slot changes. As the number before the try, drop gets the present number
+ * plus `more`. So unless `more` is 0, the slot seems to have changed during the try. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

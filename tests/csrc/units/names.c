@@ -13,9 +13,9 @@ EXPORT int names_renameat2(int dir, const char *from, int todir, const char *to,
     return r == 0 && errno == 54321 ? 0 : -errno;
 }
 
-/* Simulates a daemon that, while a rename is in the kernel, adds the files below both names to the
- * catalog. For files that are not in the catalog, no change can be recorded. So this function
- * removes all records of changes, and then renames. */
+/* Stands for a rename during which a daemon adds the files below both names to the catalog. Before
+ * the rename, these files were not in the catalog, so no change of them can have been recorded.
+ * Therefore, this function removes all records of changes before it renames. */
 static struct session *adding;
 static int in_kernel(int dir, const char *from, int todir, const char *to, unsigned flags) {
     memset(adding->clients->changed, 0, sizeof adding->clients->changed);

@@ -139,8 +139,10 @@ static int make(const char *call, int flags, mode_t mode) {
         return mkstemps(name, 3);
     return mkostemps(name, 3, flags);
 }
-/* Makes the call, whose original returns `returned`, or fails with -returned. Returns what the call
- * returns, or -errno. is_lacking: whether libc lacks the functions that an older libc lacks. */
+/* Makes the call while libc's function is replaced by one that returns `returned`; if `returned` is
+ * negative, the function fails with -returned. Returns the call's result or -errno, or -9999 if the
+ * call has succeeded but has changed errno. is_lacking: whether libc seems to lack the functions
+ * that an older libc lacks. */
 EXPORT int open_steps_of(const char *call, int flags, unsigned mode, int returned, int is_lacking) {
     steps[0] = 0;
     result = returned;

@@ -1,5 +1,5 @@
-/* In this unit, the functions of preload/calls/place.c do not reach the kernel. Each call of a
- * function of libc, and each step that the library takes before or after it, is written down. */
+/* In this unit, the functions of preload/calls/place.c do not reach the kernel. Each call of a libc
+ * function is recorded, and so is each step that the library takes before or after the call. */
 #include <stdarg.h>
 
 #include "preload/mappings/mappings.h"
@@ -98,7 +98,8 @@ static int make(const char *call, int flags) {
     return setresgid(1, 2, 3);
 }
 
-/* Makes the call. libc's function returns `returned`. Returns what the call returns. */
+/* Makes the call while libc's function is replaced by one that returns `returned`. Returns the
+ * call's result. */
 EXPORT int place_call(const char *call, int flags, int returned) {
     steps[0] = 0;
     result = returned;

@@ -55,8 +55,8 @@ def is_open(fd: int) -> bool:
 
 
 def open_descriptors() -> set[str]:
-    """Returns the numbers of this process's descriptors. Leaves out the descriptor by which they
-    are listed."""
+    """Returns the numbers of this process's descriptors, except the descriptor through which the
+    list is read."""
     return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
 
 

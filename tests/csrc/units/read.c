@@ -29,8 +29,8 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* The last reports of the library: on a read that the kernel has done (n, bytes, at), and on reads
- * that the library will not see (unseen). */
+/* What the library has reported. n: how many reads the kernel has made; bytes, at: the last of
+ * these reads; unseen: the bytes in the last report on reads that the library will not see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;
@@ -107,15 +107,15 @@ EXPORT void reads_open_again(int again, uint64_t tracked) {
     meanwhile.again = again;
     meanwhile.tracked = tracked;
 }
-/* From now on, the library's reads at the source fail with this errno. If it is 0, they return at
- * most `most` bytes. */
+/* From now on, the library's reads at the source fail with the errno `error`. If `error` is 0, the
+ * reads succeed, and `most` is the largest number of bytes that a read returns. */
 EXPORT void reads_answer(int error, size_t most) {
     meanwhile.error = error;
     meanwhile.most = most;
     monarch_real.pread = (void *)in_kernel;
 }
 /* Makes the next `fills` waits succeed: each fills the next unit of the copy in this slot.
- * replaces: whether each of these waits also gives the entry to another file. */
+ * replaces: whether each of these waits also makes the entry describe another file. */
 EXPORT void reads_wait(struct session *s, int slot, uint64_t id, int fills, int replaces) {
     memset(&waits, 0, sizeof waits);
     waits.fill = (struct monarch_fill *)&s->fills->fill[slot];
@@ -128,8 +128,8 @@ EXPORT int reads_notes(void) { return waits.notes; }
 EXPORT uint64_t reads_noted_ns(void) { return waits.noted_ns; }
 EXPORT uint64_t reads_progress(void) { return waits.progress; }
 EXPORT uint64_t reads_fills(const struct session *s) { return (uint64_t)s->fills; }
-/* Forgets what was noted of reads. is_over: whether direct reading of a file is over, so that a
- * copy may serve its reads. */
+/* Forgets the library's reports on reads. is_over: whether the library finds that direct reading of
+ * a file is over, so that a copy may serve the file's reads. */
 EXPORT void reads_tell(int is_over) {
     memset(&told, 0, sizeof told);
     told.is_over = is_over;

@@ -1,5 +1,5 @@
-/* In this unit, the functions that serve.c calls can be replaced by functions that only write down
- * their calls, and return what the test has set. So a test sees what the library does with a file
+/* In this unit, the functions that serve.c calls can be replaced by functions that only record
+ * their calls and return what the test has set. The record shows what the library does with a file
  * that was opened at the source. */
 #include <errno.h>
 
@@ -94,8 +94,8 @@ static struct monarch_opening opening_of(struct session *s, int64_t id, int is_c
                                     .claimed = is_claimed,
                                     .is_alone = is_alone};
 }
-/* Acts as if the file of the entry `id` had been opened at the source as descriptor `fd`, which
- * took 7 ns. id = -1: the file has no entry. */
+/* Acts as if an open that took 7 ns had opened the file of the entry `id` at the source as
+ * descriptor `fd`. id = -1: the file has no entry. */
 EXPORT void serve_opened(struct session *s, int64_t id, int is_claimed, int is_alone, int flags,
                          int fd) {
     struct monarch_opening o = opening_of(s, id, is_claimed, is_alone);

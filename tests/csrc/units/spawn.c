@@ -1,5 +1,5 @@
-/* In this unit, no program is spawned. The functions that stand for libc's spawn functions, and
- * those that stand for the library's records of changes, only write down their calls. */
+/* In this unit, no program is spawned. libc's spawn functions, and the library's functions that
+ * record changes, are replaced by functions that only write down their calls. */
 #include <string.h>
 
 #include "preload/changes/record.h"

@@ -2,8 +2,8 @@
 
 #include "made.h"
 
-/* Findings of content_of about the last stream: whether a program that is executed would inherit
- * its descriptor, whether its offset was moved, and its inode number. */
+/* What content_of has found out about the last stream: whether an executed program would inherit
+ * the stream's descriptor, whether the descriptor's offset was used, and the inode of its file. */
 static int is_inherited, was_offset_used;
 static uint64_t inode;
 

@@ -338,9 +338,9 @@ def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Pat
 @settings(max_examples=examples(200))
 @given(st.integers(0, 2**31 - 1), st.integers(-5, 5), st.integers(0, 1), st.integers(0, 1))
 def test_the_latest_look_counts(lib: Any, look: int, by: int, was: int, off: int) -> None:
-    """From time to time, threads look whether the library is switched off. A thread stores the
-    result of its look, unless a later look has stored its result already. The number of looks may
-    overflow."""
+    """From time to time, threads check whether the library is switched off. A thread stores the
+    result of its check, unless the result of a later check is already stored. The number that
+    counts the checks may overflow."""
     before, now = look << 1 | was, (look + by) % 2**31 << 1
     expected = now | off if by > 0 else before
     assert lib.attach_end_look(before, now, off) == expected

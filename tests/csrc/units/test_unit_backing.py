@@ -120,8 +120,8 @@ def test_a_number_that_the_program_has_reused_is_the_programs(
 def test_a_range_that_is_closed_keeps_what_stands_behind_others(
     lib: Any, pairs: list[Pair]
 ) -> None:
-    """When a range of numbers is closed, a backing descriptor in the range stays open if its
-    program's descriptor is outside the range. The test tries all edges of a range."""
+    """When a range of numbers is closed, a backing descriptor in the range stays open if it belongs
+    to a descriptor of the program outside the range. The test tries all edges of a range."""
     numbers = [pair.behind for pair in pairs]
     for first in range(numbers[0] - 1, numbers[2] + 2):
         for last in (numbers[0] - 1, *numbers, numbers[2] + 1, 2**32 - 1):

@@ -1,4 +1,4 @@
-"""Tests the arguments with which interposed calls call the kernel. There is no session."""
+"""Tests what the interposed functions pass to the kernel. There is no session."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
 
 @pytest.mark.parametrize("call", ["path", "file", "known", "tree"])
 def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> None:
-    """If the path is that of a link, `follow` decides whether the link counts as changed or the
-    file to which it leads. A change of a directory does not count for the files below it, unless
-    the directory is moved."""
+    """If the path is that of a link, `follow` decides whether the link itself or the file to which
+    it leads counts as changed. If a directory is changed, the files below it do not count as
+    changed, unless the directory is moved."""
     root = changing.root
     more = () if call == "tree" else (1,)
     nothing: set[str] = set()
@@ -303,8 +303,8 @@ def test_a_copy_changes_as_its_file(changing: Changing) -> None:
 
 def named(changing: Changing, call: str, path: str, to: str = "", *, is_at: bool) -> set[str]:
     """Makes the call, checks that it succeeds, and returns which files count as changed. If `is_at`
-    is true, the names are relative to descriptors of their directories; otherwise they are whole
-    paths."""
+    is true, each name is relative to a descriptor of its directory; otherwise, it is an absolute
+    path."""
     root = changing.root
     dir_fd = todir = AT_FDCWD
     names = [f"{root}/{path}", f"{root}/{to}"]

@@ -53,10 +53,10 @@ def test_a_file_that_was_read_before_it_had_an_entry_is_being_read(lib: Any, ses
 
 
 def test_a_descriptor_on_its_way_keeps_its_slot(lib: Any, session: Made) -> None:
-    """A program hands a descriptor to the daemon. No other claim takes the slot until the daemon
-    has closed the descriptor, because a thread may wait for the end of this claim. If the
-    descriptor has not arrived after a second, the program counts as killed, and its claim as
-    recalled."""
+    """After a program has handed a descriptor to the daemon, no other claim takes the slot of the
+    program's claim until the daemon has closed the descriptor, because a thread may be waiting for
+    the end of that claim. If the descriptor has not arrived after a second, the program counts as
+    killed, and its claim counts as recalled."""
     claim = lib.claims_begin(session.s, 7)
     assert claim == slot(session, 7) and names(claim, 7) and claim & HANDED
     now = lib.shared_now()
@@ -146,9 +146,9 @@ UNIT, UNITS = 262144, 65536
         lambda by: st.integers(0, 8).map(lambda k: by + (UNIT << k) * UNITS))),
 )  # fmt: skip
 def test_units_are_small_and_divide_a_block(lib: Any, block: int, size: int) -> None:
-    """The unit is usually MONARCH_UNIT. If the file has more units than the bitmap of a fill has
-    bits, the unit is MONARCH_UNIT times a power of two. The unit must divide the block. If none
-    of these numbers divides the block, the unit is the block."""
+    """The unit is MONARCH_UNIT times the smallest power of two (usually 1) that satisfies two
+    conditions: the unit divides the block, and the file has no more units than the bitmap of a fill
+    has bits. If no power of two satisfies both, the unit is the block."""
     size = max(size, 0)
     allowed = [UNIT << k for k in range(20) if block % (UNIT << k) == 0]
     fitting = [unit for unit in allowed if -(-size // unit) <= UNITS]

@@ -245,7 +245,7 @@ def test_without_a_copy_the_kernels_refusal_stands(copying: Copying) -> None:
 
 def test_a_file_is_copied_into_itself_at_the_source(copying: Copying) -> None:
     """The kernel refuses to copy between overlapping ranges of one file. It would not notice the
-    overlap if it copied from the copy."""
+    overlap if it read from the copy, so the library makes the call with the source's file."""
     fd = copying.copied.fd
     to = os.open(copying.copied.source, os.O_RDWR)
     os.lseek(fd, 64 * KIB, os.SEEK_SET)

@@ -102,8 +102,8 @@ def test_a_file_is_read_directly_until_its_fill_is_under_way(
 def test_one_read_tells_whether_a_file_is_read_at_random(
     lib: Any, session: Made, size: int, bytes_read: int, n: int, end: int, is_at_random: bool
 ) -> None:
-    """The library looks at the read that completes an eighth of the file. If this read ends as many
-    bytes behind the beginning of the file as were read so far, the file counts as read in order.
+    """The library decides at the read that completes an eighth of the file. If the offset at which
+    this read ends equals the number of bytes read so far, the file counts as read in order.
     Otherwise, it counts as read at random. A file of one unit never counts as read at random."""
     session.entries[ENTRY].size = size
     assert lib.handover_is_at_random(session.s, ENTRY, bytes_read, n, end) == is_at_random

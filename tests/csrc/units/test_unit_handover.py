@@ -206,8 +206,8 @@ def test_at_its_close_a_file_of_which_half_was_read_is_handed_over(
 
 
 def test_reads_that_the_library_has_not_seen_move_the_offset(readers: Readers) -> None:
-    """Examples are libc's reads through a duplicate of the descriptor. The offset at the close
-    shows how much was read."""
+    """The library does not see some reads, such as libc's reads through a duplicate of the
+    descriptor. When the descriptor is closed, its offset shows how much was read."""
     for flags in (0, SHARED):
         fd = readers.open(DIRECT | flags)
         os.lseek(fd, SIZE, os.SEEK_SET)
@@ -314,7 +314,8 @@ def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
 def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
     readers: Readers, before: int, at: int, is_direct: bool
 ) -> None:
-    """From then on, each read demands the part of the copy that it needs."""
+    """As soon as the program is found to read at random, its reads are no longer direct: a fill is
+    requested, and each read demands the part of the copy that it needs."""
     readers.entry.size = 8 * UNIT
     fd = readers.open()
     os.lseek(fd, before, os.SEEK_SET)
@@ -327,7 +328,8 @@ def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
 def test_before_a_lock_a_file_of_which_little_was_read_is_given_up(
     readers: Readers, n: int, stays: bool
 ) -> None:
-    """The file's fill is not requested before the program has the lock: until then, another process
+    """If less than half of the file was read, the program gives up its claim before the lock call.
+    The file's fill is not requested before the program has the lock: until then, another process
     may hold the lock and change the file."""
     fd = readers.open()
     readers.read(fd, n)

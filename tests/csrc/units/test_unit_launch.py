@@ -122,7 +122,8 @@ def launch(lib: Any, tmp_path: Path) -> Iterator[Launch]:
 
 @contextmanager
 def lowered_limits() -> Iterator[None]:
-    """Lowers this process's limits of RAISED, but leaves them high enough for this process."""
+    """Lowers those limits of this process that are listed in RAISED, but leaves them high enough
+    for this process."""
     before = {number: resource.getrlimit(number) for number, _ in RAISED.values()}
     try:
         for number, most in RAISED.values():

@@ -39,8 +39,8 @@ def hint(lead: int, prefix: int = 0) -> int:
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3), st.integers(0, 4095)), max_size=25))
 def test_the_table_keeps_what_was_learnt_last(lib: Any, script: list[tuple[int, int, int]]) -> None:
     """The table consists of sets, each for at most four directories. A new directory in a full set
-    replaces a directory that the library can learn again at the lowest cost. NEW is the hint of a
-    directory that the library does not know: to store it removes the directory's entry."""
+    replaces a directory that the library can learn again at the lowest cost. NEW is the hint for a
+    directory that the library does not know, so storing NEW removes the directory's entry."""
     lib.links_forget()
     model: dict[int, int] = {}
     for tag, lead, prefix in script:

@@ -62,8 +62,7 @@ def test_a_lock_is_taken_on_the_sources_file(
 ) -> None:
     """After a lock was granted, the library compares the file with the catalog, because the lock's
     previous holder may have changed the file. Before a call that changes POSIX locks or asks about
-    one (F_GETLK), the library waits until it has closed those of its own descriptors that it is
-    closing."""
+    one (F_GETLK), the library waits until no close of one of its own descriptors is under way."""
     on = 5 if behind < 0 else behind
     changes = (kind, command) in CHANGING
     before = [f"keep {on}"]
@@ -79,8 +78,9 @@ def test_a_lock_is_taken_on_the_sources_file(
 
 @pytest.mark.parametrize(("kind", "command"), [(FLOCK, 2), *CHANGING, (FCNTL, GETLK), *OTHER])
 def test_without_the_sources_file_no_lock_is_granted(locks: Locks, kind: int, command: int) -> None:
-    """For example, another thread takes too long to replace a descriptor of the file, or the
-    process has no free descriptor for the source's file."""
+    """The call fails with ENOLCK if the library cannot lock the source's file. For example, another
+    thread takes too long to replace a descriptor of the file, or the process has no free descriptor
+    for the source's file."""
     assert locks.call(kind, command, settles=False) == (-errno.ENOLCK, "")
     assert locks.call(kind, command, behind=-2) == (-errno.ENOLCK, "")
     assert locks.call(kind, command, keeps=False) == (-errno.ENOLCK, "keep 5")

@@ -92,8 +92,9 @@ def test_each_file_keeps_its_own_locks(files: Files, has_kept: bool) -> None:
 
 
 def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
-    """During the close, the thread's signals are blocked, and other threads see that a closing is
-    under way. A write lock, by contrast, is dropped for a moment."""
+    """Read locks stay in force while the library closes a descriptor. During the close, the
+    thread's signals are blocked, and other threads see that a closing is under way. A write lock,
+    by contrast, is dropped for a moment."""
     files.lock(files.f, (READ, 0, 1))
     files.close(files.open())
     assert files.lib.locked_moments() >= 2

@@ -170,8 +170,8 @@ def mapped(tmp_path: Path) -> Iterator[tuple[Path, list[mmap.mmap]]]:
 
 
 def address(memory: mmap.mmap) -> int:
-    """Returns the address of a mapping. NumPy gets it from the buffer, even if the memory is
-    read-only."""
+    """Returns the address of a mapping. NumPy can report the address of a buffer even if the memory
+    is read-only."""
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 

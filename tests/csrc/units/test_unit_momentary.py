@@ -1,5 +1,6 @@
-"""Tests momentary descriptors, which the library opens for a single call. No child may inherit one:
-a thread that is about to open one waits for forks, and a fork waits until all are closed."""
+"""Tests momentary descriptors, which the library opens for a single call. No child may inherit such
+a descriptor: a thread that is about to open one waits until no fork is under way, and a fork waits
+until all of them are closed."""
 
 from __future__ import annotations
 

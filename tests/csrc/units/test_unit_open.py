@@ -35,8 +35,8 @@ class Calls:
     def make(
         self, call: str, flags: int = 0, mode: int = 0, returned: int = FD, lacks: bool = False
     ) -> str:
-        """Makes the call on the file `f`. Returns all steps. returned: what libc's function
-        returns; lacks: whether libc lacks the function."""
+        """Makes the call on the file `f` while libc's function is replaced by one that returns
+        `returned`. Returns all steps. lacks: whether libc seems to lack the function."""
         done = self.lib.open_steps_of(call.encode(), flags, mode, returned, lacks)
         assert done == returned
         return self.steps()
@@ -311,7 +311,8 @@ def test_an_open_that_creates_nothing_changes_nothing(files: Files) -> None:
 
 
 class Counted:
-    """The library's counts. `changes` returns what the library has counted since the last call."""
+    """The library's counts. `changes` returns what the library has counted since `changes` was last
+    called."""
 
     def __init__(self, files: Files) -> None:
         self.files, self.clients = files, files.served.clients
@@ -447,7 +448,8 @@ def test_a_file_that_is_gone_is_not_replaced_by_its_copy(files: Files) -> None:
 
 def test_only_the_owner_may_leave_the_time_of_access(files: Files) -> None:
     """Only a file's owner may open the file with O_NOATIME. The copy belongs to the caller, so an
-    open of the copy would succeed even if the caller does not own the source's file."""
+    open of the copy would succeed even if the caller does not own the source's file. So the copy is
+    opened only if, according to the catalog, the caller owns the file."""
     flags, counted = os.O_NOATIME, Counted(files)
     assert files.read(files.file, flags) == b"copied" and counted.changes() == OF_COPY
     files.served.entry("f").uid += 1

@@ -40,7 +40,7 @@ class Opens:
         self.lib.progress_took(ns, ns)
 
     def begin(self, number: int | None = None) -> None:
-        """A thread begins with the fill."""
+        """Simulates that a copying thread has begun the fill."""
         self.session.fills.word[SLOT] = number or self.entry.word
 
     def open(
@@ -267,8 +267,8 @@ def test_there_is_nothing_to_wait_for(copies: Copies, case: str) -> None:
 
 
 def test_a_copy_of_another_file_is_not_taken(copies: Copies) -> None:
-    """During the wait, the entry may have got another version, which describes another file. Then
-    the open does not take the entry's copy."""
+    """If the entry describes another file after the wait (its version has changed), the open does
+    not use the entry's copy."""
     copies.entry.version, copies.entry.word = 4, word(PRESENT)
     assert copies.wait()
     assert copies.wait(by=2) == copies.wait(by=-2) == b""

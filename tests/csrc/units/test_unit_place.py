@@ -23,7 +23,8 @@ class Calls:
         return os.fsdecode(ffi.string(self.lib.place_steps()))
 
     def make(self, call: str, returned: int = 0, flags: int = 0) -> str:
-        """Makes a call. libc's function returns `returned`. Returns all steps."""
+        """Makes a call while libc's function is replaced by one that returns `returned`. Returns
+        all steps."""
         assert self.lib.place_call(call.encode(), flags, returned) == returned
         return self.steps()
 

@@ -119,8 +119,9 @@ def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_byte
 
 
 def test_a_source_that_becomes_slow_is_noticed(lib: Any, session: Made) -> None:
-    """The library keeps a mean time of opens, and one of reads. While the page cache serves all
-    calls, the means are not updated. From the first slower call on, they are updated again."""
+    """The library keeps the mean duration of opens and the mean duration of reads. It does not
+    update them while the page cache serves all calls, but updates them again from the first slower
+    call on."""
     lib.progress_forget()
     lib.progress_took(19_999, 1)
     for _ in range(9):

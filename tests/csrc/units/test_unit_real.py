@@ -103,10 +103,10 @@ class Loaded:
         is_relocated : whether the dynamic section gives the addresses of the tables. If not, it
         gives their offsets from the library's base, as in the kernel's vDSO.
         is_us : whether this library stands for Monarch's library
-        load : start and length of this library's segment. The start is an offset from the address
-        of a variable of Monarch's library. The library whose segment contains this address is taken
-        for Monarch's. None: a segment that contains the address if `is_us` is set, and otherwise no
-        segment
+        load : start and length of this library's segment. The start is relative to the address of a
+        variable of Monarch's library. The library whose segment contains this address is taken for
+        Monarch's. None: if `is_us` is set, the segment contains the address; otherwise, the library
+        has no segment
         load_kind : type of the segment's program header
         """
         ordered = sorted(symbols, key=lambda one: gnu_hash(one.name) % (buckets or 1))

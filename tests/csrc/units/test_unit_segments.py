@@ -42,8 +42,8 @@ def test_the_library_and_the_daemon_use_one_directory(
     lib: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shm: str | None
 ) -> None:
     """The directory of a session depends on MONARCH_SHM, the user and the path of the
-    configuration. All paths that lead to the same configuration give the same directory, even by
-    way of links. An empty MONARCH_SHM counts as unset."""
+    configuration. All paths that lead to the same configuration, directly or through links, give
+    the same directory. An empty MONARCH_SHM counts as unset."""
     if shm is None:
         monkeypatch.delenv("MONARCH_SHM", raising=False)
     else:
@@ -263,8 +263,8 @@ def test_every_path_of_a_control_segment_must_fit(lib: Any, which: int) -> None:
 
 @contextmanager
 def put_ranges(lib: Any, place: Place) -> Iterator[None]:
-    """Writes the segments whose size is the same in every session. Now and at the end, also drops
-    the spare ranges of addresses that earlier sessions have left."""
+    """Writes the segments whose size is the same in every session. At the beginning and at the end
+    of the context, unmaps the spare address ranges that earlier sessions have left."""
     lib.segments_drop_spares()
     for kind, name in NAMES.items():
         os.truncate(place.put(name, name.encode()), lib.segments_range_bytes(kind))
@@ -290,9 +290,9 @@ def map_range(lib: Any, kind: int) -> tuple[int, bool]:
 def test_the_addresses_of_a_released_range_are_used_again(
     lib: Any, ranges: Place, kind: int
 ) -> None:
-    """When a session ends, threads may still use the addresses of its segments. So the addresses
-    are not unmapped, but filled with zeros. Later sessions map their segments there. At most SPARES
-    addresses are kept for that; all others contain zeros for ever."""
+    """When a session ends, threads may still use the addresses of its segments. So these address
+    ranges are not unmapped, but filled with zeros. Later sessions map their segments over them. At
+    most SPARES ranges are kept for this purpose; all others contain zeros for ever."""
     name, n_bytes = NAMES[kind], lib.segments_range_bytes(kind)
     rights = "rw-s" if kind == CLIENTS else "r--s"
     path, n_mapped = str(ranges.directory / name), (n_bytes + PAGE - 1) // PAGE * PAGE
@@ -366,8 +366,8 @@ def catalog(generation: int, capacity: int = CAPACITY, pool: int = POOL) -> Any:
 
 
 def test_a_catalog_with_a_damaged_header_is_refused(lib: Any) -> None:
-    """All offsets and sizes in the header must be those of the layout. Others might lead out of the
-    segment."""
+    """All offsets and sizes in the header must be those of the layout. Other values might lead out
+    of the segment."""
     memory = catalog(1)
     at, n_bytes = int(native.cast("uintptr_t", memory)), len(memory)
     c = native.cast("struct monarch_catalog *", memory)

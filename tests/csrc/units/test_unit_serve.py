@@ -87,8 +87,8 @@ def opens(lib: Any, session: Made, tmp_path: Path) -> Iterator[Opens]:
 
 
 def counted(size: int, missed: int | None = None) -> dict[str, int]:
-    """Returns what one open at the source of a file of `size` bytes counts. missed: the bytes that
-    count as missed by the rank; None: all."""
+    """Returns what one open of a file of `size` bytes at the source adds to the counts. missed: the
+    bytes that count as missed by the rank; None: all."""
     bytes_missed = size if missed is None else missed
     found = {"misses": 1, "bytes_from_source": size, "source_opens": 1, "source_open_ns": 7,
              "opened": size, "missed": bytes_missed}  # fmt: skip

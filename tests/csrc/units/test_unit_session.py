@@ -151,8 +151,8 @@ def set_groups(session: Made, groups: set[int]) -> None:
 
 
 def test_a_process_may_have_very_many_groups(lib: Any, session: Made) -> None:
-    """The library maps memory for the list of very many groups. The result must be as right as with
-    few groups, and the memory must be unmapped again."""
+    """If a process has very many groups, the library maps memory for their list. The result must be
+    correct, as with few groups, and the memory must be unmapped again."""
     session.control.users = Path("/proc/self/ns/user").stat().st_ino
     own = {os.getegid(), *os.getgroups()}
     other = next(group for group in range(1000, 9999) if group not in own)

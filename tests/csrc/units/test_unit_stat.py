@@ -107,9 +107,9 @@ def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> Non
     "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
 )
 def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """There are reasons for which the catalog may not answer a call. For example, the process may
-    belong to another user, who may have fewer rights than the daemon (case "owner"). Or the daemon
-    may be about to change the entry (case "version")."""
+    """In each case, there is a reason why the catalog may not answer. For example, the process
+    belongs to another user, who may have fewer rights than the daemon (case "owner"). Or the daemon
+    is changing the entry (case "version")."""
     control, entry = stats.served.control, stats.served.entry("f")
     stats.change()
     if case == "uncached":

@@ -120,8 +120,9 @@ def test_only_some_modes_are_for_reading_only(lib: Any, mode: str, reads: int) -
 def test_a_stream_for_writing_gets_the_source(
     streams: Streams, mode: str, content: bytes, is_reopened: bool
 ) -> None:
-    """This holds even if the path is the name of a copy's descriptor, and even if the stream is
-    already on a copy. From then on, readers get the source's file too."""
+    """A stream for writing is opened on the source's file, even if the path is the name of a copy's
+    descriptor, and even if the stream that is reopened is on a copy. From then on, readers get the
+    source's file too."""
     fd = os.open(streams.copy, os.O_RDONLY)
     for path in (f"/proc/self/fd/{fd}", streams.f):
         found = streams.reopen(path, mode) if is_reopened else streams.open(path, mode)

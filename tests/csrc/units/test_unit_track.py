@@ -165,8 +165,8 @@ def test_only_the_owner_removes_words(table: Any) -> None:
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(st.data())
 def test_calls_on_many_descriptors_change_those_that_they_name(table: Any, data: Any) -> None:
-    """Each call changes in the table the words of the descriptors that it names: those of a range,
-    those of a session, a single one, or all. All other descriptors keep their words."""
+    """Each call names a range of descriptors, the descriptors of a session, a single descriptor, or
+    all descriptors. It changes only the words of these descriptors in the table."""
     table.track_forget()
     state = st.sampled_from([0, 0, OFFSET, SHARED, DIRECT, HANDED])
     number = st.sampled_from([3, 4, 19])

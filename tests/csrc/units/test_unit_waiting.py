@@ -116,7 +116,7 @@ def test_while_all_memory_is_locked_nothing_waits(mapping: Mapping) -> None:
 
 def test_a_child_of_vfork_adds_nothing(mapping: Mapping) -> None:
     """The child shares its parent's memory, but a thread that the child starts would end with the
-    child."""
+    child. So the child adds no mapping to the table."""
     assert mapping.add(PAGE) == 1
     mapping.lib.mappings_belong(os.getppid())
     assert mapping.add(PAGE, 2 * PAGE) == 1
@@ -125,7 +125,8 @@ def test_a_child_of_vfork_adds_nothing(mapping: Mapping) -> None:
 
 
 def test_only_mappings_of_files_wait(mapping: Mapping) -> None:
-    """Another thread may have unmapped the file before the library adds the mapping."""
+    """If another thread has unmapped the file before the library adds the mapping, the library adds
+    nothing, and does not start the thread that replaces mappings."""
     mapping.end()
     assert mapping.add() == 0 and mapping.starts() == 0
 

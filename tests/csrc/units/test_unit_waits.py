@@ -164,8 +164,9 @@ def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Ma
      (2900 * MS, 3 * SECOND, 100 * MS)],
 )  # fmt: skip
 def test_the_last_wait_is_a_part_of_the_limit(lib: Any, waited: int, limit: int, most: int) -> None:
-    """When all units have come, a reader still waits until the daemon publishes the copy. It waits
-    for the rest of its limit, but for at most 200 ms if the limit is a second or more."""
+    """When all units are filled, a reader still waits until the daemon publishes the copy. This
+    last wait may take the rest of the reader's limit, but at most 200 ms if the limit is a second
+    or more."""
     before = lib.shared_now()
     left = lib.wait_left_for_word(waited, limit)
     assert most - (lib.shared_now() - before) <= left <= most
@@ -196,10 +197,10 @@ def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, own: int | None, sleeping: tuple[int, int], is_filling: bool
 ) -> None:
     """The threads that copy from sources have one bell, and those that copy from peers another.
-    While a file has no order, its home says which of these threads order the fill, and a demand
-    rings only their bell if at least one of them sleeps. Once there is an order, a demand rings
-    both bells: the bytes may come from elsewhere than the home says, for example because a peer has
-    failed."""
+    While a file has no order, its home (if known) says which of these threads order the fill. If at
+    least one of those threads sleeps, a demand rings only their bell; otherwise, it rings both.
+    Once there is an order, a demand always rings both bells: the bytes may come from elsewhere than
+    the home says, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
@@ -316,8 +317,8 @@ def test_what_a_source_is_follows_from_most_of_its_times(
 
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
-    """The latency is a moving mean of the time of an open plus the time of a read. Each open or
-    read counts as one second at most."""
+    """The latency is the sum of two moving means: that of the durations of opens, and that of the
+    durations of reads. Each open or read counts as one second at most."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS

@@ -90,8 +90,8 @@ def test_a_watch_that_fails_is_the_kernels_error(watches: Watches) -> None:
 
 
 def test_a_file_on_another_device_is_nobodys_copy(watches: Watches) -> None:
-    """Its inode number may be that of a file of the source, so the library compares the device
-    too."""
+    """A file on another device may have the inode number of a file of the source. So the library
+    compares the device too."""
     watches.served.control.source[0].dev += 1
     assert (
         watches.watch(watches.root / "f", OPEN) == watches.watch(watches.root / "d", OPEN) == set()

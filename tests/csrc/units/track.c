@@ -1,5 +1,5 @@
-/* Here, a thread that waits for another one does not pause: its rounds of waiting are counted. The
- * tests say what the other thread does in which round. */
+/* Here, a thread that waits for another thread does not pause; the rounds of its wait are only
+ * counted. The tests set what the other thread does, and in which round. */
 #include "preload/descriptors/track.h"
 #include "preload/process/proc.h"
 #include "shared/sys.h"
@@ -54,8 +54,8 @@ EXPORT void track_belongs(uint32_t pid, int is_forked) {
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Replaces the page by which a forked child is noticed. The new page is as it is before any
- * descriptor is tracked. */
+/* Replaces the page from which the library learns that it runs in a forked child. The new page is
+ * in the state in which it is before any descriptor is tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;

@@ -1,5 +1,5 @@
-"""Reads a dataset of files as a training with DataLoaders does. All ranks are in this process; in
-each step, each rank takes a batch.
+"""Reads a dataset of files as a training program with DataLoaders does. All ranks are in this
+process; in each step, each rank loads a batch.
 
     python train_planned.py ROOT SETTINGS
 
