@@ -172,8 +172,8 @@ PUT_THERE = {
 }
 
 
-# Without --long, only the pairs in EACH_SWAP are tried. They have each call of READS once, and each
-# case of PUT_THERE at least once.
+# Without --long, only the pairs in EACH_SWAP are tried. They contain each call of READS once, and
+# each case of PUT_THERE at least once.
 SWAPS = [(call, other) for call in READS for other in PUT_THERE]
 EACH_SWAP = [
     ("pread", "at_its_start"),
@@ -304,7 +304,7 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close waits for a thread that is promoting the descriptor. The close leaves the processor
+    """A close waits for a thread that is promoting the descriptor. The close yields the processor
     to this thread, even if the thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
