@@ -3,13 +3,14 @@
  * and takes the lock on this file. The library duplicates the new descriptor to a high number, and
  * closes the low number that the open returned.
  *
- * lock_race lock|unlock|convert|wait FILE
+ *   lock_race lock|unlock|convert|wait FILE
  *
  * The program has two descriptors of FILE. One thread locks the second descriptor by flock. If the
  * library then closes a descriptor, the thread is held before this close. Meanwhile another thread
  * takes, releases or converts a POSIX lock through the first descriptor, or gets a POSIX lock for
  * which it was already waiting. Prints whether there was a close, and which ranges a child finds
- * locked. */
+ * locked.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,14 +1,15 @@
 /* Closes a descriptor while another thread, which has a lower real-time priority on the same
  * processor, is promoting it.
  *
- * priority_race FILE
+ *   priority_race FILE
  *
  * Opens FILE, prints "opened", and waits for a line; FILE must have a copy by then. One thread, the
  * reader, reads from FILE, and is held before it puts the copy on the descriptor's number. Another
  * thread, the closer, has a higher priority and closes the number. When the closer has used WORK_NS
  * of processor time and still waits, the reader is let go. The reader can continue only if the
  * closer yields the processor to it. Prints how often the reader was held, and whether the close
- * was done too early. */
+ * was done too early.
+ */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>

@@ -1,11 +1,12 @@
 /* Drops the capability to read all files while another thread checks for this capability.
  *
- * rights_race FILE
+ *   rights_race FILE
  *
  * FILE has a copy. A thread opens FILE. Once a second, an open checks the process's rights and then
  * whether there is a switch file. The thread is held between these two checks. Meanwhile another
  * thread drops all capabilities. Prints whether the thread was held, and the path of the file that
- * the next open has opened. */
+ * the next open has opened.
+ */
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <stdio.h>

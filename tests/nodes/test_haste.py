@@ -1,5 +1,5 @@
-"""A node first gives the data that a reader waits for, even if this reader is on another node. A
-node that cannot give a file says so at once."""
+"""A node first sends the data that a reader waits for, even if this reader is on another node. A
+node that cannot send a file says so at once."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     late = cluster.nodes[0]
     late.kill()
     late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
-    # A directory that has just changed makes the scan slow, because the scan then also examines
-    # those of its files that the catalog already has.
+    # A directory that has just changed makes the scan slow: the scan then also examines the files
+    # of this directory that are already in the catalog.
     new = cluster.mounts[0].backing / "new"
     new.touch()
     new.unlink()
