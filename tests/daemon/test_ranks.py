@@ -83,7 +83,7 @@ def test_shares_worked_out_by_hand() -> None:
 
 @dataclass
 class Node:
-    """The ranks of a node, with the test's clock, and counters that the test sets."""
+    """The ranks of a node. The test sets the clock and the ranks' counters."""
 
     is_on: bool = True
     now: float = 100.0

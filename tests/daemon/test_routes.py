@@ -59,7 +59,7 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Records that each of `readers` readers has got `rate` [bytes/s] from a place for
+        """Records that each of `readers` readers has received `rate` [bytes/s] from a place for
         `seconds`."""
         self.now += seconds
         level = readers.bit_length() - 1

@@ -39,7 +39,7 @@ uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned boun
 void take_share(unsigned number, unsigned of, unsigned nth);
 
 /* Each of these functions makes a step. Call one of them after an action that other threads may
- * see. at: address of the action in the code, for reports; step() takes the address of its caller.
+ * see. at: address of the action in the code, for reports; step() uses the address of its caller.
  * what: the memory that was accessed; step_at() makes no step if this memory is ignored. */
 void step(void);
 void step_of(const void *at);

@@ -33,7 +33,7 @@ def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[Slo
 @pytest.fixture
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
     """Mounts one dataset for the given number of nodes. As on a cluster, each node has a FUSE
-    client of its own, which does not profit from the caches of the other nodes' clients. A client
+    client of its own, which does not benefit from the caches of the other nodes' clients. A client
     keeps a file's pages when the file is opened again. Otherwise, a program's open would drop pages
     that a fill is just reading for another node, and these pages would be read twice."""
     with ExitStack() as stack:

@@ -37,7 +37,7 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
     assert end["longest_s"] < 2
     cluster.nodes[1 - owner].wait_idle()
-    # The owner gives the last block only after it has checked the file at the source once more.
+    # The owner sends the last block only after it has checked the file at the source once more.
     assert cluster.served() <= size + block
     assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
 
@@ -51,8 +51,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
-    # The owner tells the asker that the owner cannot make copies. Otherwise the reader, which runs
-    # on the asker's node, would wait for every file.
+    # The owner reports to the asker that it cannot make copies. Otherwise the reader, which runs on
+    # the asker's node, would wait for every file.
     assert end["longest_s"] < 1.5
     assert asker.seen_by(owner)["usable"]
     assert owner.seen_by(asker)["last_failure"] == "ok"

@@ -1,5 +1,5 @@
-"""How long a node waits for another node whose daemon runs, but whose source is slow or gives
-nothing."""
+"""How long a node waits for another node whose daemon runs, but whose source is slow or does not
+answer."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
 
 
 def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
-    """Calls `do` in the first of two epochs, after the victim has given data to the other nodes."""
+    """Calls `do` in the first of two epochs, after the victim has sent data to the other nodes."""
     victim = planned.all[VICTIM]
     # The source is so slow that the test notices the middle of the epoch, even on a busy machine.
     planned.source.rate(SLOW / 4)
