@@ -31,7 +31,8 @@ def test_a_run_of_any_length_has_few_points() -> None:
     found = told(history)
     assert {len(column) for column in found.values()} == {len(found["seconds"])}
     assert MOST_POINTS / 2 < len(found["seconds"]) <= MOST_POINTS + 1
-    # The points are about equally far apart in time, and each has the counts noted at its time.
+    # The points are about equally spaced in time, and each point has the counts that were noted at
+    # its time.
     assert np.diff(found["seconds"]).max() < 2.1 * np.diff(found["seconds"]).min()
     assert found["seconds"][-1] > seconds - 40
     turns = np.round(np.array(found["seconds"]) / 0.05) - 1
@@ -58,8 +59,8 @@ def test_idle_time_needs_no_points() -> None:
 
 def test_who_has_read() -> None:
     """A thread counts as a reader at a point of the history if it has opened a file since the
-    previous point. It also counts at all points between two opens of files that follow each other
-    within LONGEST_READ_S. If two points are merged, the larger number of readers is kept."""
+    previous point. If it opens two files within LONGEST_READ_S, it also counts at all points
+    between these two opens. If two points are merged, the larger number of readers is kept."""
     history = History()
     for point, opens in enumerate(([0, 0, 0], [1, 2, 0], [1, 2, 0], [1, 2, 7])):
         history.note(moment(float(point), opens, epoch=point // 2))
@@ -102,8 +103,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """The least amount of available memory is kept. This holds if points are merged, and also if
-    points are left out because nothing happens."""
+    """The history keeps the least amount of available memory, also if points are merged, or left
+    out because nothing happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

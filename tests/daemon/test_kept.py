@@ -95,8 +95,8 @@ def stays_held(engine: Engine, name: str) -> bool:
 
 
 def wanted(engine: Engine) -> list[int]:
-    """Finds the files that are marked as wanted, and clears their marks. The daemon's loop does the
-    same before it decides on fills. Returns the files' entries in the catalog."""
+    """Returns the catalog entries of the files that are marked as wanted, and clears the marks, as
+    the daemon's loop does before it decides on fills."""
     ids = np.zeros(1024, dtype=np.uint64)
     where = pointer(ids)
     n = lib.monarch_take_bits(

@@ -228,8 +228,9 @@ def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, t
 def test_changes_are_seen_with_several_sources(
     session_factory: Factory, tree: Files, tmp_path: Path, listed: str
 ) -> None:
-    """There are two sources, and a file of the first source changes. Before the change, the daemon
-    has listed either the whole first source or only the directories that programs read."""
+    """A file of the first of two sources changes, and programs soon read the new content. Before
+    the change, the daemon has listed either the whole first source or only the directories that
+    programs read."""
     Files(tmp_path / "other").add("d/f", SIZE)
     session = lazy(session_factory, [tree.root, tmp_path / "other"], revalidate="1s")
     if listed == "source":
@@ -312,7 +313,7 @@ def test_copies_of_earlier_sessions_serve_when_their_files_are_asked_for(
     read(session, *of(tree, "c1/"))
     wait_until(lambda: present(session) == MANY, what="copies of the earlier session")
     assert session.totals()["source_bytes_read_by_fills"] == before
-    session.stop()  # the copies of files that nobody has asked for stay
+    session.stop()  # copies of files that nobody has asked for are kept
     session.start()
     warm(session)
     assert session.totals()["source_bytes_read_by_fills"] == (DIRECTORIES - 2) * MANY * SIZE

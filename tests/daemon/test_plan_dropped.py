@@ -149,8 +149,8 @@ def test_a_plan_for_files_elsewhere_is_dropped(site: Site, tmp_path: Path) -> No
     assert_dropped(session, "elsewhere is not inside any configured source")
 
 
-# This test needs --long, because other tests run without it: test_tracker.py tests several plans,
-# and the first test of this file tests that a daemon drops a plan.
+# This test needs --long. Without --long, test_tracker.py tests several plans, and the first test of
+# this file tests that a daemon drops a plan.
 @pytest.mark.long
 def test_only_the_wrong_one_of_two_plans_is_dropped(site: Site) -> None:
     files = [

@@ -69,7 +69,7 @@ def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) ->
     assert "not followed" not in session.log.read_text()
 
 
-# Runs only with --long. Runs without --long test ranks that follow a plan in test_ranks_read.py.
+# This test needs --long. Without --long, test_ranks_read.py tests ranks that follow a plan.
 @pytest.mark.parametrize("torch", [False, pytest.param(True, marks=[needs_torch])])
 @pytest.mark.long
 def test_two_ranks_on_one_node(site: Site, torch: bool) -> None:

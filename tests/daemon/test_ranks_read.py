@@ -1,5 +1,5 @@
-"""The ranks of a node share the rate of the source. A rank gets twice the rate of another rank if
-it finds no copies for twice as many bytes."""
+"""The ranks of a node share the rate of the source. A rank that finds no copies for twice as many
+bytes as another rank gets twice that rank's rate."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ DEMANDED = 40
 
 class Demands:
     """Demands of the readers of two ranks. A test writes them into shared memory as readers do, but
-    does not wait for answers. All demands are there before the engine serves the first one, so the
-    engine alone determines the order, however busy the machine is."""
+    does not wait for answers. All demands are in the table before the engine serves the first one,
+    so the engine alone determines the order, however busy the machine is."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -192,8 +192,8 @@ def test_who_misses_more_has_more_filled_ahead(
 
 
 def orders(absent: list[int], present: list[int]) -> list[list[int]]:
-    """Returns the same number of files for each rank. Files with and without copies are mixed
-    evenly."""
+    """Returns the files that each rank reads. All ranks read the same number of files. Files with
+    and without copies are mixed evenly."""
     found = []
     for missed in MISSED:
         mine = [*absent[:missed], *present[: FILES - missed]]
@@ -209,9 +209,10 @@ def read(
     serves no read before each rank has demanded a file. The pages of the source's files stay in the
     page cache; otherwise opens would wait in the kernel for the reads of fills.
 
-    Returns the ranks whose demands were seen, numbered as in the table of demands (0 means no
-    rank). During the run, `monarch status` gives a value `share` for each rank. Also returns the
-    largest sum of this value over all ranks, and the largest value of a single rank.
+    Returns the set of ranks whose demands were seen, numbered as in the table of demands (0 means
+    no rank), and a list of two numbers. During the run, `monarch status` reports a `share` for each
+    rank. The first number is the largest sum of all ranks' shares, and the second is the largest
+    share of a single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(

@@ -71,7 +71,7 @@ def training(
     old_files: OldFiles,
     tmp_path: Path,
 ) -> Iterator[Training]:
-    """A training over files that are old enough for their copies to be recorded at once."""
+    """A training run over files that are old enough for their copies to be recorded at once."""
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
     old = Files(old_files.numbered).wait_until_old()

@@ -59,7 +59,7 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Records that each of `readers` readers has got `rate` [bytes/s] from a place for
+        """Records that each of `readers` readers has received `rate` [bytes/s] from a place for
         `seconds`."""
         self.now += seconds
         level = readers.bit_length() - 1
@@ -131,7 +131,7 @@ def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
     for readers in (1, 2, 4, 8, 16):
         site.measured(PEER + 1, rate_mb * MB, readers)
     site.queue = queue
-    site.choice()  # asks the node; the next choice then need not ask it to measure its rate
+    site.choice()  # asks the node, so that the next choice need not ask it as a trial
     if size <= site.places.sure_bytes():
         assert site.choice(size=size) == [PEER + HAS_IT]
     elif size > 2 * site.places.sure_bytes() and size <= site.block_bytes:
@@ -293,7 +293,7 @@ def test_a_place_that_gives_nothing_is_slow_and_an_open_says_nothing() -> None:
     each = site.flows.each(PEER + 1, 1)
     assert each is not None
     assert each < 1e4
-    # An open brings no bytes. Its time is added to the time of the bytes that come after it.
+    # An open transfers no bytes. Its time is added to the time of the bytes that are read after it.
     site.measured(SOURCES, 0, seconds=0.1)
     site.measured(SOURCES, 10 * MB, seconds=0.1)
     assert site.flows.each(SOURCES, 1) == pytest.approx(5 * MB)

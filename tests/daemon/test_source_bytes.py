@@ -39,9 +39,9 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
-    """Waits for the end of all readers and fills. Returns the number of bytes that the source has
-    served, relative to `size`. The fills must have read each byte once, and the programs none. FUSE
-    itself may have read more bytes from the source."""
+    """Waits until all readers and fills have ended. Returns the number of bytes that the source has
+    served, relative to `size`. Asserts that the fills have read each byte once, and the programs
+    none. FUSE itself may have read more bytes from the source."""
     for reader in readers:
         reader.end()
     session.wait_idle()
@@ -94,8 +94,8 @@ def test_many_readers_of_one_file(
     start: Factory, source: SlowSource, epoch_reader: Path, way: str
 ) -> None:
     """Each reader has a descriptor of its own. All descriptors are open before the first read
-    begins the fill. At each later open, FUSE would drop the file's pages from the page cache, and
-    the bytes would be read from the source again."""
+    begins the fill. If a reader opened the file after that, FUSE would drop the file's pages from
+    the page cache, and the source would serve these bytes again."""
     files = make_files(source.backing, 1, 24 * MIB)
     session = start(fill_after=0.0001)
     with Reader(epoch_reader, session, way, 100_000, 9, source.mountpoint, files) as reader:
@@ -150,8 +150,9 @@ def test_small_files_that_are_filled_from_the_open_on(
 
 
 def test_a_reader_that_stops_half_way(start: Factory, source: SlowSource) -> None:
-    """The source serves each byte only once, for the reader and for the fill that follows it. As in
-    the tests above, the fill begins with the first read."""
+    """A reader stops in the middle of the file, and the fill goes on to the file's end. Together
+    they get each byte from the source only once. As in the tests above, the fill begins with the
+    first read."""
     (path,) = make_files(source.backing, 1, 16 * MIB).values()
     session = start(fill_after=0.0001)
     script = "import os,sys; fd=os.open(sys.argv[1],0); [os.read(fd, 1 << 18) for _ in range(20)]"

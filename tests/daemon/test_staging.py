@@ -51,9 +51,9 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns the opens that clients have reported and that the daemon has not taken yet. They are
-    reported for groups of 64 entries of the catalog. For each group in which an entry was opened,
-    the result has the number of the group's first entry."""
+    """Returns where in the catalog clients have reported opens that the daemon has not taken yet.
+    Opens are reported for groups of 64 entries. For each group in which an entry was opened, the
+    result contains the number of the group's first entry."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
@@ -129,7 +129,8 @@ def test_the_one_that_was_opened_longest_ago_goes_first(
 
 
 def test_room_is_made_for_whole_blocks() -> None:
-    """The area has as many bytes left as the file has, but not as many as the copy takes."""
+    """The area has room for the bytes of the file, but not for the blocks that its copy takes. So
+    other copies must be dropped."""
     size, free, block = 100_001, 100_500, 4096
     tier: Any = SimpleNamespace(
         room=lambda: TierRoom(free, 10, block), config=SimpleNamespace(quota_bytes=size)

@@ -72,8 +72,8 @@ class InTime(Executor):
 
 
 class Manager(PlanManager):
-    """A manager of plans that fills nothing. It lets a tracker's exception pass. A real manager
-    would drop the plan."""
+    """A manager of plans that fills nothing. It lets a tracker's exceptions propagate, whereas a
+    real manager would drop the plan."""
 
     def __init__(self) -> None:
         super().__init__([], MagicMock())
@@ -148,9 +148,9 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """The job uses another seed than the plan. The eight workers of a rank hold four batches each:
-    up to a third of the rank's epoch, or up to two thirds with several nodes, because an epoch then
-    has half as many steps."""
+    """The job's seed differs from the plan's. The eight workers of a rank hold four batches each.
+    Together these are up to a third of the rank's epoch. With several nodes, an epoch has half as
+    many steps, and they are up to two thirds."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (
@@ -256,8 +256,8 @@ def test_three_right_plans_stay(seed: int) -> None:
 
 @pytest.mark.parametrize("held_out", cases([60, 600], short=[600]))
 def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> None:
-    """After each epoch, the job reads files for a validation. They lie in the directory of the
-    training's files but are not in the plan. So the tracker must not count them as misfits."""
+    """After each epoch, the job reads validation files. These files lie in the directory of the
+    training files but are not in the plan. So the tracker must not count them as misfits."""
     files, rng = BATCH * 120, random.Random(held_out)
     sampler = SubsetRandomSampler(files + held_out, np.arange(files), seed=5)
     loader = Loader(sampler, 1, BATCH, workers=8, prefetch_factor=4)

@@ -243,7 +243,7 @@ def test_every_request_among_all_files_is_taken_once(clients: Any) -> None:
 def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_next(
     clients: Any,
 ) -> None:
-    clients.wanted.word[77] = 1 << 5  # as if the client died before it set the bit in `summary`
+    clients.wanted.word[77] = 1 << 5  # as if the client had died before it set the bit in `summary`
     entry = 77 * 64 + 5
     assert take(clients, 64) == []
     assert lib.monarch_want_file(clients, entry)

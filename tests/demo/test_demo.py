@@ -321,7 +321,8 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
     """Runs the example of the command's help, which trains with and without Monarch. In the third
-    epoch, the training with Monarch reads less than a tenth as many bytes from the source."""
+    epoch, the training run with Monarch reads less than a tenth of the bytes from the source that
+    the run without Monarch reads."""
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

@@ -37,7 +37,7 @@ void must(int holds, const char *what) {
 }
 
 /* From now on, if this thread makes the system call `call` with `argument` as its first argument
- * (-1: any), the call waits for an answer of the listener. Returns the listener. */
+ * (-1: any), the call waits until the listener answers. Returns the listener. */
 static int ask_before(int call, long argument) {
     unsigned low = (unsigned)argument;
     struct sock_filter filter[] = {

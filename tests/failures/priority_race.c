@@ -6,9 +6,9 @@
  * Opens FILE, prints "opened", and waits for a line; FILE must have a copy by then. One thread, the
  * reader, reads from FILE, and is held before it puts the copy on the descriptor's number. Another
  * thread, the closer, has a higher priority and closes the number. When the closer has used WORK_NS
- * of processor time and still waits, the reader is let go. It can continue only if the closer
- * leaves it the processor. Prints how often the reader was held, and whether the close was done too
- * early.
+ * of processor time and still waits, the reader is let go. The reader can continue only if the
+ * closer gives up the processor. Prints how often the reader was held, and whether the close was
+ * done too early.
  */
 #include <fcntl.h>
 #include <pthread.h>

@@ -123,9 +123,9 @@ static int file_of(const uint64_t *words, size_t n, size_t at) {
     return k;
 }
 
-/* Returns the index of the first word that is not of the same file as the words before it; the
- * number of words if there is none. Words that are 0 are ignored: a word of a copy that is not
- * written yet is 0, and no file has a word that is 0. */
+/* Returns the index of the first word that belongs to another file than the words before it, or the
+ * number of words if there is no such word. Words that are 0 are ignored: a word of a copy that is
+ * not written yet is 0, and no file has a word that is 0. */
 static size_t find_mixed(const uint64_t *words, size_t n, size_t at) {
     int known = 0, k = -1;
     for (size_t i = 0; i < n / 8; i++) {

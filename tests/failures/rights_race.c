@@ -5,7 +5,7 @@
  * FILE has a copy. A thread opens FILE. Once a second, an open checks the process's rights and then
  * whether there is a switch file. The thread is held between these two checks. Meanwhile another
  * thread drops all capabilities. Prints whether the thread was held, and the path of the file that
- * the next open gives.
+ * the next open has opened.
  */
 #include <fcntl.h>
 #include <linux/capability.h>

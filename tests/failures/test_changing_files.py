@@ -204,7 +204,7 @@ def test_a_read_under_way_goes_on_with_the_file_that_it_began_with(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
     """While a program reads a file, the daemon learns that the name now belongs to another file.
-    Then this other file is replaced too. The read still gives the bytes of the file that the
+    Then this other file is replaced too. The read still returns the bytes of the file that the
     program has opened."""
     slow = slow_factory(attr_timeout=0)
     behind = Files(slow.backing).add_many(1, 100_000)

@@ -249,8 +249,9 @@ step(os.fstat(fd).st_mode & 0o777, os.stat(sys.argv[1]).st_mode & 0o777)
 def test_a_change_through_a_descriptor_of_an_older_daemons_copy_shows_in_it(
     session_factory: Callable[..., Session], tmp_path: Path, is_replaced: bool
 ) -> None:
-    """A program changes the mode of a file through a descriptor of an old daemon's copy. The
-    descriptor and the source must show the new mode, even if a new daemon has made another copy."""
+    """A program has a descriptor of an old daemon's copy, and changes the file's mode through this
+    descriptor. The descriptor and the source must show the new mode, even if a new daemon has made
+    another copy."""
     path = Files(tmp_path / "source").add("a", 1000)
     path.chmod(0o644)
     session = session_factory(path.parent).start()

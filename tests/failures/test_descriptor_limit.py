@@ -181,7 +181,7 @@ COMPLAINT = "fills wait for a free file descriptor"
 
 @contextmanager
 def limited(session: Session, numbers: int) -> Iterator[None]:
-    """Within the block, the daemon can open no descriptor with this number or a higher one."""
+    """Within the block, the daemon can open no descriptor whose number is `numbers` or higher."""
     assert session.daemon is not None
     daemon = psutil.Process(session.daemon.pid)
     before = daemon.rlimit(psutil.RLIMIT_NOFILE)
@@ -341,8 +341,9 @@ def test_a_lack_of_descriptors_is_told_once_until_a_fill_goes_well(
         site.orders.clear()
         site.filler.requests.want(files)
         with no_descriptors():
-            # No order may be under way when there are descriptors again. It could still fail after
-            # another fill has succeeded, and its failure would be reported once more.
+            # Wait until no order is under way. An order that is still under way when descriptors
+            # become free could fail after another fill has succeeded, and its failure would be
+            # reported once more.
             site.turns_until(
                 lambda: len(site.orders) > 3 and not site.filler.engine.pending(),
                 "three more tries",

@@ -67,7 +67,7 @@ def reading(
 
 
 def wait_served(source: SlowSource, more: int) -> None:
-    """Waits until the source has served `more` more bytes."""
+    """Waits until the source has served another `more` bytes."""
     before = source.counts()["bytes_read"]
     wait_until(lambda: source.counts()["bytes_read"] >= before + more, what="some reads")
 

@@ -1,5 +1,5 @@
-"""Tests of a source that gives errors, whose files change, or whose bandwidth or operations are
-limited, while its files are filled and read. Also tests which pages a fill leaves in the page
+"""While a source's files are filled and read, the source returns errors, its files change, or its
+bandwidth or operations are limited. Other tests check which pages a fill leaves in the page
 cache."""
 
 from __future__ import annotations
@@ -150,8 +150,10 @@ TRUNCATE = "import os,sys; os.truncate(sys.argv[1], int(sys.argv[2]))"
 
 
 def is_of(found: bytes, at: int, *versions: bytes) -> bool:
-    """Returns whether each byte of `found`, which was read at offset `at`, is the byte that one of
-    the versions has at its place."""
+    """Returns whether each byte of `found` equals the byte at the same offset in one of the
+    versions.
+
+    at : the offset in the file at which `found` was read"""
     data = np.frombuffer(found, np.uint8)
     right = np.zeros(len(data), bool)
     for version in versions:
@@ -173,7 +175,8 @@ def with_a_tier_of_its_own(
     return made
 
 
-# A test below covers a file that another program empties and writes anew.
+# The case in which another program empties a file and writes it anew is not in this list: a test
+# below covers it.
 CHANGES = [
     ("the_library", "rewritten"),
     *(
@@ -243,8 +246,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Without --long, the tier is not persistent. On a persistent tier, the daemon always compares the
-# copy with the file once more.
+# Without --long, only a tier that is not persistent is tested. On a persistent tier, the daemon
+# always compares the copy with the file once more.
 @pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool

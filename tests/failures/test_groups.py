@@ -1,5 +1,5 @@
-"""A process lacks one of the daemon's groups. The process runs as the owner of the copies. Even so,
-if it may not read a file in the source, it must not get the content from a copy."""
+"""A process runs as the owner of the copies, but lacks one of the daemon's groups. If the process
+may not read a file in the source, it must not get the content from a copy."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_process_without_the_group_gets_what_the_kernel_gives(site: Site) -> N
 
 
 def is_served(site: Site, groups: list[int]) -> bool:
-    """Returns whether an open by a process with these groups gives the copy."""
+    """Returns whether a process with these groups that opens the file gets the copy."""
     script = f"exec 9<{site.closed}; unset LD_PRELOAD; readlink /proc/self/fd/9"
     done = site.run(*users.ours(site.session), "sh", "-c", script, groups=groups)
     assert done.returncode == 0, done.stderr

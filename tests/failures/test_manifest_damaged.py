@@ -114,7 +114,8 @@ def a_column_renamed(path: Path) -> None:
 def a_page_flipped(path: Path) -> None:
     """Inverts the bytes of a page that belongs to an index of the manifest. A daemon that starts
     does not read this page, except after an unclean end, when it checks all pages. Otherwise the
-    daemon finds the damage only when it writes the page. Records an unclean end."""
+    daemon finds the damage only when it writes the page. So this function also records an unclean
+    end."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:

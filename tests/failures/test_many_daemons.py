@@ -76,7 +76,7 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # daemon, and three of the daemon before it.
         assert len(segments_of(process, session)) <= 6
         # The process began without a daemon. So it had no segment to unmap when the first daemon
-        # came. It must not have taken address 0 for the address of a segment.
+        # started. It must not have taken address 0 for the address of a segment.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
             # The segments of a daemon that has ended must not stay mapped. So the process must grow

@@ -40,8 +40,8 @@ def test_reads_beyond_the_map(session_factory: Factory, mounts: Mounts, tmp_path
         for place in places:
             file.seek(place)
             file.write(b"mark %d" % place)
-    # The copy needs 4 GiB of room, which the disk of the tests may not have. The image of this file
-    # system is sparse.
+    # The copy needs 4 GiB of room, which the disk of the tests may not have. So the tier is a file
+    # system in a sparse image.
     disk = mounts.xfs("tier", 2 * size)
     tier = {"mount_point": str(disk), "max_storage_quota": size + (1 << 20)}
     # The fill takes an hour, so all reads of the test happen in the middle of it.

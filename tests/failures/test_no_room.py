@@ -83,8 +83,8 @@ def test_a_process_without_room_for_a_new_daemon(
         process.wait()
         assert first_bytes(session, files.root / "d" / "file") == "second on"
         maps = Path(f"/proc/{process.process.pid}/maps").read_text()
-        # The process has mapped no segment of the new daemon. In `maps`, a line of the old daemon's
-        # segments ends with "(deleted)".
+        # The process has mapped no segment of the new daemon. In `maps`, the lines of the old
+        # daemon's segments end with "(deleted)".
         assert f"{session.paths.clients}\n" not in maps
     assert_quiet(session)
 

@@ -28,7 +28,7 @@ ODD = {
 }
 
 
-# Without --long, only these conditions are tested. They contain at least one of each kind.
+# Without --long, only these conditions are tested. They include at least one of each kind.
 SOME_ODD = [
     "umask 0777, no HOME",
     "as nohup starts it, a HOME for nothing",
@@ -70,8 +70,8 @@ def test_it_is_as_without(
 def test_a_signal_while_modules_are_loaded(
     session_factory: Callable[..., Session], tree: Path, tmp_path: Path, module: str, number: int
 ) -> None:
-    """If a signal arrives while modules are imported, the command ends without a message. Here, a
-    module of the test's own, imported instead of `module`, sends the signal."""
+    """If a signal arrives while modules are imported, the command ends without a message. In this
+    test, the signal comes from a module that the test has put in the place of `module`."""
     session = session_factory(tree)
     (tmp_path / "trap").mkdir()
     text = f"import os, time\nos.kill(os.getpid(), {int(number)})\ntime.sleep(60)\n"

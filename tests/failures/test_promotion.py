@@ -258,8 +258,8 @@ def test_a_position_in_use_is_never_lost(session: Session, files: Files, way: st
         program.end()
 
 
-# forkpty(3) forks inside libc, where the library does not see the fork. The child uses the
-# descriptor, whose offset the parent shares.
+# forkpty(3) forks inside libc, where the library does not see the fork. Parent and child share the
+# offset of the descriptor that the child uses.
 FORKED_UNSEEN = """
 fd = os.open(sys.argv[1], 0)
 os.pread(fd, 1000, 0)

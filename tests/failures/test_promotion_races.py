@@ -1,5 +1,5 @@
 """While another thread uses a descriptor, the descriptor is promoted, or a copy serves a read from
-it. Afterwards, the descriptor must have the right file and offset. Each read must give bytes of
+it. Afterwards, the descriptor must have the right file and offset. Each read must return bytes of
 only one file."""
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ step(
 )
 """
 # During a read, another file gets the descriptor's number. For each case: the flags with which the
-# other file was opened, its offset, and the other results that the read may have. The read may
-# always give bytes of one of the two files.
+# other file was opened, its offset, and the results that the read may have in addition. In every
+# case, the read may return bytes of either file.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -172,8 +172,8 @@ PUT_THERE = {
 }
 
 
-# Without --long, only the pairs in EACH_SWAP are tried. They have each call of READS once, and each
-# case of PUT_THERE at least once.
+# Without --long, only the pairs in EACH_SWAP are tried. They contain each call of READS once, and
+# each case of PUT_THERE at least once.
 SWAPS = [(call, other) for call in READS for other in PUT_THERE]
 EACH_SWAP = [
     ("pread", "at_its_start"),
@@ -190,7 +190,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     tmp_path: Path,
     case: tuple[str, str],
 ) -> None:
-    """A read gives bytes of only one file, even if another file is put on the descriptor's number
+    """A read returns bytes of only one file, even if another file is put on the descriptor's number
     during the read. In this test, the copy has only the beginning of the file, and the daemon is
     suspended. So the library has to read the rest from the source."""
     call, other = case
@@ -216,7 +216,7 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
         length, is_first, is_other, offset = program.wait()
         program.end()
     assert is_first or is_other
-    # A read that gives bytes of the first file must not move the offset of the other file.
+    # A read that returns bytes of the first file must not move the offset of the other file.
     assert offset == at + (length if is_other and not is_first and "pread" not in call else 0)
 
 
@@ -241,7 +241,7 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     preload: bool,
 ) -> None:
     """If another file is put on the descriptor's number during a read, the read moves the offset of
-    the file whose bytes it gives (see offset_race.c)."""
+    the file whose bytes it returns (see offset_race.c)."""
     files = Files(tmp_path / "source")
     files.add("a", SIZE)
     other = tmp_path / "other"
@@ -304,8 +304,8 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close waits for a thread that is promoting the descriptor. The close leaves the processor
-    to this thread, even if the thread has a lower real-time priority (see priority_race.c)."""
+    """A close waits for a thread that is promoting the descriptor. The close lets this thread use
+    the processor, even if the thread has a lower real-time priority (see priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 

@@ -1,5 +1,5 @@
 """On a slow source, a read waits in the kernel for another thread's read of the same open file.
-Meanwhile, calls of other threads on the descriptor must return at once. The reads must give the
+Meanwhile, calls of other threads on the descriptor must return at once. The reads must return the
 same bytes as without the library (see read_under_way.c). In another test, a mapping waits for a
 copy (see map_under_way.c)."""
 
@@ -82,8 +82,8 @@ def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
     """Runs the program with and without the library. It makes the call `what` while its reads wait
-    for the source. Checks that the reads give the same bytes in both runs, and that the call takes
-    less than `limit_us`."""
+    for the source. Checks that the reads return the same bytes in both runs, and that the call
+    takes less than `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:
         if preload:

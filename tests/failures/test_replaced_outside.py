@@ -66,9 +66,9 @@ def test_a_program_sees_its_own_changes(
         assert at_source == expected, name
 
 
-# Each case has four scripts: one makes the files, a process without the library runs the second, a
-# program under the library runs the third, and the last one shows the result. The links are in the
-# directory above the sources.
+# Each case has four scripts. The first makes the files. The second is run by a process without the
+# library, and the third by a program under the library. The fourth shows the result. The links are
+# in the directory above the sources.
 ELSEWHERE = {
     "writes through a link to the directory": (
         "echo old > f; ln -s $PWD ../../link_$(basename $PWD)",

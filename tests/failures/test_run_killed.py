@@ -1,5 +1,5 @@
-"""A daemon whose `monarch run` was killed still serves the remaining programs, and then ends by
-itself.
+"""A daemon whose `monarch run` was killed still serves the remaining programs, and then ends on its
+own.
 
 Without --long, the tests set a shorter limit after which an unused daemon ends.
 """

@@ -95,8 +95,9 @@ def test_files_beyond_a_full_catalog_are_left_to_the_source(
         loop.wait_passes(2)
         take_the_rest(shm)
         loop.wait_passes(2)
-        # The source is fast, because it is in memory. A thread fills files of a fast source during
-        # only a tenth of the time. So it may take a while until the first copy is complete.
+        # The source is in memory, and therefore fast. While programs use all processors, background
+        # fills from a fast source run for only a tenth of the time. So it may take a while until
+        # the first copy is complete.
         wait_until(lambda: session.totals()["hits"] > 0, what="copies that serve", timeout=60)
         status = session.status()
         assert 1000 < status["catalog_entries"] < 1000 * FOLDERS

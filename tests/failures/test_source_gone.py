@@ -45,7 +45,7 @@ def test_a_missing_file_is_missing(session_factory: Callable[..., Session], tree
     for name in ("nothing", "a/f1", "a/b/f2", "a/f2/below_a_file", "to_file", "to_directory/f1"):
         done = same_without(session, ["cat", str(tree / name)])
         assert done.returncode == 1, name
-        # Until the daemon has tried to fill the file, `stat` gives the attributes that the scan has
+        # Until the daemon has tried to fill the file, `stat` shows the attributes that the scan has
         # found.
         look = ["stat", "-c", "%n %s %i", str(tree / name)]
         here = session.run(look, preload=False).returncode

@@ -61,8 +61,8 @@ def copies_on(mount_point: Path) -> int:
 
 @pytest.fixture(params=cases(["tmpfs", "ext4", "xfs"], ["ext4", "xfs"]))
 def small(request: pytest.FixtureRequest, mounts: Mounts) -> Path:
-    """Returns the mount point of a file system with about 40 MiB of free room. The quota of a tier
-    on it is larger."""
+    """Returns the mount point of a file system with about 40 MiB of free room, which is less than
+    the quota of a tier on it."""
     sizes = {"tmpfs": 64 * MIB, "ext4": 64 * MIB, "xfs": 300 * MIB}
     point: Path = getattr(mounts, request.param)("small", sizes[request.param])
     fill_up(point, leave_bytes=40 * MIB)

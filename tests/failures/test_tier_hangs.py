@@ -17,7 +17,7 @@ from monarch_py.plan import Plan
 
 MANY, SIZE, THREADS = 200, 50_000, 4
 HANGS_S = 3600.0
-# Opens files in the order in which a training reads them, but does not read them.
+# Opens files in the order in which a training run reads them, but does not read them.
 OPEN = "import os, sys\nfor path in sys.argv[1:]: os.close(os.open(path, os.O_RDONLY))"
 READ = """
 import hashlib, sys

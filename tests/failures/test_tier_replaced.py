@@ -22,8 +22,8 @@ from support.users import ALICE, BOBBY, as_user
 
 COUNT, SIZE = 6, 5000
 PAUSE_S = 0.3  # the pause between two commands of Alice [s]
-# As Bobby, replaces Alice's directory by his own, if he may rename it. The files in his directory
-# have the names and sizes of Alice's copies.
+# Bobby runs this script. It replaces Alice's directory by his own, if he may rename hers. The files
+# in his directory have the names and sizes of Alice's copies.
 PLANT = """
 cd "$0" && mv monarch-$1 aside && mkdir -p monarch-$1/c && chmod 755 monarch-$1 monarch-$1/c || exit
 for name in $2; do head -c $3 /dev/zero > monarch-$1/c/$name; chmod 444 monarch-$1/c/$name; done

@@ -176,7 +176,7 @@ def test_the_root_changes_while_another_thread_finds_out_whether_it_is_ours(
     files: Files,
     root_race: Path,
 ) -> None:
-    """After a chroot, opens give the file in the new root. This holds even if the chroot happens
+    """After a chroot, opens return the file in the new root. This holds even if the chroot happens
     while another thread checks whether the source is visible (see root_race.c). As in some
     containers, the new root has /proc, the tier and the daemon's segments; only the source differs.
     """

@@ -305,7 +305,7 @@ static int is_the_interpreters(const char *target) {
 
 /* A kind consists of all classes of calls that differ only in their stacks. The table contains both
  * kinds and classes, each with the hash of its text. `quiet` counts the calls of a kind since the
- * last one with a new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind
+ * last call with a new class. When `quiet` reaches ENOUGH, the stacks of further calls of this kind
  * are not read, because reading a stack takes long. */
 #define MOST_KINDS 4096
 #define ENOUGH 200
@@ -563,8 +563,9 @@ static void give_up_preload(char **argv) {
     die("/proc/self/exe");
 }
 
-/* Closes the tracer's own copies of the descriptors that the program has inherited. As long as they
- * were open, the other end of a pipe or a socket would not notice that the program is dead. */
+/* Closes the tracer's own copies of the descriptors that the program has inherited. While the
+ * tracer holds them open, the other end of a pipe or a socket does not notice that the program has
+ * ended. */
 static void give_up_descriptors(void) {
     for (int fd = 3; fd < 1024; fd++)
         if (fd != fileno(log_file))

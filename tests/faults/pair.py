@@ -92,8 +92,8 @@ class PairSite(Site):
 
         with patch.object(starting, "_command", traced):
             node.begin(is_forked=not words)
-        # The session's own `wait_up` is of no use here: it expects that no tracer runs the daemon,
-        # and that the daemon does not end.
+        # The session's own `wait_up` cannot be used here, because it expects that the daemon runs
+        # without a tracer and does not end.
         wait_until(
             lambda: has_ended(node) or node.connection.serves(),
             timeout=END_LIMIT_S,

@@ -1,5 +1,5 @@
-"""A daemon that follows the plan of a training. Files for which its tiers have no room go through a
-staging area on the disk."""
+"""A daemon that follows the plan of a training run. Files for which its tiers have no room go
+through a staging area on the disk."""
 
 from __future__ import annotations
 

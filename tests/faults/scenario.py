@@ -52,8 +52,8 @@ OLD_S = 2.5
 LEAST_CLASSES = 50
 # The exit status of faulter.c if it cannot trace.
 TRACER = 125
-# The library makes a call for itself, not for a call of the program, if the target of the call
-# begins with one of these words.
+# If the target of a call begins with one of these words, the library makes the call for its own
+# work, and not on behalf of the program.
 MONARCHS = ("/shm", "/tier", "/dev", "/proc", "/sys", "socket")
 # Calls that the library passes on unchanged, even for the descriptor of a copy.
 PASSED_ON = ("clone", "fcntl", "mmap", "newfstatat")

@@ -36,8 +36,8 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def traced(
     programs: tuple[Path, Path],
 ) -> Iterator[Callable[[str], tuple[Site, list[CallClass]]]]:
-    """Returns a function: role -> its site and the classes of its calls. All tests of a role get
-    the same site and the same classes."""
+    """Yields a function that returns a role's site and the classes of the role's calls. All tests
+    of a role get the same site and the same classes."""
     with ExitStack() as stack:
 
         @cache

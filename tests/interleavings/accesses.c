@@ -1,5 +1,6 @@
-/* Replacements for the functions of ThreadSanitizer's runtime, which the compiler makes the code
- * under test call at each access to memory. Each atomic access is a step for the scheduler. */
+/* Replacements for functions of ThreadSanitizer's runtime. At each memory access of the code under
+ * test, the compiler has inserted a call of such a function. Each atomic access is a step for the
+ * scheduler. */
 #include <stddef.h>
 #include <stdint.h>
 

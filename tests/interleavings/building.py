@@ -89,8 +89,8 @@ class Trials:
 
     def _compile(self, name: str, sources: Path | None = None) -> Path:
         """Compiles a file of csrc for ThreadSanitizer, and returns the object file.
-        ThreadSanitizer's runtime is not linked: accesses.c has its functions. In the files of the
-        engine, calls of the functions OF_DAEMON are redirected to behind_daemon.c."""
+        ThreadSanitizer's runtime is not linked: accesses.c defines its functions. In the files of
+        the engine, calls of the functions OF_DAEMON are redirected to behind_daemon.c."""
         sources = sources or self._sources
         out = sources / f"{name}.o"
         flags = [flag for flag in PRELOAD_FLAGS if not flag.startswith(("-Wl,", "-nostart"))]
@@ -110,8 +110,8 @@ class Trials:
     def program(self, name: str, *changes: Change) -> Path:
         """Links a program and returns its path.
 
-        changes : the changes that make a bug, which a trial must find; they are made in copies of C
-            files of csrc
+        changes : the changes that introduce a bug, which a trial must find; they are made in copies
+            of C files of csrc
         """
         objects = dict(self._objects)
         if changes:

@@ -57,7 +57,7 @@ def _session(directory: Path) -> Iterator[Session]:
 
 def _start(session: Session, program: Path, *words: object) -> subprocess.Popen[bytes]:
     """Starts the program. Its output goes into files, because no thread reads a pipe while the
-    program runs, and a full pipe would block it."""
+    program runs, and a full pipe would block the program."""
     with (session.directory / "out").open("w") as out, _error(session).open("w") as error:
         return subprocess.Popen(
             [program, *map(str, words), session.directory],

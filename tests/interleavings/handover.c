@@ -58,7 +58,8 @@ static void read_and_hand_over(void) {
 
 /* Locks the file, and closes all of the program's descriptors of the open file. The lock must then
  * have ended, with one exception. flock() waits at most RECALL_NS for the daemon to close its own
- * descriptor. If the daemon takes longer, the lock lasts until the daemon has closed it. */
+ * descriptor. If the daemon takes longer, the lock lasts until the daemon has closed its
+ * descriptor. */
 static void lock_and_close(void) {
     uint64_t began_ns = now_ns();
     EXPECT(flock(again_fd, LOCK_EX) == 0);

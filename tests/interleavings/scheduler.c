@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define MOST_THREADS 8
-/* If a run's threads have made more steps than this, the run is taken for one that never ends. */
+/* A run whose threads have made more steps than this is considered to be endless. */
 #define MOST_STEPS 60000
 #define MOST_CHOICES 8192
 #define MOST_IGNORED 16

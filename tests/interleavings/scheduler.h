@@ -33,13 +33,13 @@ struct trial {
  * prints its thread switches and ends the program. */
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
-/* Divides the orders among `of` processes, so that explore() in this process runs only the share
- * with the number `number`. Leaves out an order if its first interrupt comes at a decision whose
- * number is not a multiple of `nth`. Every process also runs the orders without an interrupt. */
+/* Divides the orders among `of` processes, so that explore() in this process runs only share
+ * `number`. Leaves out an order if its first interrupt comes at a decision whose number is not a
+ * multiple of `nth`. Every process also runs the orders without an interrupt. */
 void take_share(unsigned number, unsigned of, unsigned nth);
 
 /* Each of these functions makes a step. Call one of them after an action that other threads may
- * see. at: address of the action in the code, for reports; step() takes the address of its caller.
+ * see. at: address of the action in the code, for reports; step() uses the address of its caller.
  * what: the memory that was accessed; step_at() makes no step if this memory is ignored. */
 void step(void);
 void step_of(const void *at);
@@ -61,9 +61,8 @@ void wake(const void *what, int most, uint32_t bits);
 
 uint64_t scheduled_ns(void);
 void pass_time(uint64_t ns);
-/* If an interrupt chooses a thread that waits, the clock advances to the end of the wait.
- * Meanwhile, other threads that could go on are held up. Returns for how long [ns] threads were
- * held up in this way. */
+/* Returns for how long [ns] interrupts have held up threads that could go on. This happens if an
+ * interrupt chooses a thread that waits: the clock then advances to the end of the wait. */
 uint64_t held_up_ns(void);
 /* The number of mutexes that the calling thread holds. */
 int locks_held(void);

@@ -96,8 +96,7 @@ unsigned make_copy(unsigned file, unsigned version, uint64_t n) {
 
 /* Returns the path of a file that lasts over all runs. Before each run, restore() makes copy
  * `number` as a hard link to this file, so the copy has the same inode number in every run. The
- * inode number decides at which place of an index the copy is, and so which steps a search takes.
- */
+ * inode number determines the copy's place in an index, and thereby the steps of a search. */
 static const char *kept_copy(unsigned number) {
     char name[32];
     snprintf(name, sizeof name, "copy.%u", number);

@@ -37,8 +37,8 @@ uint64_t times_met(enum met what);
 /* Resets all shared data and files to their state after set_up. Called before each run, in the
  * process from which all runs are forked. */
 void restore(void);
-/* note_descriptors, at the start of a run, counts the open descriptors. check_descriptors, at its
- * end, requires the same number. */
+/* note_descriptors counts the open descriptors at the start of a run. check_descriptors requires
+ * the same number at the end of the run. */
 void note_descriptors(void);
 void check_descriptors(void);
 /* From now on, each call that the library makes to libc's functions (monarch_real) is a step. */

@@ -15,8 +15,8 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* The daemon's table of descriptors from programs has room for one descriptor for each FOR_ONE
- * descriptors that the daemon may have open. */
+/* For every FOR_ONE descriptors that the daemon may have open, the daemon's table of descriptors
+ * from programs has room for one. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;

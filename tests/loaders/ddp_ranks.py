@@ -1,9 +1,10 @@
-"""Compares a training under DDP on four gloo ranks with a training on whole global batches.
+"""Compares the gradients of a training run under DDP, on four gloo ranks, with the gradients of the
+global batches.
 
-For each way to deal samples, the program compares the gradients of the two trainings, and prints
-the largest difference as two ratios: the norm of the difference to the norm of the gradients, and
-the largest element of the difference to the largest element of the gradients. It also prints the
-results of further checks of samplers on several ranks.
+For each way to deal samples, the program prints the largest difference as two ratios: the norm of
+the difference to the norm of the gradients, and the largest element of the difference to the
+largest element of the gradients. It also prints the results of further checks of samplers on
+several ranks.
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class Forwarding:
 
 
 class Labelled:
-    """Samples that are dicts with an array and a tuple, from which batches must be collated."""
+    """Samples that are dicts with an array and a tuple. To make a batch, a loader must collate such
+    samples."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -120,7 +121,7 @@ class Signalled(Labelled):
 
 
 class Forking(Labelled):
-    """At a read of a sample, the worker forks a child, which keeps the worker's pipe open. Then the
+    """When a sample is read, the worker forks a child, which keeps the worker's pipe open. Then the
     worker kills itself."""
 
     def __init__(self, length: int, note: Path) -> None:

@@ -1,4 +1,4 @@
-"""Under DDP, unequal and empty batches give the gradients of the whole batch."""
+"""Under DDP, ranks with unequal or empty batches compute the gradients of the global batch."""
 
 from __future__ import annotations
 

@@ -443,7 +443,7 @@ def test_epochs_keep_their_order_on_another_number_of_nodes() -> None:
     state = json.loads(json.dumps(old[0].state_dict(0)))
     # The new samplers have one node instead of two, so the samples have other holders. The first
     # new sampler is made for another number of epochs. The second one is made without epoch_order.
-    # Nevertheless, both must give the epochs in the order that the loaded state has recorded.
+    # Nevertheless, both must yield the epochs in the order that the loaded state has recorded.
     for more in ({"epochs": 5, "epoch_order": True}, {}):
         new = samplers(SolarSampler, 200, 4, 1, 1, quota=20 * SAMPLE_BYTES, **more)
         steps_of(new, 0)  # makes the sampler compute its own order first

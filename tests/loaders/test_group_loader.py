@@ -205,8 +205,8 @@ def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
-    """If a training computes longer than the read of a group takes, it waits only for the first
-    group."""
+    """If the training computes on a group for longer than the next group takes to be read, it waits
+    only for the first group."""
     source = slow_factory()
     (source.backing / "a.bin").write_bytes(bytes(4 * 512 << 10))
     dataset = RecordDataset(source.mountpoint / "a.bin", record_bytes=64 << 10)

@@ -1,5 +1,5 @@
-"""A training with group shuffle becomes as good as one with a full shuffle, unless the dataset is
-sorted by class (Lee and others, 2021, section IV)."""
+"""A model that is trained with group shuffle becomes as good as one that is trained with a full
+shuffle, unless the dataset is sorted by class (Lee and others, 2021, section IV)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The schedule of groups has every sample once, in contiguous ranges, and equally many steps on all
-ranks."""
+"""A schedule of groups contains every sample once, apart from padding. Each rank reads contiguous
+ranges, and has the same number of steps."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def test_nothing_is_written_beyond_the_callers_buffer(
         longer = bytearray(310)
         kept.read_into([0, 1], longer)
         assert bytes(longer) == plain[0] + plain[1] + bytes(10)
-    entry(kept, 0).length = 250  # another length than the dataset's
+    entry(kept, 0).length = 250  # not the length that the dataset states
     out = bytearray(b"x" * 110)
     kept.read_into([0], memoryview(out)[:100])
     assert bytes(out) == plain[0] + b"x" * 10

@@ -84,8 +84,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# Runs each program in its own forked process, as if it had been started alone. Only the modules
-# whose import takes most of a program's start are loaded before the fork. Prints the exit statuses.
+# Runs each program in its own forked process, as if it had been started alone. Before the fork,
+# only those modules are loaded whose imports take up most of the time that a program needs to
+# start. Prints the exit statuses.
 PROGRAMS = """
 import gc, os, sys
 import h5py, torch

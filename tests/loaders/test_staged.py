@@ -439,7 +439,7 @@ def test_batches_larger_than_a_pipe_do_not_block_each_other(
     make: Callable[..., StagedLoader],
 ) -> None:
     """The loader and its worker do not block each other, although tasks and answers are larger than
-    a pipe's capacity of some 200 KB."""
+    a pipe's capacity of about 200 KB."""
     batch = np.random.RandomState(1).randint(1 << 40, size=40_000).tolist()
     loader = make(Numbers(9), batch_sampler=[batch] * 4, collate_fn=with_names, workers=1)
     for names, numbers in loader:
@@ -478,7 +478,7 @@ def test_memory_that_cannot_be_mapped_leaves_other_descriptors(slots: int) -> No
 
 
 class Odd(Labelled):
-    """A dataset whose samples have other keys than numbers."""
+    """A dataset whose samples have keys that are not numbers."""
 
     def __getitem__(self, index: Any) -> Any:
         return np.array([index == "b", index == (1, 2)])

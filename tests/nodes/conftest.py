@@ -33,7 +33,7 @@ def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[Slo
 @pytest.fixture
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
     """Mounts one dataset for the given number of nodes. As on a cluster, each node has a FUSE
-    client of its own, which does not profit from the caches of the other nodes' clients. A client
+    client of its own, which does not benefit from the caches of the other nodes' clients. A client
     keeps a file's pages when the file is opened again. Otherwise, a program's open would drop pages
     that a fill is just reading for another node, and these pages would be read twice."""
     with ExitStack() as stack:
@@ -42,7 +42,8 @@ def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], 
 
 @pytest.fixture
 def nodes_factory(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
-    """Makes nodes that end with the test: nodes_factory(mounts, quotas, **settings)."""
+    """Yields a function that makes nodes, which end with the test: nodes_factory(mounts, quotas,
+    **settings)."""
     with ExitStack() as stack:
 
         def make(mounts: list[SlowSource], quotas: list[int], **settings: Any) -> Nodes:
@@ -58,8 +59,8 @@ def cluster_factory(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Callable[..., Cluster]:
-    """Makes running nodes over a dataset, each with room for the whole dataset:
-    cluster_factory(nodes, files, size, **settings)."""
+    """Returns a function that makes a dataset and starts nodes over it, each with room for the
+    whole dataset: cluster_factory(nodes, files, size, **settings)."""
 
     def make(count: int, files: int, size: int, **settings: Any) -> Cluster:
         sources = mounts(count)
@@ -80,8 +81,9 @@ def planned_factory(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> Callable[..., PlannedNodes]:
-    """Makes nodes that are not started, with the plan of a training that has one rank on each node:
-    planned_factory(loader, epochs, files, size, quota, area, **settings).
+    """Returns a function that makes nodes, without starting them, and the plan of a training run
+    with one rank on each node: planned_factory(loader, epochs, files, size, quota, area,
+    **settings).
 
     quota, area : the sizes of each node's tier and staging area [bytes];  quotas : in `settings`, a
     list of the nodes' quotas, if these differ"""

@@ -52,9 +52,9 @@ class Impostor:
             self._replay()
 
     def _answer(self, client: socket.socket, number: int, answer: bytes, reply: bytes) -> None:
-        """Sends one of four replies. A reply is a rank and a proof of 32 bytes. The first is the
-        living daemon's reply, unchanged. The others have the rank that the client expects, and as
-        the proof: that of the living daemon, zeros, or the client's own proof."""
+        """Sends one of four replies. A reply consists of a rank and a proof of 32 bytes. The first
+        reply is the living daemon's, unchanged. Each of the others contains the rank that the
+        client expects, and one of three proofs: the living daemon's, zeros, or the client's own."""
         meant = answer[MEANT_AT : MEANT_AT + 4]
         ways = (reply, meant + reply[4:], meant + bytes(32), meant + answer[-32:])
         client.sendall(ways[number % len(ways)])

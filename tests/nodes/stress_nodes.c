@@ -1,4 +1,4 @@
-/* Three nodes in one program: engines that fill from each other, servers that give the nodes'
+/* Three nodes in one program: engines that fill from each other, servers that send the nodes'
  * copies to peers, and readers that compare every byte. Meanwhile links are cut, servers end, files
  * change, copies are dropped, and catalogs grow.
  *
@@ -298,8 +298,8 @@ static void take_results(struct node *n) {
     monarch_engine_settle(n->engine);
 }
 
-/* Changes the state of a random file: drops its copy, so that it is made again, or excludes the
- * file, or includes the excluded file again. Rarely lets the catalog grow as well. */
+/* Changes the state of a random file: drops its copy, which is then made again, or excludes the
+ * file, or includes it again. In rare cases, also lets the catalog grow. */
 static void change_minds(struct node *n) {
     uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
     if (is_in(n, id, MONARCH_PRESENT)) {

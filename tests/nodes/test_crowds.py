@@ -1,4 +1,4 @@
-"""Many orders that wait for one node do not delay files that other nodes can give."""
+"""Many orders that wait for one node do not delay files that other nodes can send."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 KIB = 1 << 10
 # Times [s]: how long a read takes at the source of the slow node, and how soon the other nodes must
-# give what they have.
+# send the files that they have.
 HANGS_S, SOON_S = 8.0, 4.0
 # Opens files without reading them, many at a time, because each open waits a second for a silent
 # node.

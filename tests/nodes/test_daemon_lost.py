@@ -34,7 +34,7 @@ def stop_for_a_while(node: Node) -> None:
 
 
 def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
-    """Calls `do` while all nodes read an epoch, after the victim has given data to the other
+    """Calls `do` while all nodes read an epoch, after the victim has sent data to the other
     nodes."""
     victim = cluster.nodes[VICTIM]
     cluster.rate(18e6)

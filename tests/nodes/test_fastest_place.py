@@ -63,7 +63,7 @@ def test_a_link_that_becomes_slow_loses_to_the_source_and_wins_again(
     they come over the link.
 
     share : the share of the other node's files that must come from the source while the link is
-        slow; to reach a large share takes many epochs"""
+        slow; a large share takes many epochs to reach"""
     nodes = again()
     # Only the owner of a file reads it from the source to make the first copy.
     assert nodes.epoch() == (0, nodes.foreign)

@@ -18,7 +18,7 @@ from monarch_py.demo.slowsource import SlowSource
 NODES, FULL = 4, 1
 FILES, SIZE = 240, 48 << 10
 ROOM = FILES * (SIZE + 8192)
-# The number of files for which the tier of node FULL has room. The node owns more files than these.
+# The number of files for which the tier of node FULL has room. The node owns more files than that.
 LEFT = 10
 
 
@@ -60,8 +60,8 @@ def counts(cluster: Cluster, key: str) -> list[int]:
 
 
 def read_once(cluster: Cluster, *ranks: int) -> float:
-    """Runs an epoch on these nodes, or on all. Returns the number of opens at the source per
-    file."""
+    """Runs an epoch on the nodes `ranks`, or on all nodes if `ranks` is empty. Returns the number
+    of opens at the source per file."""
     cluster.reset()
     cluster.epoch(*ranks)
     for node in cluster.nodes:

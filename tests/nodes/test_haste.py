@@ -1,5 +1,5 @@
-"""A node first gives the data that a reader waits for, even if this reader is on another node. A
-node that cannot give a file says so at once."""
+"""A node first sends the data that a reader waits for, even if this reader is on another node. A
+node that cannot send a file says so at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Clust
     (end,) = cluster.epoch(1 - owner, ways="random", threads=2)
     assert end["longest_s"] < 2
     cluster.nodes[1 - owner].wait_idle()
-    # The owner gives the last block only after it has checked the file at the source once more.
+    # The owner sends the last block only after it has checked the file at the source once more.
     assert cluster.served() <= size + block
     assert cluster.nodes[1 - owner].totals()["bytes_from_peers"] >= size - block
 
@@ -51,8 +51,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)
-    # The owner tells the asker that the owner cannot make copies. Otherwise the reader, which runs
-    # on the asker's node, would wait for every file.
+    # The owner reports to the asker that it cannot make copies. Otherwise the reader, which runs on
+    # the asker's node, would wait for every file.
     assert end["longest_s"] < 1.5
     assert asker.seen_by(owner)["usable"]
     assert owner.seen_by(asker)["last_failure"] == "ok"
@@ -96,8 +96,8 @@ def test_nobody_waits_for_a_scan_to_tell_who_keeps_what(
     late = cluster.nodes[0]
     late.kill()
     late.config.write_text(late.config.read_text() + f"scan_rate: {sized(12, 8)}\n")
-    # A directory that has just changed makes the scan slow, because the scan then also examines
-    # those of its files that the catalog already has.
+    # A directory that has just changed makes the scan slow: the scan then also examines the files
+    # of this directory that are already in the catalog.
     new = cluster.mounts[0].backing / "new"
     new.touch()
     new.unlink()

@@ -1,7 +1,7 @@
 """The simulator and daemons decide alike on the same trace.
 
 A trace is a plan (a dataset, ranks on nodes, a seed) and the quotas of the nodes' tiers. The
-simulator decides on the whole job; each daemon decides for its own node, from its catalog, the
+simulator decides for the whole job; each daemon decides for its own node, from its catalog, the
 quotas and the plan.
 """
 

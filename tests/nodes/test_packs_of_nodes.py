@@ -1,5 +1,5 @@
-"""Nodes that share a source with a pack: each node reads its own files from the pack, and gives
-them to the others."""
+"""Nodes that share a source with a pack: each node reads its own files from the pack, and sends
+them to the other nodes."""
 
 from __future__ import annotations
 

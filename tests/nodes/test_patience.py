@@ -1,5 +1,5 @@
-"""How long a node waits for another node whose daemon runs, but whose source is slow or gives
-nothing."""
+"""How long a node waits for another node whose daemon runs, but whose source is slow or does not
+answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ THREADS = 8
 def test_a_slow_source_is_not_asked_by_others_as_well(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The reader that is served last waits for several answers of the owner, and no node but the
+    """The reader that is served last waits for several answers from the owner. No node but the
     owner reads from the source."""
     files, size = 40, 256 * KIB
     cluster = cluster_factory(2, files, size)
@@ -44,7 +44,7 @@ def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     files, size = 24, 384 * KIB
     cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
     asker = cluster.nodes[1]
-    # In its own order, the owner would take four seconds to come to the last file.
+    # In its own order, the owner would take four seconds to reach the last file.
     cluster.rate(2 * files / 2 * size / 4)
     asker.want_all()
     wait_until(lambda: cluster.served() > 0, what="fills that nobody waits for")
@@ -60,7 +60,8 @@ def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """The owner's daemon runs, and the asker knows this, but reads from the owner's mount of the
-    source take too long. The asker can read from its own mount."""
+    source take too long. The asker's reader must not wait for them, because the asker can read from
+    its own mount."""
     files, size = 12, 256 * KIB
     cluster = cluster_factory(2, files, size)
     owner, asker = cluster.nodes

@@ -41,7 +41,7 @@ def orders_of(*epochs: int) -> list[list[int]]:
 
 @pytest.fixture
 def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
-    """Returns a function that starts nodes for a training with two workers in each rank. A file
+    """Returns a function that starts nodes for a training run with two workers in each rank. A file
     that another node has comes from there, however fast the source is.
 
     settings : see nodes_factory"""
@@ -55,7 +55,7 @@ def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedN
 
 
 def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
-    """Calls `do` in the first of two epochs, after the victim has given data to the other nodes."""
+    """Calls `do` in the first of two epochs, after the victim has sent data to the other nodes."""
     victim = planned.all[VICTIM]
     # The source is so slow that the test notices the middle of the epoch, even on a busy machine.
     planned.source.rate(SLOW / 4)
@@ -87,7 +87,7 @@ def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
 
 def goes_on(planned: PlannedNodes) -> None:
     """Reads epochs 2 to 4. In epoch 4, all files have copies, so hardly anything may come from the
-    source. The victim must give files again."""
+    source. The victim must send files to other nodes again."""
     victim = planned.all[VICTIM]
 
     def usable() -> bool:
@@ -141,9 +141,9 @@ def test_a_link_that_is_cut_and_mended(
 def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:
-    """A job is killed in epoch 1. When it runs again, it goes on at this epoch, as from a
-    checkpoint, or at a later one. The nodes find the job's place in the plan and still have their
-    copies, so no file is read from the source twice."""
+    """A job is killed in epoch 1. When it runs again, it goes on at this epoch or at a later one,
+    as from a checkpoint. The nodes find the job's place in the plan and still have their copies, so
+    no file is read from the source twice."""
     planned = make()
     epoch_of_all(planned, 0)
     planned.read([order[: FILES // RANKS - 1] for order in orders_of(1)])

@@ -1,4 +1,4 @@
-"""Ranks of a deterministic training with DistributedDataParallel.
+"""Ranks of a deterministic training run with DistributedDataParallel.
 
     python train_ranks.py OUT RANKS RANK:DATASET ...
 

@@ -76,7 +76,7 @@ def test_a_release_is_an_archive_and_two_wheels(release: Path) -> None:
 
 @pytest.fixture
 def podman() -> Iterator[list[str]]:
-    """Yields the podman command with its own image storage. The path is short, as podman demands,
+    """Yields the podman command with its own image storage. The path is short, as podman requires,
     and the driver vfs needs no mounts."""
     for tool in ("podman", "runc", "mmdebstrap"):
         if shutil.which(tool) is None:
