@@ -1,6 +1,7 @@
 """Frequencies, first and next uses, and holders of samples, computed from the order of accesses.
 
-They are compared with plain loops over short orders, and with published numbers of NoPFS."""
+The tests compare the results with plain loops over short orders, and with published numbers of
+NoPFS."""
 
 from __future__ import annotations
 

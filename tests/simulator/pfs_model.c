@@ -1,6 +1,6 @@
 /* Compares the simulated file system (csrc/simulator/pfs.c) with a plain model. pfs.c has a heap,
- * linked lists and a clock that counts bytes. The model has none of these: it counts the bytes that
- * are left of each request.
+ * linked lists and a clock that counts bytes. The model has none of these: for each request, it
+ * stores how many bytes remain.
  *
  *   pfs_model RUNS
  *

@@ -645,8 +645,9 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """Draws a scenario and a job with at most `most` nodes. A node has at most 2 ranks, or at most
-    `most` if that is less."""
+    """Draws a scenario and a job.
+
+    most : the largest number of nodes. A node has at most 2 ranks, or one rank if `most` is 1"""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps

@@ -263,8 +263,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     serve = f"{step} --ntasks-per-node=1"
     # The train script repeats the step that has started the daemons. Only the dead daemon is
     # started again; on the other nodes, the task of the step ends at once. The step prints a line
-    # that says how many daemons already served. The new daemon may answer before that. So the job
-    # waits for the file `enough`, which the test makes when it has seen the line.
+    # that says how many daemons already served, but the new daemon may answer before this line is
+    # printed. So the job waits for the file `enough`, which the test makes when it has seen the
+    # line.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

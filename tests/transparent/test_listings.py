@@ -1,6 +1,6 @@
-"""Programs list directories by different functions. The catalog's answers have the same names,
-order, inodes and types as the source's. From the source, only attributes of directories are
-requested."""
+"""Programs list directories with different functions. The catalog's answers have the same names,
+order, inodes and types as the source's answers. Only attributes of directories are requested from
+the source."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def test_tools(stage: Stage, tool: str) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """A source with classes of images, which counts the operations on it. The kernel caches none of
-    its names and attributes."""
+    """A source that has a directory of images for each class, and counts the operations on it. The
+    kernel caches none of the source's names and attributes."""
     backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
     mountpoint.mkdir()
     for label in ("ant", "bee", "cat"):
