@@ -30,7 +30,7 @@ EXACT_ATTRIBUTES = (
 
 
 class Transcript:
-    """Writes what one reader saw to standard output, one JSON object a line."""
+    """Writes what one reader saw to standard output, as one JSON object per line."""
 
     def __init__(self, reader: str, root: Path) -> None:
         self._reader = reader

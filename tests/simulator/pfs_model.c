@@ -19,8 +19,8 @@
 /* --- the model -------------------------------------------------------------------------------- */
 
 static struct asked {
-    /* is_served: the file system serves this request now. For each node, it serves at most one
-     * request of each kind at a time. */
+    /* is_served: the file system is serving this request. It serves at most one request of each
+     * node and kind at a time. */
     int is_open, is_served;
     uint64_t priority, number;
     double bytes, left, asked;

@@ -33,7 +33,7 @@ LAPS = sized(1, 2)  # after each fault
 
 
 def fill_up(mounts: Mounts, point: Path) -> None:
-    """Fills the file system to the last byte, like another program that shares it."""
+    """Fills the file system to the last byte, as another program that uses it could do."""
     with (point / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
         while ballast.write(bytes(4096)):
             pass
