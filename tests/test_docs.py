@@ -147,8 +147,8 @@ def test_names_that_were_given_up_do_not_come_back() -> None:
     assert found == []
 
 
-# Names of C code that were given up and must not come back: RETIRED_IN_C has whole names, and
-# RETIRED_WORDS_IN_C has words that no name may contain.
+# Names of C code that were given up and must not come back: RETIRED_IN_C lists complete names, and
+# RETIRED_WORDS_IN_C lists words that no name may contain.
 RETIRED_IN_C = {"TRACK_HELD", "monarch_held", "monarch_track_hold", "wait_held", "way", "ways"}
 RETIRED_WORDS_IN_C = {"turn", "turns", "companion", "companions"}
 

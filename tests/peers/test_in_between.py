@@ -34,7 +34,8 @@ def as_it_is(data: bytes, _: int) -> bytes:
 
 
 def flip(at: int) -> Change:
-    """Returns a change that flips a bit in the byte at offset `at` of all that one side sends."""
+    """Returns a function that flips a bit in one of the bytes that one side sends: the byte at
+    offset `at`, counted from the first byte on the connection."""
 
     def change(data: bytes, begins: int) -> bytes:
         place = at - begins
@@ -170,8 +171,9 @@ def test_what_was_said_once_is_worth_nothing(between: tuple[Between, Offer]) -> 
 def test_who_has_another_address_is_not_the_one_that_is_meant(
     between: tuple[Between, Offer],
 ) -> None:
-    """A server must refuse a client that has another address for the server's rank, even if both
-    have the same secret. This happens if the nodes were started with different lists of nodes."""
+    """A server must refuse a client whose list of nodes has another address for the server's rank,
+    even if both have the same secret. The lists differ if the nodes were started with different
+    ones."""
     way, file = between
     peer = peer_at(way.to)
     assert fetch(peer, file.id) == (PeerStatus.REFUSED, b"")

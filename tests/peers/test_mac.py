@@ -36,7 +36,7 @@ def test_a_digest_is_no_seal_of_its_own() -> None:
     assert len(said) == 3
 
 
-# Prints whether there is a libcrypto that can be used, and the file that is loaded.
+# Prints whether a usable libcrypto was found, and the path of the libcrypto that is loaded.
 FIND = """
 from monarch_py.native import lib
 is_there = lib.monarch_mac_is_there()

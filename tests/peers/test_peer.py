@@ -25,12 +25,13 @@ FILE = FileId(0, 1, 10, 1)
 
 
 class Scripted:
-    """A transport with scripted outcomes. Its links are real ones (csrc/peers/client.c) over socket
-    pairs. At the other end of each link, a thread answers the requests, which come in pairs.
+    """A transport with scripted outcomes. Its links are real links (csrc/peers/client.c) over
+    socket pairs. At the other end of each link, a thread answers the requests, which arrive in
+    pairs.
 
-    answers : the next outcomes in order. Each is the status of a pair of requests, or an
+    answers : the next outcomes, in order. Each outcome is the status of a pair of requests, or an
         Unreachable that the next `connect` raises
-    meanwhile : called once, after the next pair of requests has come and before it is answered
+    meanwhile : called once, when the next pair of requests has arrived, before it is answered
     """
 
     def __init__(self) -> None:
@@ -85,7 +86,7 @@ class Scripted:
         return data + line.frame(lib.MONARCH_PEER_END, status, tag)
 
     def all_closed(self) -> bool:
-        """Returns whether all links are closed, after a wait of at most 5 s for each."""
+        """Waits at most 5 s for each link to close. Returns whether all links are closed."""
         for thread in self._threads:
             thread.join(5)
         return not any(thread.is_alive() for thread in self._threads)
@@ -185,8 +186,9 @@ def test_the_pauses_double_up_to_the_longest_and_end_with_success(
 def test_the_first_success_after_a_failure_is_reported(
     failure: PeerStatus, made: tuple[Peer, Scripted]
 ) -> None:
-    """Each failure in a row makes the next pause twice as long. A success after a pause ends the
-    row, even if nobody asked the peer during the pause."""
+    """Failures with no success in between make each pause twice as long as the one before. After a
+    success, the next pause must have the first length again, even if nobody asked the peer during
+    the previous pause."""
     peer, script = made
     for _ in range(2):
         script.answers = [failure]

@@ -1,4 +1,4 @@
-"""Tests that a fetch gives the requested bytes, or a status that says why it does not."""
+"""Tests that a fetch returns the requested bytes, or a status that says why it failed."""
 
 from __future__ import annotations
 

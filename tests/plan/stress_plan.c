@@ -54,7 +54,8 @@ static void shuffles(uint64_t n) {
     free(again);
 }
 
-/* Three nodes of two ranks; each unit is accessed `epochs` times, and some places are empty. */
+/* Runs the functions that analyse accesses, on three nodes of two ranks. Each unit is accessed once
+ * in each epoch, and some places are empty. */
 static void accesses(uint64_t units) {
     enum { NODES = 3, RANKS = 6, EPOCHS = 4 };
     uint64_t rows = (units + RANKS - 1) / RANKS, n = rows * RANKS;

@@ -1,6 +1,7 @@
 """Frequencies, first and next uses, and holders of samples, computed from the order of accesses.
 
-They are compared with plain loops over short orders, and with published numbers of NoPFS."""
+The tests compare the results with plain loops over short orders, and with published numbers of
+NoPFS."""
 
 from __future__ import annotations
 
@@ -304,8 +305,8 @@ def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
 
 @pytest.mark.parametrize(("epochs", "nodes"), [(10, 2), (90, 16), (40, 5)])
 def test_lemma_1_bounds_every_sample(epochs: int, nodes: int) -> None:
-    """For every sample, the node that accesses it least accesses it at most as often as `lemma_1`
-    says."""
+    """For every sample, the node that accesses the sample least often does so at most as often as
+    `lemma_1` allows."""
     loader = Loader(DistributedSampler(3000, nodes), nodes, 4)
     frequencies = all_frequencies(Timeline.of(loader, epochs, nodes))[:, : 3000 // nodes * nodes]
     for most, least in zip(frequencies.max(axis=0), frequencies.min(axis=0), strict=True):

@@ -306,8 +306,8 @@ def test_the_page_names_every_sampler() -> None:
 
 @pytest.mark.parametrize(
     "example",
-    # This list leaves out examples that are parts of tiers.yaml and examples that need files below
-    # /pfs. tests/config loads them.
+    # The list leaves out examples that are parts of tiers.yaml, and examples that need files below
+    # /pfs. tests/config loads the examples that are left out here.
     [
         text
         for text in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.S)

@@ -68,7 +68,8 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    """The index has torchvision's order, which sorts directories by their whole paths."""
+    """The index lists samples in torchvision's order, in which directories are sorted by their
+    whole paths."""
     names = [
         "cat/z.JPG",
         "cat/x/a.png",
@@ -236,8 +237,8 @@ def test_the_digest_knows_names_and_sizes_and_no_order() -> None:
 
 def test_the_digest_of_a_saved_plan_stays_valid() -> None:
     """A saved plan contains a digest, which later versions of Monarch must compute in the same way
-    on every machine. The digest consists of two sums over the files. The first sum is over a hash
-    of each file's name and size. The second sum is over another hash, which differs even between
+    on every machine. The digest consists of two sums over the files. The first sum adds up a hash
+    of each file's name and size. The second sum adds up another hash, which differs even between
     files whose first hashes are equal by accident."""
     names, sizes = ["x", "yz", "d/ü", "n" * 300, ""], [1, 2**40, 0, 7, 2**63]
     total = [0, 0]

@@ -1,4 +1,4 @@
-"""Estimating a node's position in its plan from sets of the samples that it opened."""
+"""Estimating a node's position in its plan from sets of samples that the node has opened."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_a_right_plan_is_never_lost(
 ) -> None:
     """The estimator follows a correct plan to its end, although accesses are out of order.
 
-    `told` : the plan has the number of workers. `strays` : the probability that another program
-    reads a file of the dataset. `unseen` : the probability that a read is not seen. `most` : the
-    largest number of accesses that the estimator gets at a time"""
+    `told` : whether the plan contains the number of workers. `strays` : the probability that
+    another program reads a file of the dataset. `unseen` : the probability that a read is not seen.
+    `most` : the largest number of accesses that the estimator receives at a time"""
     rng, samples = random.Random(seed), samples * ranks
     real = timeline_of(samples, ranks, workers=workers, prefetch_factor=factor)
     plan = real if told else timeline_of(samples, ranks)
@@ -231,9 +231,9 @@ def test_files_of_many_samples_count_where_they_are_used_first() -> None:
 
 
 def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
-    """If units are files, the estimator's window is a number of files. Eight workers with four
-    batches of 32 have 1,056 samples under way. These lie in only 12 files, so the window has its
-    least length."""
+    """If units are files, the length of the estimator's window is counted in files, not in samples.
+    Eight workers with four batches of 32 have 1,056 samples under way. These samples lie in only 12
+    files, so the window has its minimum length."""
     samples, each = 51_200, 100
     loader = Loader(SequentialSampler(samples), 1, 32, workers=8, prefetch_factor=4)
     lookup = np.r_[np.arange(samples) // each, -1].astype(np.int32)
@@ -244,8 +244,8 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 
 def test_a_window_has_the_groups_that_are_read_ahead() -> None:
-    """With groups, two groups of 500 samples are read ahead, not 33 batches of 8 samples. The
-    estimator's window is twice as long as what is read ahead."""
+    """With the split `groups`, the loader reads two groups of 500 samples ahead, not 33 batches of
+    8 samples. The estimator's window is twice as long: 2,000 samples."""
     samples, group = 20_000, 500
     loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
     section = Timeline((Part("training", loader),), 1, 1, samples).section(0)
@@ -270,10 +270,10 @@ def test_windows_and_places_that_are_none() -> None:
 @pytest.mark.parametrize(("chance", "share"), [(1e-5, 0.0), (1e-6, 1.0)])
 def test_a_place_is_found_only_where_chance_hardly_leads(chance: float, share: float) -> None:
     """The estimator looks for a place in the plan where the last accesses lie close together. It
-    accepts the place only if random accesses would hardly lie as close together.
+    accepts the place only if random accesses would be very unlikely to lie so close together.
 
-    If SEARCHED accesses are random, all of them lie in one given part of the plan with the
-    probability p ** SEARCHED, where p is the size of this part as a share of the plan."""
+    The probability that SEARCHED random accesses all lie in one given part of the plan is
+    p ** SEARCHED, where p is the size of this part as a share of the plan."""
     units = np.arange(100_000, dtype=np.int32)
     part = chance ** (1 / SEARCHED)
     window = int(part * len(units) - UNSEEN * SEARCHED)

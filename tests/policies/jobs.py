@@ -77,8 +77,8 @@ def shuffled(
     nodes = machine.nodes
     steps = files // (nodes * batch)
 
-    # The batch of each node has room for as many ranks as the largest node has. A node with fewer
-    # ranks fills only a part of its batch.
+    # All nodes have batches of the same size, which the node with the most ranks fills. A node with
+    # fewer ranks fills only a part of its batch.
     own = batch * machine.ranks // machine.ranks.max()
 
     def orders(epoch: int) -> npt.NDArray[Any]:
@@ -97,8 +97,8 @@ def order_of(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
 
 
 def holders(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
-    """Returns an array (nodes, accesses) with the holder of the file of each access (see
-    `Served`)."""
+    """Returns the node that holds the file, for each access in an epoch, as an array
+    (nodes, accesses); see `Served`."""
     assert decision.served is not None
     return decision.served(epoch, order_of(job, decision, epoch)).holder
 

@@ -76,10 +76,10 @@ def test_lbann_preloading_takes_contiguous_shares() -> None:
 
 @pytest.mark.parametrize("policy", [lbann_dynamic, lbann_preloading])
 def test_lbann_refuses_what_memory_cannot_hold(policy: Policy) -> None:
-    """The dataset has 12 bytes, and the nodes' memories have 11 bytes: LBANN refuses the job.
+    """The dataset has 12 bytes, and the nodes' memories hold only 11 bytes in all. So LBANN refuses
+    the job, even though the disks have room for the dataset.
 
-    The room on the disks does not count. Section 6 of the NoPFS paper says that LBANN's data store
-    fails in this case."""
+    Section 6 of the NoPFS paper says that LBANN's data store fails in this case."""
     job = written(ORDERS, cluster([[6, 100], [5, 100]]))
     with pytest.raises(PolicyError, match=r"12 B.*11 B in all.*add nodes or memory"):
         policy(job)

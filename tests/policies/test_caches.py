@@ -24,9 +24,9 @@ DOWN = [[list(range(11, -1, -1))]]
 def test_first_fit_pins_what_comes_first() -> None:
     """Files are pinned in the order of use, each in the first class that has room for it.
 
-    All sizes are 1, except file 1 with 3 and file 2 with 9. The classes have room for 4 and 3.
-    Files 0 and 1 fill the first class. File 2 fits in no class and does not stop the files after
-    it. Files 3, 4 and 5 fill the second class."""
+    File 1 has size 3, file 2 has size 9, and all other files have size 1. The classes have room for
+    4 and 3. Files 0 and 1 fill the first class. File 2 fits in no class, but the files after it are
+    still pinned: files 3, 4 and 5 fill the second class."""
     sizes = [1, 3, 9, *[1] * 9]
     decision = first_fit(written([UP, DOWN], cluster([[4, 3]]), sizes))
     assert held_by(decision, 0, 1) == [0, 1]
@@ -144,8 +144,8 @@ def test_belady_is_the_best_possible(files: list[int], capacity: int) -> None:
 def test_belady_loads_no_more_than_it_must(files: int, part: float, epochs: int, seed: int) -> None:
     """The dataset has D files of equal size, and the only node's cache has room for C of them.
 
-    With Belady's rule, each epoch after the first loads exactly D - C files. With LRU, all epochs
-    together do not load fewer files."""
+    With Belady's rule, each epoch after the first loads exactly D - C files. LRU loads at least as
+    many files as Belady's rule over all epochs."""
     room = int(part * files)
     job = shuffled(files, cluster([[room]]), epochs=epochs, batch=1, seed=seed)
     least = loads(job, belady(job))
@@ -227,8 +227,8 @@ def test_no_cache_holds_more_than_its_room(files: list[int], fast: int, slow: in
 
 
 def test_nodes_that_share_load_what_one_of_their_size_would() -> None:
-    """Three nodes have room for 100 of 600 files each. If they share their caches, they load
-    600 - 300 files in an epoch.
+    """Each of three nodes has room for 100 of 600 files. If they share their caches, the nodes
+    together load 600 - 300 files in each epoch after the first.
 
     If each node caches for itself, the nodes together load more."""
     job = shuffled(600, cluster([[100]] * 3), epochs=4, batch=10)

@@ -38,7 +38,7 @@ def room(n_bytes: int, inodes: int = PLENTY, block: int = 1) -> TierRoom:
         # Empty files take no bytes, but each takes an inode.
         ([0, 0, 0], [room(0, inodes=2)], [0, 0, NOWHERE]),
         ([7, 7, 7], [room(PLENTY, inodes=1), room(PLENTY, inodes=1)], [0, 1, NOWHERE]),
-        # A file takes whole blocks: the second file needs 8192 bytes, but only 4096 are left.
+        # A file occupies whole blocks. The second file needs 8192 bytes, but only 4096 remain.
         ([1, 4097, 4096], [room(8192, block=4096)], [0, NOWHERE, 0]),
         ([100], [room(0), room(0, inodes=0), room(100)], [2]),
     ],

@@ -326,9 +326,9 @@ OLD_PROCESSOR = {
 def test_every_processor_comes_to_the_same_owners() -> None:
     """Placement gives the same owners on every type of processor.
 
-    Each node computes the owners by itself, and nodes may have different processors. NumPy and its
-    BLAS select instructions by processor; the environment variables OLD_PROCESSOR make them assume
-    an older processor."""
+    Each node computes the owners on its own, and nodes may have different processors. NumPy and its
+    BLAS select instructions to suit the processor. The environment variables in OLD_PROCESSOR make
+    them assume an older processor."""
     digests = []
     for variables in ({}, OLD_PROCESSOR):
         command = [sys.executable, "-W", "ignore", "-c", OWNERS]

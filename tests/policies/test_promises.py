@@ -39,9 +39,9 @@ def test_steady_epochs_load_what_does_not_fit(part: float, nodes: int) -> None:
 
 
 def test_solar_loads_a_quarter_on_every_rank() -> None:
-    """SOLAR loads at most a quarter of what LRU loads on each rank, as in Fig. 11 of its paper.
+    """On each rank, SOLAR loads at most a quarter of what LRU loads, as in Fig. 11 of its paper.
 
-    16 ranks together hold 0.8 of the dataset. Under LRU each rank caches for itself."""
+    16 ranks together hold 0.8 of the dataset. Under LRU, each rank caches for itself."""
     job = shuffled(8192, cluster([[int(0.8 * 8192 / 16)]] * 16), epochs=4, batch=32)
 
     def of_rank(policy: Policy) -> tuple[float, int]:
@@ -62,8 +62,8 @@ def test_solar_loads_a_quarter_on_every_rank() -> None:
 def test_next_uses_by_hand() -> None:
     """Two nodes read three files in each of two epochs.
 
-    Node 0 reads 0 1 2, then 3 4 0. Node 1 reads 3 4 5, then 1 2 5. In the order of time the
-    accesses are 0 3 1 4 2 5 | 3 1 4 2 0 5, numbered 0 to 11."""
+    Node 0 reads 0 1 2, then 3 4 0. Node 1 reads 3 4 5, then 1 2 5. In order of time, the nodes
+    together access 0 3 1 4 2 5 | 3 1 4 2 0 5. These accesses are numbered 0 to 11."""
     orders = np.array([[[[0, 1, 2]], [[3, 4, 5]]], [[[3, 4, 0]], [[1, 2, 5]]]], dtype=np.int32)
     job = shuffled(6, cluster([[1], [1]]), epochs=2, batch=3)
     job = type(job)(job.sizes, job.cluster, 2, 3, lambda epoch: orders[epoch])

@@ -50,7 +50,7 @@ def test_only_files_of_the_node_that_goes_change_hands() -> None:
 
 
 def test_a_full_node_passes_files_on_to_the_next_of_their_list() -> None:
-    """Node 0 has room for 100 of its files, and keeps those with the smallest keys.
+    """Node 0 has room for only 100 of its files, and keeps the 100 files with the smallest keys.
 
     Each of its other files goes to node 1 or 2, whichever comes first in the file's list of nodes.
     """

@@ -30,8 +30,8 @@ A, B, C = list(range(12)), list(range(11, -1, -1)), [*range(6, 12), *range(6)]
 
 
 def test_edges_by_hand() -> None:
-    """The cost of two epochs in a row is the number of samples that must be loaded in between: the
-    first 4 samples of the second epoch, without the last 4 samples of the first epoch.
+    """The cost of two successive epochs is the number of samples that must be loaded between them:
+    how many of the first 4 samples of the second epoch are not among the last 4 of the first epoch.
 
     The buffer has room for 4 samples. Epoch A begins with 0 1 2 3 and ends with 8 9 10 11. Epoch B
     is A reversed. Epoch C begins with 6 7 8 9 and ends with 2 3 4 5. B after A, and A after B, load
@@ -48,8 +48,9 @@ def test_edges_by_hand() -> None:
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """The cost (see the test above) of two shuffled epochs in a row is random. The costs of many
-    pairs of epochs have the mean and the standard deviation that follow from chance.
+    """If epochs are shuffled, the cost of two successive epochs (see the test above) is random. The
+    costs of many pairs of epochs must have the mean and the standard deviation that follow from
+    chance.
 
     If the buffer has room for c of n samples, the mean is c (1 - c / n), and the standard deviation
     is c (1 - c / n) / sqrt(n)."""
@@ -147,7 +148,7 @@ def test_reads_are_joined_by_hand() -> None:
     assert reads.count.tolist() == [4, 1, 1, 2, 1]
     assert reads.redundant.tolist() == [1, 0, 0, 0, 0]
     assert reads.read_of.tolist() == [4, 0, 0, 0, 3, 3, 2, 1]
-    # If no redundant samples are allowed, sample 3 is read by itself. Samples 5 and 6 are joined.
+    # If no redundant samples are allowed, sample 3 is read alone, and samples 5 and 6 are joined.
     assert join(np.array([3, 5, 6]), gap=1, chunk=10, vain=0).count.tolist() == [1, 2]
 
 

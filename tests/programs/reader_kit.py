@@ -30,7 +30,7 @@ EXACT_ATTRIBUTES = (
 
 
 class Transcript:
-    """Writes what one reader saw to standard output, one JSON object a line."""
+    """Writes what one reader saw to standard output, as one JSON object per line."""
 
     def __init__(self, reader: str, root: Path) -> None:
         self._reader = reader
@@ -97,8 +97,8 @@ def regular_files(root: Path) -> list[Path]:
 
 
 def mixed_files(root: Path) -> list[Path]:
-    """Returns a part of the files for the slower readers. It contains all files with unusual sizes
-    and names."""
+    """Returns the files that the slower readers read, sorted: all files with unusual sizes and
+    names, and a part of the other files."""
     chosen = [path for path in regular_files(root) if path.parent.name == "edge"]
     for pattern in ("images/*/*_00[13]*", "text/*1.txt", "small/d*/deep/deeper/*5", "raw/*"):
         chosen.extend(root.glob(pattern))

@@ -58,9 +58,10 @@ int checked(int fd, const struct file *file) {
     return fd;
 }
 
-/* The digest is a polynomial of all bytes, so it does not depend on how the bytes are split into
- * calls. The processor cannot overlap the steps, because each step needs the result of the previous
- * step. So a step takes eight bytes, to have fewer steps. */
+/* The digest is a polynomial of all bytes, so it does not depend on how the bytes are divided among
+ * the calls. The processor cannot overlap the steps of the loop, because each step needs the result
+ * of the previous step. A step therefore handles eight bytes, which keeps the number of steps low.
+ */
 uint64_t digest(uint64_t sum, const void *data, size_t size) {
     const unsigned char *byte = data;
     const uint64_t base = UINT64_C(0x100000001b3);

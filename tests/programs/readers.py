@@ -5,8 +5,8 @@
 
 Between two readers, the program writes the line `next` and waits for a line on standard input.
 
-The output depends only on the dataset. The tests compare the output of a run under the library
-with that of a run without it.
+The output depends only on the dataset. The tests compare the output of a run under the library with
+the output of a run without the library.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ def _shared_read(first: int) -> tuple[list[int], bytes]:
 
 @reader
 def dup_shared_offset(root: Path, out: Transcript) -> None:
-    """Reads through descriptors that share an offset: the results of dup, F_DUPFD and dup2, and the
-    descriptor of a file object that fdopen has made."""
+    """Reads through descriptors that share an offset: the results of dup, F_DUPFD and dup2. The
+    result of dup2 is read through a file object made by fdopen."""
     for path in mixed_files(root):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -206,13 +206,15 @@ def mmap_offset(root: Path, out: Transcript) -> None:
 
 
 def _read_direct(descriptor: int) -> bytes:
-    """Returns all bytes of a descriptor, with aligned reads of 256 KiB into an aligned buffer."""
+    """Reads a descriptor to the end of the file, 256 KiB at a time, into an aligned buffer. Returns
+    the bytes."""
     parts: list[bytes] = []
     with mmap.mmap(-1, 64 * ALIGNMENT) as buffer:
         while True:
             count = os.readv(descriptor, [buffer])
             parts.append(buffer[:count])
-            # After a short read the offset is no longer aligned, and the file is at its end.
+            # Only the last read is short. After it, the offset may be unaligned, so no further read
+            # is made.
             if count < len(buffer):
                 return b"".join(parts)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from reader_kit import EXACT_ATTRIBUTES, Transcript, digest, mixed_files, reader, regular_files
 
-# Reads the descriptors whose numbers are its arguments, and prints the offset, the size, the digest
-# and the attributes of each.
+# A program that reads the descriptors whose numbers are its arguments. For each descriptor, it
+# prints the offset, the size, the digest and the attributes.
 _CHILD = f"""
 import hashlib, json, os, sys
 for number in map(int, sys.argv[1:]):
@@ -60,8 +60,8 @@ def _in_fork(work: Callable[[], str]) -> str:
 
 @reader
 def inherited_fd(root: Path, out: Transcript) -> None:
-    """An exec'd child reads two descriptors of each file. The parent has begun to read one of them,
-    and has not used the other."""
+    """An exec'd child reads two inherited descriptors of each file. The parent has read a part of
+    the file through one of the two descriptors, and has not used the other one."""
     paths = mixed_files(root)
     pairs = [(os.open(path, os.O_RDONLY), os.open(path, os.O_RDONLY)) for path in paths]
     numbers = [number for pair in pairs for number in pair]

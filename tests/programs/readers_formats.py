@@ -27,7 +27,7 @@ def pil(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load(root: Path, out: Transcript) -> None:
-    """Reads with np.load: .npy files, and .npz files, whose members are read when they are used."""
+    """Reads with np.load: .npy files at once, and the members of .npz files when they are used."""
     import numpy as np
 
     for path in files_of(root, "numpy/*.npy"):
@@ -41,8 +41,8 @@ def np_load(root: Path, out: Transcript) -> None:
 
 @reader
 def np_load_many(root: Path, out: Transcript) -> None:
-    """Reads the header, the first row and the rest of an array one after the other. All come from
-    one open file, whose offset moves on."""
+    """Reads an array from one open file in three steps: the header, the first row, and the rest.
+    Each step continues at the offset where the previous step ended."""
     import numpy as np
 
     for path in files_of(root, "numpy/sample_*.npy"):
@@ -71,7 +71,7 @@ def np_load_mmap(root: Path, out: Transcript) -> None:
 
 @reader
 def np_fromfile(root: Path, out: Transcript) -> None:
-    """Reads files by name with np.fromfile: whole, a part of each, and very small ones."""
+    """Reads by name with np.fromfile: whole files, a part of each file, and very small files."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin"):
@@ -83,7 +83,8 @@ def np_fromfile(root: Path, out: Transcript) -> None:
 
 @reader
 def np_memmap(root: Path, out: Transcript) -> None:
-    """Maps files with np.memmap, whole and from an offset that is no multiple of the page size."""
+    """Maps each file with np.memmap, first from its beginning, and then from an offset that is not
+    a multiple of the page size."""
     import numpy as np
 
     for path in files_of(root, "raw/*.bin", "edge/block*"):
@@ -128,7 +129,7 @@ def h5py_swmr(root: Path, out: Transcript) -> None:
 
 @reader
 def pyarrow_parquet(root: Path, out: Transcript) -> None:
-    """Reads Parquet tables whole and by row group and column, each with and without mappings."""
+    """Reads whole Parquet tables, and single row groups and columns, with and without mappings."""
     import pyarrow.parquet as pq
 
     for path in files_of(root, "parquet/*.parquet"):

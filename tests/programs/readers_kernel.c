@@ -1,5 +1,5 @@
-/* C readers that get bytes by other means than read: by mappings, and by copies inside the kernel.
- * Another reader calls posix_fadvise before it reads. */
+/* C readers that do not get their bytes through read, but through mappings and copies inside the
+ * kernel. One more reader calls posix_fadvise before it reads. */
 #include "readers.h"
 
 #include <errno.h>
@@ -112,7 +112,7 @@ void read_copy_range(const struct file *file) {
     tell_copy(source, target, file, "copy_file_range");
 }
 
-/* splice moves pages from the file into a pipe, without the program's memory in between. */
+/* splice moves pages from the file into a pipe without copying them to the program's memory. */
 void read_splice(const struct file *file) {
     static char buffer[65536];
     int pipe_ends[2], fd = checked(open(file->path, O_RDONLY), file);

@@ -1,4 +1,5 @@
-/* C readers of attributes and names: every variant of stat, old and new, locks, and listings. */
+/* C readers of attributes and names. They use every variant of stat (old and new), locks, and
+ * listings. */
 #include "readers.h"
 
 #include <dirent.h>
@@ -156,8 +157,8 @@ void look_statx(const struct file *file) {
     close(fd);
 }
 
-/* HDF5 takes locks with flock; SQLite and LMDB take record locks. They also read from the locked
- * descriptors. */
+/* HDF5 takes locks with flock; SQLite and LMDB take record locks. These libraries also read from
+ * the locked descriptors. */
 void look_locks(const struct file *file) {
     struct flock reading = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
     struct flock writing = {.l_type = F_WRLCK, .l_whence = SEEK_SET};

@@ -174,8 +174,8 @@ def stat_all(root: Path, out: Transcript) -> None:
 
 @reader
 def same_file(root: Path, out: Transcript) -> None:
-    """Checks with os.path.samefile and sameopenfile that an open descriptor refers to the file that
-    its path names."""
+    """Records whether os.path reports the same file for two hard links of a file, for two open
+    descriptors of a file, and for a path and its open descriptor."""
     twins = root / "edge" / "twin_a", root / "edge" / "twin_b"
     out.line("twins", same=os.path.samefile(*twins))
     for path in [*mixed_files(root), *twins]:

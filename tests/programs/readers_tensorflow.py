@@ -13,15 +13,16 @@ from reader_kit import Transcript, files_of, reader
 
 
 def import_tensorflow() -> Any:
-    """Imports TensorFlow for the CPU and without messages about the machine, and returns it."""
+    """Imports TensorFlow and returns it. TensorFlow will use only the CPU, and will not write
+    messages about the machine."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     # oneDNN would write a message with a time stamp to standard error at every start.
     os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
     # No reader needs Keras, which takes a second to import.
     sys.modules["keras"] = None  # type: ignore[assignment]
-    # During the import, the garbage collector is off. It would only take time: the objects that the
-    # import makes stay in use, so it would find no garbage.
+    # The garbage collector is off during the import. The objects that the import makes stay in use,
+    # so the collector would find no garbage, and would only take time.
     gc.disable()
     import tensorflow
 

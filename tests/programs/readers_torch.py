@@ -1,4 +1,4 @@
-"""Readers of PyTorch: torch.load, storages mapped from files, DataLoaders, a training."""
+"""Readers of PyTorch: torch.load, storages mapped from files, DataLoaders, and a training run."""
 
 from __future__ import annotations
 

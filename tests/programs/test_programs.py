@@ -105,9 +105,9 @@ C_READERS = (
     "vfork_exec,fork_inherit,exec_inherit,threads,close_range"
 )
 SLOW = {"torch", "tensorflow", "nvidia.dali"}
-# A program with one of these readers runs only with --long, because each of its workers imports
-# torch, which takes long. The readers pool_spawn and pool_forkserver start workers without torch,
-# so they always run.
+# A program with one of these readers runs only with --long, because each worker process that the
+# reader starts imports torch, which takes long. The readers pool_spawn and pool_forkserver start
+# workers without torch, so they always run.
 LONG = {"torch_dataloader_spawn_2"}
 TOGETHER = [
     Program(

@@ -72,7 +72,7 @@ def test_a_record_says_what_the_scan_found(tree: Path, tmp_path: Path) -> None:
     os.utime(other / "0002", (1e10, 1e10))
     for directory in (tree, other):
         # The first walk changes the access times of directories. The later walks do not change them
-        # again, so all of them find the same times.
+        # again, so all later walks find the same times.
         walked(directory, 0)
     record = read_record(record_sources(config_of(tmp_path, tree, other)))
     for number, directory in enumerate((tree, other)):

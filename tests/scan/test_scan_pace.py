@@ -268,10 +268,10 @@ def test_known_files_are_not_looked_at(
 def test_of_a_file_that_is_being_read_the_server_is_not_asked(
     slow_factory: Callable[..., SlowSource],
 ) -> None:
-    """Here, names and attributes in the kernel's cache expire at once. So the scan makes two
-    requests for a file that no program reads: for the name, and for the attributes. For a file that
-    a program reads, it makes only the first. It takes the attributes from the cache, although they
-    have expired, because the program's open has requested them."""
+    """In this test, names and attributes in the kernel's cache expire at once. So the scan makes
+    two requests for a file that no program reads: one for the name, and one for the attributes. For
+    a file that a program reads, the scan must request only the name. It takes the attributes from
+    the cache, although they have expired, because the program's open has just requested them."""
     slow = slow_factory(attr_timeout=0.0)
     make_files(slow.backing, FILES, 10)
     clients = ffi.new("struct monarch_clients *")
@@ -376,7 +376,8 @@ def test_a_warm_beside_a_job_does_not_wait_for_its_end(
 def test_the_scan_of_a_cluster_does_not_stay_behind_programs(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, nodes: int
 ) -> None:
-    """A daemon of a cluster knows which node keeps a file only once it has scanned all files."""
+    """The scan of a daemon in a cluster must not wait for programs, because the daemon knows which
+    node keeps each file only once it has scanned all files. The scan of a single daemon waits."""
     root = tmp_path / "source"
     make_files(root, FILES, 10)
     session = session_factory(root, prefetch="auto")

@@ -13,8 +13,8 @@
 #define ASKERS 12
 #define STEPS 30
 
-/* The results may differ by this share from those of links.c, because rates and times are rounded
- * in another order here. */
+/* The relative difference that is allowed between the results of this model and of links.c. They
+ * are not equal, because the two programs round rates and times in different orders. */
 #define ROUNDING 1e-9
 
 static struct moved {

@@ -1,6 +1,6 @@
 /* Compares the simulated file system (csrc/simulator/pfs.c) with a plain model. pfs.c has a heap,
- * linked lists and a clock that counts bytes. The model has none of these: it counts the bytes that
- * are left of each request.
+ * linked lists and a clock that counts bytes. The model has none of these: for each request, it
+ * stores how many bytes remain.
  *
  *   pfs_model RUNS
  *
@@ -19,8 +19,8 @@
 /* --- the model -------------------------------------------------------------------------------- */
 
 static struct asked {
-    /* is_served: the file system serves this request now. For each node, it serves at most one
-     * request of each kind at a time. */
+    /* is_served: the file system is serving this request. It serves at most one request of each
+     * node and kind at a time. */
     int is_open, is_served;
     uint64_t priority, number;
     double bytes, left, asked;

@@ -392,8 +392,8 @@ def test_what_a_policy_says_is_served_is_served() -> None:
 )  # fmt: skip
 def test_each_node_has_classes_of_its_own(holders: list[int], end: int) -> None:
     """Each of four nodes reads one sample of 10 bytes from its own storage class or from that of
-    another node. `holders` lists, for each node, the node from whose class it reads. Each class
-    gives 1 byte/s in all, so each read from it adds 10 s."""
+    another node. `holders` lists, for each node, the node from whose class it reads. A class
+    delivers 1 byte/s to all its readers together, so n reads from one class take 10 n seconds."""
     none = np.zeros((4, 1), np.int8)
     held = np.array(holders, np.int32).reshape(4, 1)
     served = Served(held, np.ones((4, 1), np.int8), none, none)
@@ -645,8 +645,9 @@ machines = st.builds(
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> tuple[Scenario, Job]:
-    """Draws a scenario and a job with at most `most` nodes. A node has at most 2 ranks, or at most
-    `most` if that is less."""
+    """Draws a scenario and a job.
+
+    most : the largest number of nodes. A node has at most 2 ranks, or one rank if `most` is 1"""
     nodes, ranks = draw(st.integers(1, most)), draw(st.integers(1, min(2, most)))
     batch, steps = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     epochs, files = draw(st.integers(1, 4)), nodes * ranks * batch * steps
@@ -698,7 +699,7 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
     end, nodes = measured.epoch_end[-1] * (1 + 1e-9), of.nodes
     orders = np.stack([work.orders(epoch) for epoch in range(of.epochs)])
     used = np.where(orders == NO_FILE, 0, work.sizes[orders])
-    # Each sample is counted once, with the place that it came from.
+    # Each sample is counted once, under the place that it came from.
     assert measured.bytes.sum(axis=1).tolist() == used.sum(axis=(1, 2, 3)).tolist()
     assert measured.node_bytes.sum(axis=1).tolist() == used.sum(axis=(0, 2, 3)).tolist()
     # A rank computes the samples that it uses, and each step ends with the slowest rank.

@@ -39,8 +39,8 @@ def test_a_part_has_the_same_share_of_room() -> None:
     room, files = part.classes[1].capacity_bytes, part.dataset.files
     ratio = whole.classes[1].capacity_bytes / whole.dataset.files
     assert room / files == pytest.approx(ratio, rel=1e-3)
-    # A thousandth of the staging buffer, 5 GiB / 1000, would hold less than BATCHES_STAGED batches
-    # of 32 samples. So the staging buffer is not divided by 1000, but made just large enough.
+    # The other sizes are divided by 1000. But a staging buffer of 5 GiB / 1000 would not hold
+    # BATCHES_STAGED batches of 32 samples, so the buffer is made just large enough for them.
     least = BATCHES_STAGED * 32 * whole.sizes().mean()
     assert part.staging.capacity_bytes == int(least) > whole.staging.capacity_bytes // 1000
 

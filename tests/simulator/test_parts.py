@@ -16,10 +16,11 @@ RUNS = draws.sized(3000, 100000)
 
 @pytest.mark.parametrize("part", ["pfs", "links"])
 def test_a_part_does_what_a_plain_model_does(part: str, tmp_path: Path) -> None:
-    """The part `pfs` is the file system. Its model checks when each request ends, and the order in
-    which the requests of a node are served, also after a request has got a higher priority. The
-    part `links` is the network. Its model checks the rates of all transfers, and when each ends.
-    Each part also guesses when further bytes would arrive. Its model checks these guesses."""
+    """The part `pfs` is the file system. Its model checks when each request ends, and in which
+    order the requests of a node are served, even if the priority of a request is raised while it
+    waits. The part `links` is the network. Its model checks the rates of all transfers, and when
+    each transfer ends. Both parts also guess when further bytes would arrive, and both models check
+    these guesses."""
     sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover")
     sources = [HERE / f"{part}_model.c", CSRC / f"simulator/{part}.c"]
     build_program(tmp_path / part, *sources, flags=[*sanitizers, "-lm"])

@@ -27,8 +27,9 @@ def name_of(record: dict[str, Any]) -> str:
     return f"{scenario_of(record).name}/{NAMES[record['policy']]}".replace(" ", "-")
 
 
-# These runs do not need --long: all runs with the set of rates stressS3, and the following runs on
-# MNIST (set of rates -> policies). LBANN's policies refuse stressS3, so the set `paper` has them.
+# The runs that do not need --long: all runs with the set of rates stressS3, and the following runs
+# on MNIST (set of rates -> policies). LBANN's policies refuse stressS3, so their runs here use the
+# set `paper`.
 SHORT = {
     "paper": ("lbann-preloading", "lbann-dynamic"),
     "script": ("naive",),
@@ -90,8 +91,8 @@ def test_results_keep_the_rules_of_the_json(policy: str) -> None:
     kinds = [result.details[kind] for kind in ("ready", "waited", "direct")]
     assert sum(kinds) == pytest.approx(1)
     assert result.total_seconds >= simulate_seconds("perfect") * (1 - 1e-12) or policy in (
-        # These policies may read some samples several times instead of others. If the samples that
-        # they leave out are the large ones, they read less than `perfect`.
+        # These policies may read some samples several times, and leave others out. If they leave
+        # out large samples, they read fewer bytes than `perfect`, and may take less time.
         "deepio-opportunistic",
         "parallel-staging",
     )

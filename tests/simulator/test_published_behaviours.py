@@ -1,6 +1,7 @@
 """Each switch of the re-created NoPFS simulator changes a result.
 
-With a switch on, the simulator behaves like the published program; with it off, correctly."""
+If a switch is on, the simulator behaves like the published program. If the switch is off, it
+behaves correctly."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from monarch_py.simulator.result import Result
 B = Behaviour
 TINY = {"staging": 3000}  # the staging buffer holds less than a batch
 ROOMY = {"ram": 400_000, "disk": 700_000}  # a node has room for the dataset
-# The simulator can switch on each of these published behaviours. For each of them: a policy and
-# the settings of a scenario. The scenario's result depends on whether the behaviour is on.
+# For each published behaviour that the simulator can switch on: a policy, and the settings of a
+# scenario. The result of this policy in this scenario depends on whether the behaviour is on.
 CASES: dict[Behaviour, tuple[str, dict[str, Any]]] = {
     B.SHUFFLES_BEFORE_SIZES: ("perfect", {}),
     B.WHOLE_CLASS_FOR_ONE_THREAD: ("lbann-dynamic", {}),
@@ -157,8 +158,8 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 def test_training_waits_for_the_slowest_fill() -> None:
     last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
-    # The log has only the reads with which the nodes first fill their caches. Later, this policy
-    # reads from the caches.
+    # The log contains only the reads with which the nodes first fill their caches, because this
+    # policy then reads only from the caches.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
     assert last.first_fill == ends[-1] < max(ends)

@@ -27,8 +27,7 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Policy that evicts by Belady's rule -> other policies. It must have at least as many hits as each
-# of them.
+# Policy that evicts by Belady's rule -> policies that must not have more hits than this policy.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 

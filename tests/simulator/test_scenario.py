@@ -1,4 +1,5 @@
-"""Scenario files: the keys that are accepted, and errors in one sentence that name the key."""
+"""Scenario files: the keys that are accepted, and error messages, which name the wrong key and are
+one sentence long."""
 
 from __future__ import annotations
 
@@ -211,7 +212,8 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
 
 
 def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:
-    """Draws sizes one by one, like NoPFS's simulator. Returns them and the next random number."""
+    """Draws sizes one by one, like NoPFS's simulator. Returns the sizes, and the next random number
+    of the generator."""
     state = np.random.RandomState(seed)
     sizes = [law.mean + law.std * state.standard_normal() for _ in range(files)]
     for at in range(files):

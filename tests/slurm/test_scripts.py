@@ -1,5 +1,5 @@
-"""Runs the scripts for Slurm's prolog and epilog without Slurm. A command `monarch` takes the place
-of the real command, and records its calls."""
+"""Runs the scripts for Slurm's prolog and epilog without Slurm. The scripts call a substitute for
+the command `monarch`, which records its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's prolog, epilog and task prolog under Slurm, which kills the jobs of a user."""
+"""A site's prolog, epilog and task prolog, under a Slurm that kills a user's jobs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from monarch_py.native import LIBRARY
 pytestmark = pytest.mark.slurm
 
 COUNT = 8
-# The directory that the user's daemons make, in shared memory and in each tier, has this name.
+# The name of the directory that the user's daemons make in shared memory and in each tier.
 USER = f"monarch-{ALICE}"
 
 

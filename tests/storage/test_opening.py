@@ -1,5 +1,5 @@
-"""Starts that fail because a tier cannot be opened: whether the next daemon can trust the copies in
-the tiers, and whether threads are left."""
+"""Starts that fail because a tier cannot be opened. The tests check whether the next daemon can
+trust the copies in the tiers, and whether any threads keep running."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def are_clean(config: Config) -> list[bool]:
 def test_tiers_are_clean_after_a_start_without_memory(
     monkeypatch: pytest.MonkeyPatch, config: Config
 ) -> None:
-    """A start runs out of memory while it opens the second tier. The first tier is already open
-    then. The next daemon must trust the copies of both tiers without a check."""
+    """A start runs out of memory while it opens the second tier, when the first tier is already
+    open. The next daemon must trust the copies of both tiers without a check."""
 
     def reconcile(keeper: durability.Keeper) -> None:
         if keeper.tier.config is config.tiers[1]:

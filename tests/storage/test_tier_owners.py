@@ -142,7 +142,7 @@ def test_in_a_user_name_space_an_unknown_owner_may_be_root(
         "read_text",
         lambda path: "0 1000 1\n" if path.name == "uid_map" else read(path),
     )
-    # user 65534, the owner that the kernel reports if it cannot map the real owner
+    # ALICE is user 65534, whom the kernel reports as the owner if it cannot map the real owner.
     os.chown(place, ALICE, ALICE)
     assert [doubt.is_certain for doubt in doubts(place)] == [False]
     os.chown(place, BOBBY, BOBBY)

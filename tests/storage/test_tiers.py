@@ -105,8 +105,9 @@ def test_one_daemon_holds_it(mount: Path, open_tier: Opener) -> None:
 
 
 def test_on_ext4_each_session_has_a_block_group_of_its_own(mounts: Mounts) -> None:
-    """On ext4, successive sessions have their directories in different block groups. If files were
-    just removed from a group, the creation of files in this group takes long (storage/apart.py)."""
+    """On ext4, the directories of successive sessions must lie in different block groups, because
+    files are created slowly in a group from which other files were just removed
+    (storage/apart.py)."""
     inodes_a_group = 256
     # A block group has 8 MiB.
     mount = mounts.ext4("disk", 256 * MIB, inodes=32 * inodes_a_group, is_flexible=False)

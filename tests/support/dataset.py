@@ -107,7 +107,7 @@ def _images(folder: Path, rng: random.Random) -> None:
     for number, label in enumerate(CLASSES):
         (folder / label).mkdir()
         for index in range(IMAGES_PER_CLASS):
-            # The class determines the mean colour, so that a training can learn it.
+            # The class determines the mean colour, so that a model can learn the class.
             bases = [(number * 61 + channel * 89) % 192 for channel in range(3)]
             planes = [
                 Image.frombytes(

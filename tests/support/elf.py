@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-# The glibc of CentOS 7, which old containers have. The preload library must load with this glibc.
+# The version of glibc in CentOS 7, and so in old containers. The preload library must load there.
 OLDEST_GLIBC = (2, 17)
 
 

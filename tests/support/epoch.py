@@ -31,8 +31,8 @@ def content(seed: int, size: int) -> bytes:
 
 
 def make_files(root: Path, count: int, size: int, first: int = 1) -> dict[int, Path]:
-    """Creates `count` files of `size` bytes below `root`. Each is named by its seed. Returns them
-    by seed."""
+    """Creates `count` files of `size` bytes below `root`. A file's name is its seed. Returns the
+    paths by seed."""
     root.mkdir(exist_ok=True)
     made = {seed: root / str(seed) for seed in range(first, first + count)}
     for seed, path in made.items():

@@ -198,7 +198,8 @@ def _become(request: dict[str, Any], *fds: int) -> NoReturn:
 
 
 def end_as(run: Callable[[], object]) -> NoReturn:
-    """Calls `run`, and then ends this process with the status with which a program would end."""
+    """Calls `run`, and then ends this process. The exit status is that of a program that ends as
+    `run` has ended: by returning, by SystemExit, or by another exception."""
     status: Any = 1
     try:
         run()

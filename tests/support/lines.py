@@ -25,8 +25,8 @@ LAYOUT = {
     tokenize.DEDENT,
     tokenize.ENDMARKER,
 }
-# Matches a comment, or the whole of a string or character literal, so that no comment is found
-# inside a literal.
+# Matches a comment, or a complete string or character literal. Text inside a literal is therefore
+# not taken for a comment.
 TEXT_OR_COMMENT = re.compile(
     r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|//(?:\\\n|[^\n])*|/\*.*?\*/""", re.DOTALL
 )

@@ -28,7 +28,7 @@ def why_no_machines() -> str | None:
 class Machines:
     """Creates `count` machines with the names node0, node1, ...
 
-    directory : for the machines' files; created
+    directory : the directory for the machines' files, which this class creates
     rate : the rate of each link, in tc's notation; None for no limit
     """
 

@@ -29,7 +29,8 @@ COMPLETIONS = {
 def _pages(
     name: str, command: click.Command, parent: click.Context | None
 ) -> Iterator[tuple[str, str]]:
-    # click creates a command's option --help for the first context, and reuses it in later ones.
+    # For a command's first context, click creates the option --help. It reuses this option for
+    # later contexts.
     settings = {"max_content_width": 100, **command.context_settings}
     context = click.Context(command, info_name=name, parent=parent, **settings)
     below = subcommands(command, context)

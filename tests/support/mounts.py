@@ -1,7 +1,7 @@
 """Small file systems for one test: tmpfs, and ext4 and xfs in a file behind a loop device.
 
-Leaving the context unmounts all of them, even if a process still has files open there. If a file
-system cannot be created, the test is skipped, with the reason.
+Leaving the context unmounts all of these file systems, even if a process still has files open on
+them. If a file system cannot be created, the test is skipped with the reason.
 """
 
 from __future__ import annotations

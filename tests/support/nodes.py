@@ -132,7 +132,7 @@ class Nodes:
 
     sources : the path of the dataset on each node
     quotas : the quota of each node's tier [bytes]
-    hosts : the nodes' networks; without any, all nodes use this machine's own
+    hosts : the nodes' networks; if there are none, all nodes use this machine's own network
     tier : more settings of each node's tier
     area : the size of each node's staging area [bytes], if it has one
     settings : more keys of every configuration

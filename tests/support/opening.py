@@ -1,4 +1,4 @@
-"""Simulates the order in which the workers of a training open files, each at its own pace."""
+"""Simulates the order in which the workers of a training job open files, each at its own pace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Units = npt.NDArray[np.int32]
 
 
 class Ranks:
-    """Simulates the DataLoader workers of the first node's ranks. For each batch that the training
-    takes, one worker gets a new batch: with `in_order`, the next worker in rotation, and otherwise
+    """Simulates the DataLoader workers of the first node's ranks. For each batch that a rank takes,
+    one of its workers gets a new batch: with `in_order`, the next worker in rotation, and otherwise
     the worker with the least work. Workers advance at random, each at its own speed; some are much
     slower than others.
 
-    skip : batches of each rank that are left out at the beginning
+    skip : how many batches of each rank are left out at the beginning
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Ranks:
             self._train()
 
     def _train(self) -> None:
-        """Makes all ranks take a batch in the same step."""
+        """Makes each rank take a batch, if every rank has a batch that it can take now."""
         able = [r for r, ready in enumerate(self.ready) if self._next(r) is not None or not ready]
         if len(able) < len(self.batches) or any(self._next(r) is None for r in able):
             return

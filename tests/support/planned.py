@@ -1,4 +1,4 @@
-"""Several nodes that follow the plan of one training, with one rank on each."""
+"""Several nodes that follow the plan of one training job, with one rank on each node."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.session import MIB, wait_until
 
 
 def save_plan(loader: Loader, epochs: int, root: Path, sizes: dict[str, int], to: Path) -> Path:
-    """Saves the plan of a training that reads files of a directory by name, with one rank on each
-    node."""
+    """Saves the plan of a training job that reads the files of a directory by name, with one rank
+    on each node."""
     index = Index.of("files", root, list(sizes), list(sizes.values()))
     plan = Plan((index,), (PlanPart("training", 0, loader),), epochs, loader.world_size)
     with_holders(plan).save(to)
@@ -60,8 +60,11 @@ class PlannedNodes:
         return Reader(self._program, self.all[rank], "read", MIB, 1, root, files)
 
     def read(self, orders: Sequence[Sequence[int]]) -> None:
-        """Reads the files with these numbers on each node, on all nodes at the same time. A node
-        whose list is empty runs no reader."""
+        """Reads files on all nodes at the same time. A node whose list in `orders` is empty runs no
+        reader.
+
+        orders : for each node, the numbers of the files that its reader reads
+        """
         with ExitStack() as stack:
             ranks = (rank for rank, order in enumerate(orders) if order)
             readers = [stack.enter_context(self.reader(rank, orders[rank])) for rank in ranks]

@@ -1,9 +1,9 @@
 """Probes file systems in a thread of the tests' process, in place of a child process.
 
-Commands may run, and configurations may be loaded, in the tests' process (command_line.py). They
-probe the file system of each path, and each probe would fork a child. The tests' process is so
-large that a fork takes longer than everything else that most commands do. In processes that tests
-start, a probe still forks.
+The tests' process runs commands and loads configurations itself (command_line.py). Both probe the
+file system of each path, and each probe would fork a child. But the tests' process is so large that
+a fork takes longer than everything else that most commands do. In processes that tests start, a
+probe still forks.
 """
 
 from __future__ import annotations

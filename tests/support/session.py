@@ -88,7 +88,7 @@ def wait_until(
 class Session:
     """One configuration with its daemon.
 
-    tiers : as in the configuration's `hierarchy`; by default one of 256 MiB below the directory
+    tiers : as in the configuration's `hierarchy`; by default, one tier of 256 MiB below `directory`
     settings : other keys. Unless a test sets `prefetch`, it is `on_demand`. With `auto`, the daemon
         would open further files at unpredictable times, and most tests count opens
     """
@@ -163,8 +163,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. Tests that do not wait are about the start
-            itself, so in them the daemon is not forked but started as a new program
+        wait : whether to wait until the daemon serves. Tests that do not wait examine the start
+            itself, so they start the daemon as a new program instead of forking it
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()

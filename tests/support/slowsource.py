@@ -1,5 +1,5 @@
-"""Compiles the slow source of this checkout, since the package's own one may be older. Also has a
-program that mounts it."""
+"""Compiles the slow source of this checkout, because the package's binary may be older. Also
+contains a program that mounts the slow source."""
 
 from __future__ import annotations
 

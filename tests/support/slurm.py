@@ -72,7 +72,7 @@ def why_no_slurm() -> str | None:
 class Slurm:
     """Slurm on all of `machines`.
 
-    directory : for the state and the logs; created
+    directory : the directory for the state and the logs, which this class creates
     more : further lines of slurm.conf
     """
 

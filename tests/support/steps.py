@@ -66,7 +66,7 @@ class Steps:
         self.process.stdin.flush()
 
     def end(self, timeout: float = 60) -> None:
-        """Waits until the program ends by itself. Checks that its status is 0 and that it has
+        """Waits until the program ends on its own. Checks that its status is 0 and that it has
         written nothing to standard error."""
         assert self.process.stdin is not None
         self.process.stdin.close()

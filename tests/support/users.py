@@ -1,4 +1,4 @@
-"""Runs programs as other users than the one who runs the tests, which only root can do."""
+"""Runs programs as users other than the one who runs the tests, which only root can do."""
 
 from __future__ import annotations
 

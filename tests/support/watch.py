@@ -48,8 +48,8 @@ class QuotaWatch:
 
 
 def open_by(pid: int) -> list[str]:
-    """Returns the files behind the descriptors of a process, except those closed while they are
-    listed."""
+    """Returns the files that a process has open, without descriptors that the process closes during
+    this call."""
     found = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -76,9 +76,10 @@ def assert_quiet(session: Session, seconds: float = 0.5) -> None:
 
 
 def settle(session: Session, timeout: float = 60) -> dict[str, int]:
-    """Opens every file and waits until each has a copy, or is left to the source for a reason.
+    """Opens every file, and waits until each file either has a copy or has a reason for which it is
+    read only from the source.
 
-    Returns how many files are 'present', and how many there are for each reason.
+    Returns how many files have copies ('present'), and how many files there are for each reason.
     """
     source = session.wait_all_present(timeout)["sources"][0]
     return {"present": source["present"], **source["bypass"]}

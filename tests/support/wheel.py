@@ -1,7 +1,7 @@
 """Checks the content of wheels of the package.
 
-``PYTHONPATH=tests python -m support.wheel FILE.whl ...`` prints the missing files, and those that
-should not be there.
+``PYTHONPATH=tests python -m support.wheel FILE.whl ...`` prints, for each wheel, which files are
+missing and which files should not be in the wheel.
 """
 
 from __future__ import annotations

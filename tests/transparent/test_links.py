@@ -395,9 +395,9 @@ print([open(sys.argv[1]).read() for _ in range(3)])
 def test_a_process_that_opens_one_file_is_served_too(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """If a process opens only one file, through a link, it gets the file's copy if there is one.
-    Examples of such processes are the commands of a shell loop, and a worker that reads one HDF5
-    file."""
+    """A process that opens only one file, through a link, still gets the file's copy if there is
+    one. Examples of such processes are the commands of a shell loop, and a worker that reads one
+    HDF5 file."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)

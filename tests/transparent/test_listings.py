@@ -1,6 +1,6 @@
-"""Programs list directories by different functions. The catalog's answers have the same names,
-order, inodes and types as the source's. From the source, only attributes of directories are
-requested."""
+"""Programs list directories with different functions. The catalog's answers have the same names,
+order, inodes and types as the source's answers. Only attributes of directories are requested from
+the source."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def test_tools(stage: Stage, tool: str) -> None:
 
 @pytest.fixture
 def slow(tmp_path: Path, slowsource_binary: Path) -> Iterator[SlowSource]:
-    """A source with classes of images, which counts the operations on it. The kernel caches none of
-    its names and attributes."""
+    """A source that has a directory of images for each class, and counts the operations on it. The
+    kernel caches none of the source's names and attributes."""
     backing, mountpoint = tmp_path / "backing", tmp_path / "mount"
     mountpoint.mkdir()
     for label in ("ant", "bee", "cat"):
@@ -225,7 +225,7 @@ assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
 assert tf.io.gfile.exists(root + "/train/ant/000.jpg")
 assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
 """
-# The scripts that are tested without --long: those that differ most in their calls.
+# The scripts that are tested without --long. The calls that they make differ most.
 SHORT = ["image_folder", "exists", "libc's realpath", "rglob", "statvfs"]
 
 

@@ -20,7 +20,7 @@ from support.commands import Commands
 from support.session import Session, wait_until
 from support.told import wait_told
 
-TREES = draws.sized(100, 240)  # each example or case of a test uses up one
+TREES = draws.sized(100, 240)  # each example or case of a test uses up one tree
 EXAMPLES = draws.sized(20, 150)
 
 NAMES = ["a", "b", "new", "d", "d/x", "d/new", "d/sub", "d/sub/y", "l", "dl/x", "e", "e/new", ""]

@@ -137,8 +137,8 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
 def slow(
     tmp_path_factory: pytest.TempPathFactory, slowsource_binary: Path
 ) -> Iterator[tuple[Session, SlowSource]]:
-    """A session over a source that counts the operations on it. The kernel caches none of its names
-    and attributes."""
+    """A session over a source that counts the operations on it. The kernel caches none of the
+    source's names and attributes."""
     top = tmp_path_factory.mktemp("slow_names")
     backing, mountpoint = top / "backing", top / "mount"
     mountpoint.mkdir()

@@ -1,6 +1,6 @@
-"""More than three hundred calls have the same results with and without the library: return value,
-errno, offset and flags. The calls use a file that has a copy, and most of them fail. If a directory
-changes while it is open, its listing is also the same with and without the library."""
+"""More than three hundred calls have the same results (return value, errno, offset and flags) with
+and without the library. The calls use a file that has a copy, and most of the calls fail. If a
+directory changes while it is open, its listing is also the same with and without the library."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
  *
  *   variadic DIRECTORY     DIRECTORY has the files f and g; prints the result of each call
  *
- * To leave a value in the register, the program passes it as one argument too many. To the callee,
- * this looks like a call without that argument.
+ * To leave a value in the register, the program passes the value as an extra argument. The callee
+ * cannot tell such a call from a call without this argument.
  */
 #include <errno.h>
 #include <fcntl.h>

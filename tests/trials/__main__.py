@@ -2,10 +2,10 @@
 
     PYTHONPATH=tests python -m trials [--kills N] [--comparisons N] [--seed S] [--results FILE]
 
-The trials have the seeds S, S + 1, ... If a run is divided into shards, each shard needs other
-seeds and another FILE. FILE gets a line of JSON for each trial. Results that are already in FILE
-count, so a run that was interrupted continues where it stopped. The exit status is 1 if any trial
-broke a promise.
+The trials have the seeds S, S + 1, ... If a run is divided into shards, each shard needs seeds and
+a FILE of its own. The run appends a line of JSON to FILE for each trial. Results that are already
+in FILE count, so a run that was interrupted continues where it stopped. The exit status is 1 if any
+trial broke a promise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WORK: dict[str, dict[str, Work]] = {
 
 
 def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
-    """Returns the results of a trial. If the trial breaks by an exception, returns the traceback
+    """Returns the results of a trial. If the trial ends with an exception, returns the traceback
     and the end of the trial's log."""
     log = programs / "log"
     with tempfile.TemporaryDirectory(prefix="monarch-trials-") as place:
@@ -68,8 +68,8 @@ def trial(work: Work, programs: Path, seed: int) -> dict[str, Any]:
             with log.open("w") as out, contextlib.redirect_stdout(out):
                 return work(Path(place), programs, seed)
         except Exception:
-            # the error is of no interest: the signal may have ended daemons that did not handle it
-            # yet
+            # If a signal has ended the run, the exception means nothing: the signal may have killed
+            # daemons that did not handle it yet.
             if over.is_set():
                 raise SystemExit(1) from None
             return {"broken": traceback.format_exc() + log.read_text()[-300:]}
@@ -84,8 +84,8 @@ def end(number: int, _: object) -> None:
 
 
 def stuck(results: list[dict[str, Any]]) -> bool:
-    """Returns whether the last BROKEN_AT_MOST trials have all broken. Further trials would then be
-    of no use."""
+    """Returns whether the last BROKEN_AT_MOST trials have all ended with exceptions, so that
+    further trials would be of no use."""
     last = results[-BROKEN_AT_MOST:]
     return len(last) == BROKEN_AT_MOST and all("broken" in result for result in last)
 

@@ -32,7 +32,8 @@ SIZES = (0, 1, 100, 5000, 70_000)
 
 
 def plant(top: str, seed: int) -> None:
-    """Creates files, some of them in directories, one more hard link, and symbolic links."""
+    """Creates files (some of them in directories), a second hard link to a file, and symbolic
+    links."""
     noise = random.Random(seed)
     for name in ("d", "e"):
         os.makedirs(os.path.join(top, name))
@@ -157,8 +158,9 @@ class Changes:
             os.waitpid(child, 0)
 
     def write_what_is_held(self) -> None:
-        """Opens a descriptor and keeps it, if fewer than three are kept. Otherwise writes through
-        one of the kept descriptors. Other changes may have been made since it was opened."""
+        """If fewer than three descriptors are kept, opens another one and keeps it. Otherwise
+        writes through one of the kept descriptors, whose file may have changed since the descriptor
+        was opened."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return
@@ -232,10 +234,11 @@ class Changes:
 
     @contextmanager
     def _replaced(self, path: str) -> Iterator[str]:
-        """Yields a new name. When the block ends, the new name is renamed to `path`.
+        """Yields the path of a file that the block must create. When the block ends, renames this
+        file to `path`.
 
-        If both names are hard links to the same file, rename does nothing, so the new name is
-        removed.
+        If both paths are hard links to the same file, rename does nothing. In this case, removes
+        the path that the block has created.
         """
         made = os.path.join(self.top, "made")
         yield made

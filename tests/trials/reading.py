@@ -1,4 +1,4 @@
-"""Processes of reader.c, which read as long as the test wants, and checks of their state."""
+"""Runs processes of reader.c, which read until the test ends them, and checks their state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tiers fail one after the other, each in another way, while programs read and files are filled.
+"""Tiers fail one by one, each in a different way, while programs read and files are filled.
 
 The bytes stay correct, no call fails, and the daemon gives up the tiers that are gone. The daemon
-and the programs run as root, but without the capabilities by which root can read files in spite of
+and the programs run as root, but without the capabilities that let root read files regardless of
 their permissions. Single faults and their consequences are tested in failures/test_tier_*.py.
 """
 
@@ -33,7 +33,7 @@ LAPS = sized(1, 2)  # after each fault
 
 
 def fill_up(mounts: Mounts, point: Path) -> None:
-    """Fills the file system to the last byte, like another program that shares it."""
+    """Fills the file system to the last byte, as another program that uses it could do."""
     with (point / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError) as full:
         while ballast.write(bytes(4096)):
             pass
@@ -41,8 +41,8 @@ def fill_up(mounts: Mounts, point: Path) -> None:
 
 
 def detach(mounts: Mounts, point: Path) -> None:
-    """Unmounts the file system lazily (umount -l): files that a process has open there stay
-    open."""
+    """Unmounts the file system lazily (umount -l): a process can still use the files that it has
+    open on this file system."""
     mounts.detach(point)
 
 

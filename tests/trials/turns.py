@@ -27,10 +27,10 @@ ROUND = 20
 # Each place is "SPEED, METADATA": the speed of the source, and the setting `metadata` of the
 # session.
 PLACES = ("local, cached", "slow, cached", "slow, source")
-# The number of comparisons after each change, in a directory that has an equal `twin` outside the
-# source. Two comparisons check that each of the two processes under the library sees the same as
-# the process without the library. Then the same change is made in the twin, and two comparisons
-# check that it has the same answer and leaves an equal directory.
+# The number of comparisons after each change. Two comparisons check that each of the two processes
+# under the library sees the same as the process without the library. Then the same change is made
+# in the directory's twin, an equal directory outside the source. Two comparisons check that this
+# change has the same answer, and that the two directories are equal again.
 COMPARISONS = 4
 
 

@@ -1,9 +1,9 @@
-"""Performs the file operations on its standard input, one per line, and prints their results.
+"""Reads file operations from its standard input, performs them, and prints their results.
 
-Each line is a JSON list. Its first word selects whether paths are passed to the system as absolute
-paths, relative to the working directory, or relative to a directory's descriptor. Then come the
-operation's name and its arguments. Paths in a line are relative to the directory that is the
-program's only argument.
+Each line is a JSON list for one operation. Its first word selects whether paths are passed to the
+system as absolute paths, relative to the working directory, or relative to a directory's
+descriptor. The following words are the operation's name and its arguments. Paths in a line are
+relative to the directory that is the program's only argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Performs the lock operations on its standard input, one per line, on one file.
+"""Reads lock operations from its standard input, one per line, and performs them on one file.
 
 The operations name descriptors by slot numbers. The program's arguments are the file and the flags
 for opening it.
@@ -58,8 +58,8 @@ def dup2(slot: Any, to: Any) -> Any:
 def command(
     slot: Any, name: Any, kind: Any, start: Any, length: Any, whence: Any = "SEEK_SET"
 ) -> Any:
-    """Calls fcntl with F_SETLK or a related command, and returns the lock as the call leaves it:
-    with F_GETLK, the conflicting lock."""
+    """Calls fcntl with F_SETLK or a related command. Returns the fields of the lock structure after
+    the call. F_GETLK has replaced them by those of a conflicting lock, if there is one."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), getattr(os, whence), start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
