@@ -21,7 +21,7 @@ from monarch_py.peers.membership import Cluster, Member
 
 
 class ReplicaServer:
-    """A stand-in for the server that gives files to peers. It records which files it may give."""
+    """A stand-in for the server that sends files to peers. It records which files it may send."""
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()

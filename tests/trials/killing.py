@@ -1,7 +1,7 @@
 """Kills and stops daemons, peers and readers at random, and checks what must hold.
 
-All the time, no byte is wrong, and no call fails or takes long. The next daemon that starts removes
-everything that a killed daemon has left behind.
+No byte may ever be wrong, and no call may fail or take long. After a daemon was killed, the next
+daemon must remove everything that the killed daemon has left behind.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Trial:
         self._reader, self._seed, self._stack, self._pause_us = reader, seed, stack, pause_us
         self.node = site.nodes[0]
         self.made = {node: left(node) for node in site.nodes}
-        # Nodes whose daemon was started, but has not answered yet -> the time of the start, and the
-        # copies that were on the node before.
+        # Node whose daemon was started, but has not answered yet -> the time of the start, and the
+        # copies that were on the node before the start.
         self._starting: dict[Session, tuple[float, set[Path]]] = {}
         self._started = 0
         self._readers = [self._start_reader(self._home(number)) for number in range(READERS)]
@@ -111,7 +111,8 @@ class Trial:
         return sum(reader.check() for reader in self._readers)
 
     def wait_operations(self, most: int) -> None:
-        """Waits until the readers have made some more operations, a random number below `most`."""
+        """Draws a random number below `most`, and waits until the readers have made this number of
+        further operations."""
         wanted = self.operations() + self.draws.randrange(most)
         wait_until(lambda: self.operations() >= wanted, timeout=60, what="the readers' progress")
 
@@ -163,8 +164,8 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Starts missing daemons. Usually waits until all daemons answer, and then sometimes makes
-        one of them drop its copies."""
+        """Starts missing daemons. In most calls, then waits until all daemons answer. In some of
+        these calls, also makes the daemon of `node` drop its copies."""
         for node in self.site.nodes:
             if node.daemon is None:
                 self.note_start(node)
@@ -295,8 +296,8 @@ def start_two(trial: Trial) -> None:
 
 
 def kill_readers(trial: Trial) -> None:
-    """Kills readers in the middle of a call, one after the other. Some of them were started just
-    before they are killed."""
+    """Kills readers one after the other, each in the middle of a call. Some of these readers have
+    only just been started."""
     for _ in range(trial.draws.randrange(1, 10)):
         trial.kill_reader(trial.wait_reader_in(trial.draws.choice(CALLS)))
 
