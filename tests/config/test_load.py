@@ -33,6 +33,11 @@ hierarchy:
 """
 
 
+@pytest.mark.parametrize("text", ["0.25", "25%", "'0.25'", "25 %"])
+def test_a_share_is_a_number_or_a_percentage(site: Site, text: str) -> None:
+    assert site.load(f"{SMALLEST}tuning:\n  fill_after: {text}\n").fill_after == 0.25
+
+
 def test_the_smallest_configuration_has_the_documented_defaults(site: Site) -> None:
     config = site.load(SMALLEST)
     assert config == Config(
