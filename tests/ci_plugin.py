@@ -11,8 +11,8 @@ import re
 
 import pytest
 
-# Skips that CI allows, because no installation avoids them: reason of the skip (a regular
-# expression) -> why the skip is right.
+# Skips that CI allows, because installing further software would not prevent them. Maps the reason
+# of each skip (a regular expression) to why the skip is right.
 ALLOWED = {
     r"the file system below the source refuses O_DIRECT itself": (
         "this depends on the machine's disk; without O_DIRECT there is nothing to compare"

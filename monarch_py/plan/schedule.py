@@ -199,6 +199,6 @@ def group_schedule(  # noqa: PLR0917
     if drop_last and each < batch_size:
         raise ConfigError(
             f"batch_size: {batch_size} is too large: {length} samples on {ranks} ranks give no full"
-            " batch; write a smaller one or drop_last=False"
+            " batch; use a smaller batch_size, or set drop_last=False"
         )
     return equal_batches(order.reshape(ranks, each), batch_size, drop_last)

@@ -356,7 +356,7 @@ class _Model:
             yield f"all {run.nodes} nodes are like this one, and have the same rate at the source"
             yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)
-        yield f"a RAM tier may take half of {least}, the least memory that was free during the run"
+        yield f"a RAM tier may take half of the free memory, which was at least {least} in the run"
         yield (
             f"the daemon saw {counted(run.readers, 'thread')} read at the same time; it is assumed"
             f" that each reads {AHEAD * BATCH} files ahead, and that decoding takes no time"

@@ -27,6 +27,7 @@ from monarch_py.commands.switches import Finding
 from monarch_py.native import LIBRARY
 from monarch_py.packs.tar import write_pack
 from monarch_py.storage import memory
+from monarch_py.util.container import container
 
 MACHINE = ["machine", "C library", "preload library", "shared memory", "many nodes"]
 
@@ -100,6 +101,23 @@ def test_the_text_has_the_same_findings(served: Session) -> None:
     assert done.returncode == 0
     first_words = [line.split("  ")[0] for line in done.stdout.splitlines() if line[0] != " "]
     assert first_words == [*["ok"] * 8, "note", "ok", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [
+        ("/.dockerenv", "Docker"),
+        ("/run/.containerenv", "podman"),
+        ("/.singularity.d", "Apptainer"),
+        ("/none", ""),
+    ],
+)
+def test_a_container_is_recognised_by_a_file(
+    monkeypatch: pytest.MonkeyPatch, mark: str, kind: str
+) -> None:
+    monkeypatch.setattr(os.path, "lexists", lambda path: path == mark)
+    monkeypatch.delenv("container", raising=False)
+    assert container() == kind
 
 
 def test_what_a_container_must_share(session: Session) -> None:

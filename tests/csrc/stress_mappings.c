@@ -179,8 +179,8 @@ static void write_private(struct region *r, uint64_t first, uint64_t n, uint64_t
 /* Moves up to MOST_MOVED pages with mremap, one by one, because one mremap may not cover several
  * mappings. The pages either go to reserved memory, where they are checked and unmapped, or replace
  * pages of the region at lower addresses. Then maps memory with known words at the pages' old
- * place, by a call that the library does not see. So only the mremap shows the library that its
- * mapping at the old place has ended. */
+ * addresses, through a call that the library does not see. The library can therefore learn only
+ * from the mremap that the mapping at the old addresses has ended. */
 static void move_away(struct region *r, uint64_t first, uint64_t *seed) {
     char *at = r->base + first * PAGE;
     struct region moved;

@@ -163,7 +163,7 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     wait_until(lambda: not session.status()["pending"], what="the end of all fills")
     session.stop()
     files.add("f00000", 999, version=1)
-    # Copies of files that changed just now are recorded only two seconds later.
+    # A copy of a file that has just changed is not recorded until two seconds later.
     files.wait_until_old(2.1)
     # After a crash, the daemon first checks the copies, and makes a damaged copy anew.
     ends: list[Callable[[], None]] = [

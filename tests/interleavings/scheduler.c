@@ -24,10 +24,11 @@
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
-/* Exit status of a run that must be repeated. A run repeats the first decisions of the previous
- * run. If one of these decisions now has another number of options, the run proves nothing. This
- * may happen if a file has another inode number than before. The library keeps a filter with a few
- * bits for each inode number, and takes other steps if the numbers of two files share a bit. */
+/* Exit status of a run that must be tried again. A run replays the first decisions of the previous
+ * run. If the number of options at one of these decisions is no longer the same, the run proves
+ * nothing. This may happen if a file has a different inode number than before. The library keeps a
+ * filter with a few bits for each inode number, and takes other steps if the numbers of two files
+ * share a bit. */
 #define LED_ELSEWHERE 3
 /* The most attempts to run one order. */
 #define MOST_TRIES 5

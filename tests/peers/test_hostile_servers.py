@@ -309,7 +309,7 @@ PIECES = st.one_of(
 def test_random_answers(script: Script, parts: list[Part]) -> None:
     script.play = says(*parts)
     status, part = fetch(script.peer(), FILE)
-    # Only the two right blocks have right sums, so no other bytes may be accepted.
+    # Only the two correct blocks have correct checksums, so no other bytes may be accepted.
     blocks = {RIGHT_FIRST: FIRST, RIGHT_SECOND: SECOND}
     sent = b"".join(blocks.get(p, b"") for p in parts if not isinstance(p, bytes))
     assert sent.startswith(part)

@@ -120,7 +120,8 @@ def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
     per_node = timeline.ranks_per_node
     for unit in range(timeline.units):
         users = [n for n in range(timeline.nodes) if frequencies[n, unit]]
-        # Accesses are ordered by row and then by rank.
+        # Of two nodes that use a unit equally often, the one whose first access comes earlier goes
+        # first. Accesses are ordered by row, and then by rank.
         users.sort(
             key=lambda n: (
                 -int(frequencies[n, unit]),

@@ -149,7 +149,7 @@ class ScheduledSampler(ABC):
         if self._steps() == 0:
             raise ConfigError(
                 f"batch_size: {batch_size} leaves no full batch if {ranks.world_size} ranks share"
-                f" {length} samples; write a smaller one or drop_last=False"
+                f" {length} samples; use a smaller batch_size, or set drop_last=False"
             )
 
     # --- methods that a subclass overrides ------------------------------------------------------

@@ -10,7 +10,7 @@ from monarch_py.policies.view import Bools, Floats
 # `share_threads` tries windows, which are ranges of predicted times. For each beginning of a
 # window, it needs a copy of all predicted times. All copies together may be large, because a
 # simulation passes all steps of an epoch in one call. So the beginnings are tried in groups: the
-# copies for one group contain at most TOGETHER times in all.
+# copies for one group contain at most TOGETHER values in all.
 TOGETHER = 1 << 18
 
 

@@ -210,8 +210,9 @@ TEST(an_answer_has_a_least_rate) {
     done();
 }
 
-/* A wait ends when as many bytes have come as the caller waits for. The kernel is told this number
- * (SO_RCVLOWAT) only if it has changed. A wait whose deadline has passed is a timeout. */
+/* A wait ends once the number of bytes that the caller waits for has arrived. This number is passed
+ * to the kernel (SO_RCVLOWAT) only if it has changed. A wait whose deadline has passed is a
+ * timeout. */
 TEST(a_wait_is_for_what_is_missing) {
     make(SIZE);
     const size_t missing[] = {40, 1, AT_A_WAKE, AT_A_WAKE, 5};
