@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -14,7 +15,7 @@ from support.epochs import Cluster
 from support.session import wait_until
 
 from monarch_py.daemon.nodes import early_links
-from monarch_py.daemon.nodes.early_links import LINKS_A_PEER, MOST_LINKS, EarlyLinks
+from monarch_py.daemon.nodes.early_links import LIMIT_S, LINKS_A_PEER, MOST_LINKS, EarlyLinks
 
 
 class Peer:
@@ -72,6 +73,15 @@ def test_the_attempts_end_with_the_daemon_or_after_a_while(
     monkeypatch.setattr(early_links, "LIMIT_S", 0.0)
     connect([never], lambda: not any(t.name == "peers-early" for t in threading.enumerate()))
     assert never.attempts == made
+
+
+def test_the_limit_ends_attempts_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt takes more than half of LIMIT_S. So there is no time for a third one."""
+    never = Peer(refusals=1 << 60)
+    clock = SimpleNamespace(monotonic=lambda: 0.6 * LIMIT_S * never.attempts)
+    monkeypatch.setattr(early_links, "time", clock)
+    connect([never], lambda: not any(t.name == "peers-early" for t in threading.enumerate()))
+    assert never.attempts == 2
 
 
 def test_without_a_thread_no_link_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:

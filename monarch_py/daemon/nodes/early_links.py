@@ -35,11 +35,14 @@ class EarlyLinks:
 
     def _connect(self, missing: Sequence[Peer]) -> None:
         limit = time.monotonic() + LIMIT_S
-        while not self._end.is_set() and time.monotonic() < limit:
-            missing = [peer for peer in missing if self._end.is_set() or not peer.connect_early()]
-            if not missing:
-                break
-            self._end.wait(RETRY_S)
+
+        def may_try() -> bool:
+            return not self._end.is_set() and time.monotonic() < limit
+
+        while missing and may_try():
+            missing = [peer for peer in missing if not (may_try() and peer.connect_early())]
+            if missing:
+                self._end.wait(RETRY_S)
 
     def close(self) -> None:
         """Ends the thread. Waits for a handshake that has begun, which has a time limit."""
