@@ -93,9 +93,9 @@ class Dataset:
 
 
 class RankEpoch(NamedTuple):
-    """What a rank's reader answers for an epoch, in the order in which reader.c prints the numbers.
-    `io_ns` is the time of all calls that open or read, `longest_ns` the time of the longest such
-    call."""
+    """The answer of a rank's reader to an epoch: the numbers in the order in which reader.c prints
+    them. `io_ns` is the time of all calls that open or read, `longest_ns` the time of the longest
+    of these calls."""
 
     wall_ns: int
     cpu_ns: int

@@ -244,9 +244,10 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and answers the demands for them. There is one exception: a file of one
- * unit that a peer has sent. Such a file is published within microseconds. The demands for it are
- * answered only then (engine/work.c), because many readers need the published copy. */
+/* Marks units as copied, and answers the demands for them. There is one exception: the demands for
+ * a file of one unit that a peer has sent are answered only when the file is published
+ * (engine/work.c). The publication follows within microseconds, and many readers need the published
+ * copy. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                       int is_fetched) {
     for (uint64_t u = unit; u < unit + count && f->units <= MONARCH_FILL_UNITS; u++)

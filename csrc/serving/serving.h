@@ -4,9 +4,9 @@
 #include "native.h"
 #include "peers/peers.h"
 
-/* What a node can serve to its peers: complete copies, copies that are being filled from the
- * source, and files that the node keeps but has not copied yet. If a peer requests a file of the
- * last kind, the node fills the file, as if one of its own programs had opened it. */
+/* The files that a node can serve to its peers: complete copies, copies that are being filled from
+ * the source, and files that the node keeps but has not copied yet. If a peer requests a file of
+ * the last kind, the node fills the file, as if one of its own programs had opened it. */
 struct monarch_holdings;
 
 /* MONARCH_ROTTEN: maximum number of rotten copies that are remembered for monarch_holdings_rotten.

@@ -171,7 +171,7 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. Passes the signals ENDING on to the daemon as SIGTERM. Raises
     SessionError, with the last line that the daemon has written, if the daemon has failed. If the
     daemon ends while some of its threads hang in a source, its exit status is not known until the
-    source answers. Such a daemon counts as ended properly."""
+    source answers. The daemon then counts as ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

@@ -124,7 +124,7 @@ def undisturbed_rate(run: Recorded) -> float:
         & (run.source_bytes <= (1 - UNDISTURBED) * opened)
         & (run.counted["wait_seconds"] <= (1 - UNDISTURBED) * lengths)
     )
-    # Such intervals may be few, for example only the first and the last interval. If only a small
+    # The intervals in `is_free` may be few, such as only the first and the last. If only a small
     # part of the run's bytes was read in them, their rate says nothing about the training's speed.
     if opened[is_free].sum() < WORTH * opened.sum():
         return 0.0
@@ -356,7 +356,7 @@ class _Model:
             yield f"all {run.nodes} nodes are like this one, and have the same rate at the source"
             yield f"a link between nodes gives {link}, {how}"
         least = format_size(run.memory_bytes)
-        yield f"a RAM tier may take half of the free memory, which was at least {least} in the run"
+        yield f"a RAM tier may take half of {least}; that much memory was free throughout the run"
         yield (
             f"the daemon saw {counted(run.readers, 'thread')} read at the same time; it is assumed"
             f" that each reads {AHEAD * BATCH} files ahead, and that decoding takes no time"

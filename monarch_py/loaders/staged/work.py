@@ -155,7 +155,7 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker receives when it starts.
+    """The data that a worker receives when it starts.
 
     parent : the training's process;  number, seed : this worker's number and seed
     init : called with the worker's number before the first task

@@ -29,7 +29,7 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* What the library has reported. n: how many reads the kernel has made; bytes, at: the last of
+/* The reports of the library. n: how many reads the kernel has made; bytes, at: the last of
  * these reads; unseen: the bytes in the last report on reads that the library will not see. */
 static struct {
     int is_over, n;

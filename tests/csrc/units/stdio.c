@@ -2,7 +2,7 @@
 
 #include "made.h"
 
-/* What content_of has found out about the last stream: whether an executed program would inherit
+/* The findings of content_of about the last stream: whether an executed program would inherit
  * the stream's descriptor, whether the descriptor's offset was used, and the inode of its file. */
 static int is_inherited, was_offset_used;
 static uint64_t inode;
