@@ -7,8 +7,10 @@ import errno
 import fcntl
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.draws import cases
@@ -44,6 +46,21 @@ def wait_present(session: Session, count: int = 1) -> None:
     wait_until(lambda: session.status()["sources"][0]["present"] >= count, what=f"{count} copies")
 
 
+@contextmanager
+def opened_before_copies(
+    session: Session, script: str, *words: object
+) -> Iterator[tuple[Steps, list[Any]]]:
+    """Runs `script` up to its first step(), and keeps the daemon stopped meanwhile, so that each
+    file that the script opens has no copy yet. Then the daemon goes on. Yields the program and the
+    argument of the first step()."""
+    assert session.daemon is not None
+    session.daemon.send_signal(signal.SIGSTOP)
+    with Steps(session, script, *words) as program:
+        first = program.wait()
+        session.daemon.send_signal(signal.SIGCONT)
+        yield program, first
+
+
 # --- what is promoted ----------------------------------------------------------------------------
 
 # usage: FLAGS FILE...   Reads each file at explicit offsets before and after its copy is complete.
@@ -75,8 +92,7 @@ def test_a_descriptor_used_with_offsets_alone_moves_to_the_copy(
     session: Session, files: Files, flags: int
 ) -> None:
     words = [flags, *(files.path(name) for name in "abc")]
-    with Steps(session, BY_OFFSETS, *words) as program:
-        (before,) = program.wait()
+    with opened_before_copies(session, BY_OFFSETS, *words) as (program, (before,)):
         assert [bool(fd_flags & fcntl.FD_CLOEXEC) for _, fd_flags, _ in before] == [
             bool(flags & os.O_CLOEXEC)
         ] * 3
@@ -97,8 +113,7 @@ def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
     """If a child of vfork closes all its descriptors before its exec, the parent's descriptors are
     still promoted, although the child runs in the parent's memory."""
     script = BY_OFFSETS.replace("step(before)", "subprocess.run(['true']); step(before)")
-    with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
-        program.wait()
+    with opened_before_copies(session, script, os.O_CLOEXEC, files.path("a")) as (program, _):
         wait_present(session)
         program.go()
         assert program.wait()[0] == [files.digests["a"]]
@@ -107,8 +122,7 @@ def test_a_child_that_closes_everything_takes_nothing_from_its_parent(
 
 
 def test_a_copy_that_is_gone_takes_no_place(session: Session, files: Files) -> None:
-    with Steps(session, BY_OFFSETS, os.O_CLOEXEC, files.path("a")) as program:
-        program.wait()
+    with opened_before_copies(session, BY_OFFSETS, os.O_CLOEXEC, files.path("a")) as (program, _):
         wait_present(session)
         for copy in (tier_root(session.tiers[0]) / "c").iterdir():
             copy.unlink()
@@ -121,8 +135,8 @@ def test_a_copy_that_is_gone_takes_no_place(session: Session, files: Files) -> N
 
 def test_a_promoted_descriptor_outlives_its_copy(session: Session, files: Files) -> None:
     script = BY_OFFSETS + "step(sha(os.pread(fds[0], 1 << 30, 0)), look(fds[0]))"
-    with Steps(session, script, os.O_CLOEXEC, files.path("a")) as program:
-        (before,) = program.wait()
+    opening = opened_before_copies(session, script, os.O_CLOEXEC, files.path("a"))
+    with opening as (program, (before,)):
         wait_present(session)
         program.go()
         program.wait()
@@ -275,11 +289,7 @@ step(os.lseek(fd, 0, 1))
 
 
 def test_a_child_of_a_fork_inside_libc_shares_the_position(session: Session, files: Files) -> None:
-    assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the daemon must make no copy before the first read
-    with Steps(session, FORKED_UNSEEN, files.path("a")) as program:
-        program.wait()
-        session.daemon.send_signal(signal.SIGCONT)
+    with opened_before_copies(session, FORKED_UNSEEN, files.path("a")) as (program, _):
         wait_present(session)
         program.go()
         assert program.wait() == [5000]
@@ -352,11 +362,7 @@ def test_a_lock_outlives_all_promotions_that_could_have_been(
     kind, where = case
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")
-    assert session.daemon is not None
-    session.daemon.send_signal(signal.SIGSTOP)  # the daemon must make no copy before the opens
-    with Steps(session, script, files.path("a"), where) as program:
-        program.wait()
-        session.daemon.send_signal(signal.SIGCONT)
+    with opened_before_copies(session, script, files.path("a"), where) as (program, _):
         wait_present(session)
         program.go()
         found, name = program.wait()
@@ -377,12 +383,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("kind", SETTINGS)
-def test_what_was_set_on_a_description_stays(
-    session_factory: Callable[..., Session], files: Files, kind: str
-) -> None:
-    # The limit makes the fill so slow that the first read finds no complete copy.
-    session = session_factory(files.root, source_limits={"bandwidth": 8 * MIB}, **IN_UNITS).start()
-    session.wait_scanned()
+def test_what_was_set_on_a_description_stays(session: Session, files: Files, kind: str) -> None:
     change, ask = SETTINGS[kind]
     script = f"""
 fd = os.open(sys.argv[1], 0)
@@ -393,8 +394,7 @@ before = {ask}
 os.pread(fd, 100, 0)
 step(before, {ask})
 """
-    with Steps(session, script, files.path("a")) as program:
-        program.wait()
+    with opened_before_copies(session, script, files.path("a")) as (program, _):
         wait_present(session)
         program.go()
         before, after = program.wait()
