@@ -94,6 +94,21 @@ ELSEWHERE = {
         "echo mine >> ../../link_$(basename $PWD)",
         "cat f",
     ),
+    "appends through a link that has led elsewhere": (
+        "echo old > f; mkdir ../../dir_$(basename $PWD); echo old > ../../dir_$(basename $PWD)/f; "
+        "ln -s $PWD/../../dir_$(basename $PWD) ../../link_$(basename $PWD)",
+        "echo outside > t; mv t f",
+        "link=$PWD/../../link_$(basename $PWD); echo mine >> $link/f; echo mine >> $link/f; "
+        "env -u LD_PRELOAD ln -sfn $PWD $link; echo mine >> $link/f",
+        "cat f",
+    ),
+    "appends to a file that another process has moved into the source": (
+        "echo old > f",
+        "true",
+        "file=$PWD/../../file_$(basename $PWD); echo mine > $file; echo mine >> $file; "
+        "env -u LD_PRELOAD mv $file f; echo mine >> $PWD/f",
+        "cat f",
+    ),
     "renames a directory that was replaced": (
         "mkdir -p d/s; echo old > d/f; echo old > d/s/f",
         "mv d d.old; mkdir -p d/s; echo outside > d/f; echo outside > d/s/f",

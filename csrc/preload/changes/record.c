@@ -12,6 +12,7 @@
 #include "preload/process/text.h"
 #include "preload/session/tell.h"
 #include "shared/sys.h"
+#include "shared/xxh3.h"
 
 /* Returns whether there is a daemon that must learn of changes. Sets *s to the daemon's session, or
  * to NULL if this process lacks the address space to map the session. */
@@ -62,7 +63,17 @@ static void mark_below(struct session *s, const struct monarch_catalog *c,
     }
 }
 
-/* Marks the entry's file as changed, and if it is a directory, also all entries below it. Does
+static void mark_parent(struct session *s, const struct monarch_catalog *c,
+                        const struct monarch_entry *e) {
+    const char *path = monarch_pool(c, e->path), *slash = memrchr(path, '/', e->path_len);
+    int64_t id = monarch_find(c, e->source, path, slash ? (size_t)(slash - path) : 0);
+    if (id >= 0)
+        monarch_mark_changed(s->clients, s->control->source[e->source].dev,
+                             monarch_entries(c)[id].ino);
+}
+
+/* Marks the entry's file as changed, and also the file's directory, because the catalog's listing
+ * of it still has the file. If the file is a directory, also marks all entries below it. Does
  * nothing if the file that is at the entry's path now is the entry's own file, because that file is
  * marked separately. now: attributes of the file that is at the entry's path now, or NULL if there
  * is none. */
@@ -73,27 +84,29 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
     if (now && now->st_ino == e->ino && now->st_dev == dev)
         return;
     monarch_mark_changed(s->clients, dev, e->ino);
+    mark_parent(s, c, e);
     if (e->kind != MONARCH_DIR)
         return;
     __atomic_fetch_add(&s->clients->renames, 1, __ATOMIC_SEQ_CST);
     mark_below(s, c, e, __atomic_load_n(&c->count, __ATOMIC_ACQUIRE));
 }
 
-/* Asks the kernel for the path of `fd`. Returns the number of the catalog's entry at that path, or
- * a negative number if there is none. The kernel's path leads through no link. So if it equals a
- * source's alias, `fd` is the link at the alias, which has no entry. If the path is below the
- * alias, the source is probably mounted at the alias, for example in a container, and the entry is
- * that of the source's file. name: a buffer of MONARCH_PATH_MAX bytes. */
-static int64_t find_opened(struct session *s, const struct monarch_catalog **c, int fd,
-                           char *name) {
+/* Finds the catalog's entry for the path `name`, which the kernel has reported for an open file.
+ * Returns the entry's number. Returns MONARCH_OUTSIDE if the path is in no source, and
+ * MONARCH_UNKNOWN if the catalog has no such path. The kernel's path leads through no link. So if
+ * it equals a source's alias, the file is the link at the alias, which has no entry. If the path is
+ * below the alias, the source is probably mounted at the alias, for example in a container, and the
+ * entry is that of the source's file. */
+static int64_t find_name(struct session *s, const struct monarch_catalog **c, const char *name) {
     const char *rel;
-    int source = monarch_name_of(fd, name) && (*c = monarch_catalog_of(s))
-                     ? monarch_prefix(s->control, name, strlen(name), &rel)
-                     : -1;
+    if (!(*c = monarch_catalog_of(s)))
+        return MONARCH_UNKNOWN;
+    int source = monarch_prefix(s->control, name, strlen(name), &rel);
     const struct monarch_source *root = source < 0 ? NULL : &s->control->source[source];
-    return root && (*rel || monarch_is_below(name, root->path, root->path_len))
-               ? monarch_find(*c, (unsigned)source, rel, strlen(rel))
-               : MONARCH_OUTSIDE;
+    if (!root || !(*rel || monarch_is_below(name, root->path, root->path_len)))
+        return MONARCH_OUTSIDE;
+    int64_t id = monarch_find(*c, (unsigned)source, rel, strlen(rel));
+    return id < 0 ? MONARCH_UNKNOWN : id;
 }
 
 /* Opens `path` with O_PATH, and asks the kernel for the path of the opened file. Returns the number
@@ -103,7 +116,7 @@ static int64_t find_there(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *name) {
     monarch_momentary_begin();
     int fd = sys_openat(dir, path, O_PATH | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW));
-    int64_t id = find_opened(s, c, fd, name);
+    int64_t id = monarch_name_of(fd, name) ? find_name(s, c, name) : MONARCH_UNKNOWN;
     if (fd >= 0)
         sys_close(fd);
     monarch_momentary_end();
@@ -142,16 +155,44 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Call this after an open. fd: the opened file; now: its attributes. If the catalog has another
- * file at the path of `fd`, marks the catalog's file as changed. */
-static void mark_known_opened(int fd, const struct stat *now, char *name) {
+/* Files outside all sources that were opened for writing by an absolute path. Without this table, a
+ * program that opens such a file again and again would ask the kernel for the file's path each
+ * time. An entry combines the session, its number of sources, the path, and the identity of the
+ * opened file. If the same path leads to the same file again, the file is assumed to lie outside
+ * all sources as before: otherwise, another process would have moved the file into a source, and
+ * would have made the old path lead there. Entries are atomic. A lost entry costs one more
+ * question, so the table needs no lock. */
+#define OUTSIDE_FILES 64
+static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
+
+/* Returns the entry for a file, or 0 if the path is relative, because such a path leads to other
+ * files in another working directory. */
+static uint64_t outside_file(const struct session *s, const char *path, const struct stat *st) {
+    uint64_t file = monarch_mix(st->st_ino ^ monarch_mix(st->st_dev));
+    uint64_t sources = monarch_mix((uintptr_t)s + s->control->sources);
+    return *path == '/' ? monarch_xxh3(path, strlen(path)) ^ file ^ sources : 0;
+}
+
+/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog has
+ * another file at the path of `fd`, marks the catalog's file as changed. Returns whether it has
+ * written the path of `fd` to `name`. */
+static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;
-    int old_errno = errno;
-    int64_t id = is_heard(&s) && is_on_source(s, now) ? find_opened(s, &c, fd, name) : -1;
+    if (!is_heard(&s) || !is_on_source(s, now))
+        return 0;
+    uint64_t outside = outside_file(s, path, now);
+    uint64_t *known = &outside_files[outside % OUTSIDE_FILES];
+    if (outside && __atomic_load_n(known, __ATOMIC_RELAXED) == outside)
+        return 0;
+    int old_errno = errno, is_named = monarch_name_of(fd, name);
+    int64_t id = is_named ? find_name(s, &c, name) : MONARCH_UNKNOWN;
     errno = old_errno;
     if (id >= 0)
         mark_entry(s, c, id, now);
+    else if (id == MONARCH_OUTSIDE && outside)
+        __atomic_store_n(known, outside, __ATOMIC_RELAXED);
+    return is_named;
 }
 
 /* --- changed files -----------------------------------------------------------------------------
@@ -312,11 +353,13 @@ void monarch_changed_names_of(int dir, char *path) {
 }
 
 /* Marks the directory of a created file as changed. The directory is found by the path that the
- * kernel reports for the file, because `path` may contain a link. */
-static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real) {
+ * kernel reports for the file, because `path` may contain a link. is_named: whether that path is in
+ * `real` already. */
+static void mark_made(const struct stat *st, int fd, int dir, const char *path, char *real,
+                      int is_named) {
     struct session *s;
     if (is_heard(&s) && (is_on_source(s, st) || monarch_lacks_room()) &&
-        (monarch_name_of(fd, real) || copy_path(real, path)))
+        (is_named || monarch_name_of(fd, real) || copy_path(real, path)))
         mark_above(s, dir, real);
 }
 
@@ -324,17 +367,16 @@ void monarch_made(int fd, int dir, const char *path, char *real) {
     struct stat st;
     if (sys_fstat(fd, &st) != 0)
         return;
-    mark_known_opened(fd, &st, real);
-    mark_made(&st, fd, dir, path, real);
+    mark_made(&st, fd, dir, path, real, mark_known_opened(fd, &st, path, real));
 }
 
 const char *monarch_opened_for_change(int fd, int created, int dir, const char *path, char *real) {
     struct stat st;
     if (!__atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE) || sys_fstat(fd, &st) != 0)
         return NULL;
-    mark_known_opened(fd, &st, real);
+    int is_named = mark_known_opened(fd, &st, path, real);
     if (created)
-        mark_made(&st, fd, dir, path, real);
+        mark_made(&st, fd, dir, path, real, is_named);
     return record(&st, real) ? real : NULL;
 }
 
