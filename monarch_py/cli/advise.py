@@ -13,9 +13,9 @@ from monarch_py.cli.screen import print_table
 from monarch_py.util.units import counted
 
 
-@click.group(short_help="Say what a training needs, and what would make it faster.")
+@click.group(short_help="Say what a training job needs, and what would make it faster.")
 def advise() -> None:
-    """Say what a training needs, and what would make it faster."""
+    """Say what a training job needs, and what would make it faster."""
 
 
 def _seconds(_context: Any, _parameter: Any, value: str) -> float:

@@ -25,9 +25,9 @@ KINDS = ("image_folder", "files", "tfrecord", "webdataset", "hdf5", "fixed")
 _PATH = click.Path(path_type=Path)
 
 
-@click.group(short_help="Compute every access of a training in advance.")
+@click.group(short_help="Compute every access of a training run in advance.")
 def plan() -> None:
-    """Compute every access of a training in advance: what is read, by which rank, and when."""
+    """Compute every access of a training run in advance: what is read, by which rank, and when."""
 
 
 def _needed(value: Any, option: str, kind: str) -> Any:

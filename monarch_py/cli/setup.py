@@ -57,7 +57,7 @@ def _warn_of_mistakes(config_file: Path) -> None:
 
 
 @click.command(
-    short_help="Show the gain with a small training on a slow source.",
+    short_help="Show the gain with a small training run on a slow source.",
     epilog=examples("monarch demo --size 16MiB"),
 )
 @click.option(

@@ -248,7 +248,7 @@ class _Model:
             yield from self._larger(now, size)
         room = min(size, int(MEMORY_SHARE * run.memory_bytes))
         if room >= MIB and all(tier.kind != "ram" for tier in now.tiers):
-            what = f"put a RAM tier of {rounded_up(room)} before the others (on a tmpfs)"
+            what = f"put a RAM tier of {rounded_up(room)} (on a tmpfs) before the other tiers"
             policy = now.policy if now.tiers else kept
             yield what, replace(now, tiers=(_ram_tier(room), *now.tiers), policy=policy)
         ordered = tuple(sorted(now.tiers, key=lambda tier: tier.kind != "ram"))

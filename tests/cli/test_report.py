@@ -380,7 +380,7 @@ def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> Non
     names = [change["what"] for change in advice_of(monarch, file)["changes"]]
     assert names == [
         "raise max_storage_quota of /local to 69MiB, the most that fits on its disk",
-        "put a RAM tier of 10MiB before the others (on a tmpfs)",
+        "put a RAM tier of 10MiB (on a tmpfs) before the other tiers",
     ]
     report["rooms"] = [50 * 10**6]
     report["memory_bytes"] = MIB
