@@ -192,8 +192,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures, in the testbeds of `configurations`, how many opens find no complete copy if
-        the ranks compute for twice as long as reading takes."""
+        """Measures the share of opens that find no complete copy, in those testbeds of
+        `configurations` that have daemons. The ranks compute for twice as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
