@@ -160,8 +160,8 @@ class Calls:
         return outside
 
     def constructor(self) -> Result:
-        """Measures how long the library's constructor takes. The library is preloaded into the
-        programs that are started, but not into the processes that start them."""
+        """Measures how long the library's constructor takes. Two processes start programs. Only one
+        of the two preloads the library into its programs; neither runs under the library itself."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

@@ -1,4 +1,4 @@
-"""Runs a policy: requests batch by batch, with a barrier after each."""
+"""Runs a policy: the nodes request samples batch by batch, with a barrier after each batch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Buffer:
     """One node's staging buffer.
 
     order : (samples,) the file of each sample
-    ready : (samples,) when the sample is in the buffer [s]; NOT_STAGED for never
+    ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
     source : (samples,) the origin of the sample, for samples from the buffer and for samples that
         were fetched directly
     """

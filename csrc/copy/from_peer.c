@@ -9,11 +9,11 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
- * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
- * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
-#define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
+/* If a peer answers TIMEOUT this many times in a row, the fill gives up on the peer, and asks the
+ * next peer or the source. A live peer answers TIMEOUT if it waits for the source itself and
+ * receives nothing within 0.6 s. */
+#define ASKED_TRIES 2 /* if a reader waits for the bytes */
+#define TRIES 8       /* if no reader waits for the bytes */
 /* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. This limit
  * is less than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING
  * while it is receiving the bytes from the source. This node then waits for the peer: if this node
