@@ -176,9 +176,9 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has reached
- * its limit of open descriptors. Returns whether the message is valid; a valid message names a
- * file. */
+/* Receives the next message, and sets *fd to the message's descriptor, or to -1 if this process has
+ * reached its limit of open descriptors. Returns whether the message is valid; a valid message
+ * names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {

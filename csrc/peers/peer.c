@@ -377,8 +377,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot. A newcomer never gets one ahead of a thread that already waits. Returns 0 if no
- * slot became free in time. */
+/* Takes a slot. A thread that already waits always gets a slot before a newcomer does. Returns 0 if
+ * no slot became free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
