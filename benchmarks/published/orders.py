@@ -23,7 +23,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Draws the same integers as numpy's RandomState.randint, one by one and ten times as fast.
+    """Draws the same integers as numpy's RandomState.randint, one at a time, but ten times as fast.
 
     It takes 32 bits of the Mersenne Twister at a time, masks them to the bits that the range needs,
     and rejects values outside the range. If the range contains only one number, nothing is drawn.

@@ -43,7 +43,7 @@ class Policy:
         own caches
     is_staged : whether samples are prefetched into the staging buffer
     is_perfect : whether every sample is available without any delay
-    has_class_prefetchers : whether the caches are filled during training, as by NoPFS (nopfs.py)
+    has_class_prefetchers : whether the caches are filled during training, as NoPFS does (nopfs.py)
     """
 
     fill: Fill | None = None

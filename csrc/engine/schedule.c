@@ -134,8 +134,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 }
 
 /* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last one that found work ended. When the search reaches a reader that belongs to a rank, the
- * ranks' shares decide which rank's reader is served (fair_queue.h). */
+ * last successful search ended. When the search reaches a reader that belongs to a rank, the ranks'
+ * shares decide which rank's reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->origin];
     struct line line;
@@ -318,9 +318,9 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* If a thread gets a unit from a peer before a reader waits for the unit, the thread is not
-     * counted in p->unasked: the reader will soon wait for this unit, and there are enough threads
-     * for peers. */
+    /* A thread that copies a unit from a peer before a reader waits for the unit is not counted in
+     * p->unasked: the reader will soon wait for this unit, and there are enough threads for
+     * peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -187,8 +187,8 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
 }
 
 /* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Sets *asks
- * if policy must be woken for that. Returns whether the descriptor must go on waiting. The caller
- * holds the locks of the writer, the pool and the table. */
+ * if policy must be woken for that. Returns whether the descriptor must continue to wait. The
+ * caller holds the locks of the writer, the pool and the table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;

@@ -57,7 +57,7 @@ static int is_plain(const char *path) {
 }
 
 /* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
- * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
+ * file. The attributes are those that the kernel cached when the reader opened the file. The fill
  * later compares them with the attributes at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
@@ -95,7 +95,7 @@ static struct handed *new_handed(const struct pool *p, int fd,
     return h;
 }
 
-/* Finds or makes the order of the file, and gives the order a slot, so that it can begin at
+/* Finds or makes the order of the file, and assigns a slot to the order, so that it can begin at
  * once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;

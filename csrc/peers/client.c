@@ -58,8 +58,8 @@ struct monarch_peer_link {
 /* The answer that is being read. */
 struct answer {
     get *g;
-    /* came: number of bytes received, including bytes whose checksum has not come yet. deadline_ns:
-     * the deadline of the whole answer */
+    /* came: number of bytes received, including bytes whose checksum has not arrived yet.
+     * deadline_ns: the deadline of the complete answer */
     uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
