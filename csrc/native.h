@@ -82,9 +82,9 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
 /* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
- * all names of a directory, stores the directory's listing in `sum` of the directory's entry.
- * Stores the listing also in `copy_ino`, where readers find it, unless the directory has changed
- * after `young_ns`: a directory that changed so recently could change again and keep its times.
+ * all names of a directory, stores the directory's listing in `sum` of the directory's entry. Also
+ * stores the listing in `copy_ino`, where readers find it, unless the directory has changed after
+ * `young_ns`: a directory that changed so recently could change again and keep its times.
  * After sources were added, call this again with the number of the first new source as `from`; the
  * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
  * memory is exhausted. */

@@ -37,8 +37,8 @@ class Dataset:
         return len(self.directories) + len(self.files) + len(self.links)
 
     def glob(self) -> int:
-        """Finds the images in the same way as tf.io.gfile.glob: checks every matching entry for
-        being a directory."""
+        """Finds the images in the same way as tf.io.gfile.glob: checks for every matching entry
+        whether it is a directory."""
         found, level = 0, [self.root]
         for pattern in ("train", "class*", "*.jpg"):
             children = [f"{parent}/{name}" for parent in level for name in os.listdir(parent)]

@@ -275,7 +275,8 @@ def daemon_cpu_s(config: Path) -> float:
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
     """Returns how many metadata operations Monarch adds per file to those of the program alone.
-    Opens are not counted. With `scan: lazy`, only files that were not read count as files."""
+    Opens are not counted. With `scan: lazy`, the operations are divided by the number of files that
+    were not read."""
     more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)

@@ -210,8 +210,8 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns two times [s] of all epochs except the first one together: the time with owners by
-    hash, and the time with a plan."""
+    """Returns the total time [s] of all epochs except the first one: with owners by hash, and with
+    a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (
