@@ -318,8 +318,8 @@ class Asked(Protocol):
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns a pair (answer of `ours`, answer of `plain`) for each line except the first one. The
-    first line only warms both up. `ours` and `plain` alternate in answering first, because the
-    first answer changes the caches that the second one finds."""
+    first line only warms up both programs. From line to line, `ours` and `plain` take turns in
+    answering first, because the program that answers first changes the caches for the other."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

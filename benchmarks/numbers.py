@@ -1,8 +1,8 @@
 """Computes ratios of paired rounds and their spread, describes the machine, and prints the report.
 
-The speed of a machine that others use too changes all the time, so the times of two separate runs
-are not compared. Instead, both variants of a measurement stay ready during the whole measurement,
-and short rounds of the two alternate. Each pair of rounds gives one ratio, and the report contains
+If others use the machine too, its speed changes all the time. So the times of two separate runs are
+not compared. Instead, the processes of both variants exist during the whole measurement, and short
+rounds of the two variants alternate. Each pair of rounds gives one ratio, and the report contains
 the median of the ratios and their spread.
 """
 
@@ -34,8 +34,8 @@ class Result:
         distribution; in other results, the smallest and the largest value
     quartiles : the quartiles of the rounds
     wall : if `value` is a ratio of CPU times, the corresponding ratio of wall times
-    with_library, without : medians of one operation [ns], for orientation only, because they depend
-        on the machine
+    with_library, without : median times of one operation [ns], for orientation only, because they
+        depend on the machine
     """
 
     name: str
@@ -63,8 +63,9 @@ class Result:
 
 
 def median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Returns order statistics that enclose the median with 95 % confidence: n/2 -+ 0.98 sqrt(n)
-    (normal approximation of the binomial distribution)."""
+    """Returns two of the values, which enclose the median with 95 % confidence. Among the n sorted
+    values, their positions are n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial
+    distribution)."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(len(ordered) / 2 - half))
     high = min(len(ordered) - 1, math.ceil(len(ordered) / 2 + half) - 1)

@@ -10,18 +10,22 @@
  * program maps, so that changes take effect at once. The file is a struct of 64-bit words in native
  * byte order; `--layout` prints the names and offsets of the words.
  *
- * Options besides libfuse's own: keep_pages (the kernel keeps a file's pages from one open to the
- * next), direct (the kernel keeps no pages), attr_timeout=SECONDS (how long the kernel may trust
- * names and attributes; 1 by default), link=FILE (all mounts that name this file share one link,
- * each at its own rate, like several clients of one server), flush (each close of a descriptor
- * sends a request and waits for the answer), until_eof (the program unmounts and ends when standard
- * input ends, for example because the process at the other end of the pipe was killed).
+ * Options besides libfuse's own:
  *
- * With FUSE's path-based interface, fstat() of an unlinked open file would fail and two hard links
- * would appear as two files, so the low-level interface is used. The program therefore needs an
- * O_PATH descriptor for every file that the kernel has cached, and RLIMIT_NOFILE limits the number
- * of these files. Needs /proc. O_TMPFILE is refused, as by many file systems. File locks never
- * reach this program: the kernel handles them.
+ *     keep_pages            the kernel keeps a file's pages from one open to the next
+ *     direct                the kernel keeps no pages
+ *     attr_timeout=SECONDS  how long the kernel may trust names and attributes; 1 by default
+ *     link=FILE             all mounts that name this file share one link, each at its own rate,
+ *                           like several clients of one server
+ *     flush                 each close of a descriptor sends a request and waits for the answer
+ *     until_eof             the program unmounts and ends when standard input ends, for example
+ *                           because the process at the other end of the pipe was killed
+ *
+ * The low-level interface is used because, with FUSE's path-based interface, fstat() of an unlinked
+ * open file would fail, and two hard links would appear as two files. With the low-level interface,
+ * the program needs an O_PATH descriptor for every file that the kernel has cached, so
+ * RLIMIT_NOFILE limits the number of these files. Needs /proc. O_TMPFILE is refused, as by many
+ * file systems. File locks never reach this program: the kernel handles them.
  *
  *     cc -O2 -o slowsource slowsource.c $(pkg-config --cflags --libs fuse3) -pthread
  */

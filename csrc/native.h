@@ -25,10 +25,10 @@ void monarch_writer_free(struct monarch_writer *w);
 int monarch_catalog_move(struct monarch_writer *w, struct monarch_catalog *to,
                          uint64_t *generation);
 /* Adds `n` entries to the catalog. The `path` of each entry is an offset in `pool`. The `copy_ino`
- * of a link is the offset in `pool` where the link's target begins. ids[i] gets the number that
+ * of a link is the offset in `pool` where the link's target begins. Sets ids[i] to the number that
  * entries[i] has in the catalog; if the path is already known, that is the number of the existing
- * entry. Returns how many entries were processed: fewer than n if the segment is full and must
- * grow. *added grows by 1 for each new entry. */
+ * entry. Increments *added for each new entry. Returns how many of the entries were processed:
+ * fewer than `n` if the segment is full and must grow. */
 uint64_t monarch_catalog_add(struct monarch_writer *w, const struct monarch_entry *entries,
                              uint64_t n, const char *pool, uint64_t *ids, uint64_t *added);
 /* Replaces the attributes of a file that has no copy. A client that reads the attributes during the
@@ -82,9 +82,9 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* --- listings: listing.c ---------------------------------------------------------------------- */
 
 /* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
- * all names of a directory, stores the directory's listing in `sum` of the directory's entry.
- * Stores the listing also in `copy_ino`, where readers find it, unless the directory has changed
- * after `young_ns`: a directory that changed so recently could change again and keep its times.
+ * all names of a directory, stores the directory's listing in `sum` of the directory's entry. Also
+ * stores the listing in `copy_ino`, where readers find it, unless the directory has changed after
+ * `young_ns`: a directory that changed so recently could change again and keep its times.
  * After sources were added, call this again with the number of the first new source as `from`; the
  * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
  * memory is exhausted. */
@@ -99,8 +99,8 @@ int64_t monarch_catalog_parent(const struct monarch_catalog *c, const struct mon
 
 /* Finds the entries of `n` files by name. The names are concatenated in `pool`: name i begins at
  * starts[i] and ends at starts[i + 1]. Each name is looked up with `prefix` in front; `prefix` is
- * empty or ends with a slash. Links that the catalog knows are followed. ids[i] gets the entry's
- * number, or -1 if the catalog does not know the file. */
+ * empty or ends with a slash. Links that the catalog knows are followed. Sets ids[i] to the number
+ * of the file's entry, or to -1 if the catalog does not know the file. */
 void monarch_find_all(const struct monarch_control *k, const struct monarch_clients *m,
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
@@ -160,8 +160,8 @@ void monarch_scan_allow(struct monarch_scan *s, int64_t wanted, int64_t more_oth
  * has ended. */
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished);
 void monarch_batch_free(struct monarch_batch *b);
-/* Returns how many directories and files could not be read. *error gets the errno of the first
- * failure. */
+/* Returns how many directories and files could not be read, and sets *error to the errno of the
+ * first failure. */
 uint64_t monarch_scan_errors(struct monarch_scan *s, int *error);
 /* Returns the inode number that the root's listing shows for "..", or 0 if the scan has not listed
  * the root. */
@@ -172,8 +172,8 @@ int monarch_scan_stop(struct monarch_scan *s, int limit_ms);
 
 /* --- looking at a source: look.c -------------------------------------------------------------- */
 
-/* Reads the attributes of the file at `path`, relative to `root`, into *e. `target` gets the target
- * of a link. Returns 0 or -errno. */
+/* Reads the attributes of the file at `path`, relative to `root`, into *e. If the file is a link,
+ * also stores the link's target in `target`. Returns 0 or -errno. */
 int monarch_stat_entry(int root, unsigned source, const char *path, struct monarch_entry *e,
                        char *target, uint64_t target_bytes);
 /* Does what monarch_stat_entry does, and passes `flags` to statx. */
@@ -192,9 +192,9 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
  * version, another one, or none. If the source does not answer, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
- * `limit_ns` have passed. Returns how many it compared, at least one. found[i] gets an enum
- * monarch_compared; fresh[i] gets the new attributes if the source has another version. roots[s] is
- * a descriptor of the root of source s. `threads` and `ops_per_s` are as for a scan. */
+ * `limit_ns` have passed. Returns how many it compared, at least one. Sets found[i] to the result,
+ * an enum monarch_compared, and fresh[i] to the new attributes if the source has another version.
+ * roots[s] is a descriptor of the root of source s. `threads` and `ops_per_s` are as for a scan. */
 uint64_t monarch_compare(const struct monarch_catalog *c, const int32_t *roots, uint64_t n,
                          const uint64_t *ids, int threads, uint64_t ops_per_s, uint64_t limit_ns,
                          uint8_t *found, struct monarch_entry *fresh);
@@ -288,8 +288,8 @@ int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n
  * at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
  * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
- * have passed since the descriptor came, and the daemon's loop has had two iterations since this
- * call. */
+ * have passed since the descriptor was received, and the daemon's loop has had two iterations since
+ * this call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -366,8 +366,8 @@ struct monarch_placed {
  * may add files of that source to the catalog when programs hand over their descriptors. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Ends the grant. Writes the fills that the engine ordered under it to `out`, which has room for
- * MONARCH_PLACED of them, and returns their number. */
+/* Ends the grant. Writes to `out` the fills that the engine has ordered under the grant, and
+ * returns their number. `out` has room for MONARCH_PLACED fills. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);
 /* If nodes share files, the home of a file says which node keeps the file. monarch_engine_homes
  * tells the engine the homes of `n` files. From the first call on, the engine itself orders fills
@@ -399,17 +399,18 @@ uint64_t monarch_engine_results(struct monarch_engine *e, struct monarch_result 
 void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
- * published. For results of published copies, it rings only when many have accumulated, or a few if
- * the caller waits, so that the threads do not run out of orders. Results can also be taken without
- * a ring. */
+ * published. For results of published copies, it rings only when many have accumulated. If the
+ * caller waits, a few are enough, so that the threads do not run out of orders. Results can also be
+ * taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
  * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
  * (enum monarch_origin: from the sources or from peers), or of both (MONARCH_ORIGINS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int origin);
-/* Returns whether any FILL from a source has no result yet. */
+/* Returns whether there is a FILL from a source whose result was not taken yet. */
 int monarch_engine_reads_sources(struct monarch_engine *e);
-/* Counts, for each of `n` peers, the orders without a result that ask this peer first. */
+/* Counts, for each of `n` peers, the orders that ask this peer first and whose results were not
+ * taken yet. */
 void monarch_engine_queues(struct monarch_engine *e, uint32_t *lengths, uint32_t n);
 /* Reads `n` flows: first the flow of the sources, then the flows of the peers, in the order of the
  * peers' numbers. */

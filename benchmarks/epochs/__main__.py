@@ -1,14 +1,15 @@
 """``python -m benchmarks.epochs``: epochs of a dataset behind a slow file system that counts
 operations.
 
-The dataset is read without the library, then under it: in epoch 1 from the source while the daemon
-makes copies, in the later epochs from the copies. Each later epoch is paired with an epoch that
-reads the copies without the library. Then the names and attributes of a tree of small files are
-read, epoch after epoch (metadata.py). The slow source, which needs FUSE, counts the operations that
-reach it.
+The dataset is first read without the library, then under it. Epoch 1 under the library reads the
+source while the daemon makes copies; the later epochs read the copies. Each later epoch is paired
+with an epoch that reads the copies without the library. Then the names and attributes of a tree of
+small files are read, epoch after epoch (metadata.py). The slow source, which needs FUSE, counts the
+operations that reach it.
 
-The copies are in the page cache and no thread waits, so epochs are compared by their CPU times,
-which other users of the machine do not affect; wall times are reported as well.
+Later epochs are compared by their CPU times, which other users of the machine do not affect. This
+is possible because the copies are in the page cache, so no thread waits. Wall times are reported as
+well.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Epochs:
             with Child(self._argv(logical), daemon.environment()) as ours:
                 self._one_epoch(ours, "under the library, epoch 1")
                 self._filled(daemon)
-                # The start of epoch 2 is the last time that the counts are reset, so the totals of
-                # the later epochs include the requests in epoch 2.
+                # The counts are reset for the last time at the start of epoch 2, so the totals of
+                # the later epochs include the requests of epoch 2.
                 self._one_epoch(ours, "under the library, epoch 2")
                 self._later(daemon, ours)
         self._first_epochs()
@@ -149,8 +150,8 @@ class Epochs:
         """Reports the operations that reached the source from epoch 2 on.
 
         total : number of operations of each kind from epoch 2 on
-        counts : the counts since the start of epoch 2, as they were after epoch 2, after epoch 3,
-            and so on
+        counts : for each epoch from 2 on, the number of operations of each kind from the start of
+            epoch 2 to the end of this epoch
 
         Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
         the library revalidates the files makes as many requests as there are files. And the daemon

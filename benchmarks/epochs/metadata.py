@@ -72,9 +72,9 @@ def count_metadata(
     slow: SlowSource, place: Path, tier: Path, files: int, epochs: int
 ) -> tuple[Result, dict[str, Any]]:
     """Returns (result, document). The result is the number of operations in the median epoch under
-    the library, relative to an epoch without the library. The document contains, for each step, the
-    operations by kind: those of the epoch without the library, and the medians over the epochs
-    under it.
+    the library, relative to an epoch without the library. For each step and each kind of operation,
+    the document contains the count in the epoch without the library, and the median of the counts
+    in the epochs under the library.
 
     files : the number of files in the tree behind `slow`
     """

@@ -37,8 +37,8 @@ class Dataset:
         return len(self.directories) + len(self.files) + len(self.links)
 
     def glob(self) -> int:
-        """Finds the images like tf.io.gfile.glob, which checks for each matching entry whether the
-        entry is a directory."""
+        """Finds the images in the same way as tf.io.gfile.glob: checks for every matching entry
+        whether it is a directory."""
         found, level = 0, [self.root]
         for pattern in ("train", "class*", "*.jpg"):
             children = [f"{parent}/{name}" for parent in level for name in os.listdir(parent)]
@@ -48,8 +48,8 @@ class Dataset:
         return found
 
     def image_folder(self) -> int:
-        """Lists the dataset like torchvision's ImageFolder: finds the classes with os.scandir, then
-        walks through each class in sorted order."""
+        """Lists the dataset in the same way as torchvision's ImageFolder: finds the classes with
+        os.scandir, then walks through each class in sorted order."""
         with os.scandir(f"{self.root}/train") as entries:
             classes = sorted(entry.name for entry in entries if entry.is_dir())
         found = 0

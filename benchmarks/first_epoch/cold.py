@@ -2,9 +2,9 @@
 
 ``monarch run`` starts with a configuration that names only a source and a tier: no daemon runs,
 nothing is scanned and no copy exists. Each run under ``monarch run`` is followed by a run of the
-same program without Monarch. Each run has its own mount, so that the kernel has cached nothing of
-the source. Two datasets lie on the local disk, and before each run their pages are dropped from the
-page cache or read into it. Needs FUSE.
+same program without Monarch. Each run mounts the source anew, so that the kernel has cached nothing
+of it. Two of the datasets lie on the local disk instead. Before each run, the pages of one of the
+two are dropped from the page cache, and those of the other are read into it. Needs FUSE.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Case:
     share : the share of the files that is read
     pages : for a dataset on the local disk, how much of it is in the page cache: `cold` for
         nothing, `warm` for everything
-    directories : the number of directories that contain the files;  is_lazy : `scan: lazy`
+    directories : the number of directories that contain the files
+    is_lazy : whether the configuration sets `scan: lazy`
     """
 
     files: int
@@ -209,9 +210,9 @@ class Cold:
         """Runs the reader, and returns its answer for each epoch. In an answer, `source` contains
         the source's counts of operations at the end of the epoch.
 
-        cpu_s : a function that returns the CPU time of the daemon so far [s]. In an answer,
-            `start_s` is the daemon's CPU time when the reader started, and `daemon_s` is how much
-            it has grown from then to the end of the epoch
+        cpu_s : a function that returns the CPU time that the daemon has used so far [s]. In an
+            answer, `start_s` is the time used before the reader started, and `daemon_s` is the time
+            used from then to the end of the epoch
         """
         share = 1 if self.case.is_lazy else self.case.share
         argv = [self.reader, self.list, THREADS, EPOCHS, share]
@@ -273,8 +274,9 @@ def daemon_cpu_s(config: Path) -> float:
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns how many metadata operations Monarch adds to those of the program alone. Opens are
-    not counted. The number is per file; with `scan: lazy`, it is per file that was not read."""
+    """Returns how many metadata operations Monarch adds per file to those of the program alone.
+    Opens are not counted. With `scan: lazy`, the operations are divided by the number of files that
+    were not read."""
     more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)

@@ -5,9 +5,8 @@ There are two measurements, both with a daemon that has just been started:
 - Readers read one part of a dataset, which the configuration excludes from copying, while the other
   part is filled. The time for opening and reading a file is compared with a run of the same
   program without Monarch.
-- The scan of a dataset of many files has just begun. The benchmark measures how long it takes, from
-  the end of the first read of a file, until another process that opens the file is served by a
-  copy.
+- The scan of a dataset of many files has just begun. The benchmark measures the time from the end
+  of the first read of a file until another process that opens the file is served by a copy.
 
 The first measurement needs FUSE.
 """
@@ -188,8 +187,8 @@ def hits(clients: Any) -> int:
 
 
 def served_after(place: Path, source: Path, files: int, path: Path) -> tuple[float, bool]:
-    """Returns how long [s] it takes from the end of the first read until a copy is used, and
-    whether the scan was complete by then."""
+    """Returns the time [s] from the end of the first read of `path` until another process uses a
+    copy of it, and whether the scan was complete by then."""
     with ExitStack() as stack:
         room = files * 8 * KIB + (64 << 20)
         daemon = stack.enter_context(Daemon(place, source, stack.enter_context(tier()), room))

@@ -2,8 +2,8 @@
  *
  *   files LIST THREADS EPOCHS SHARE
  *
- * LIST contains paths, each ended by a NUL. In every epoch each file is opened, read to its end in
- * preads of 256 KiB and closed once. The order is random and different in each epoch. If SHARE is
+ * LIST contains paths, each ended by a NUL. Every epoch opens each file once, reads it to its end
+ * in preads of 256 KiB, and closes it. The order is random and different in each epoch. If SHARE is
  * below 1, every epoch reads the same random part of the list. The program prints the line {}
  * before the first open, and one line of JSON after each epoch: the duration, the CPU time of this
  * process, the bytes, the number of files that failed, and the median and the 99th percentile of

@@ -88,8 +88,8 @@ class Run:
         return self.epochs[epoch].seconds
 
     def opens(self, first: int, end: int | None = None) -> int:
-        """Returns the number of opens at the source in the epochs first to end - 1, counted from
-        0."""
+        """Returns the number of opens at the source in the epochs `first` to `end` - 1. The first
+        epoch of a run is epoch 0."""
         return sum(epoch.did("opened") for epoch in self.epochs[first:end])
 
     @property
@@ -98,8 +98,8 @@ class Run:
 
     @property
     def metadata(self) -> int:
-        """The number of metadata operations at the source, without opens, of the scan and of all
-        epochs."""
+        """The number of metadata operations that reached the source during the scan and all epochs.
+        Opens are not counted."""
         return self.epochs[-1].after["metadata"]
 
 

@@ -5,7 +5,7 @@
  * LIST contains paths, each ended by a NUL. Threads take whole files from the list, in its order.
  * With `random`, they take single blocks instead, in a random order over all files, and read each
  * block with one pread. The program prints one JSON object: the duration; the bytes; the number of
- * files that failed; the longest time that a thread took to get its first block; the median, 99th
+ * files that failed; the longest time until a thread had read its first block; the median, 99th
  * percentile and maximum of the times of single reads; and the bytes read in each 50 ms. All times
  * are in seconds.
  */

@@ -1,10 +1,10 @@
 """``python -m benchmarks.loaders.advice``: the advised number of workers, compared with a sweep.
 
-There are two datasets. With the first, workers mostly wait: it consists of records of a slow source
-(4 ms a read, 1 GB/s). With the second, workers mostly compute a repeated checksum. For each
-dataset, a loop that stands for a training run, with a pause after each batch, is timed with 1 to 8
-workers. The best number of workers is the smallest one with which an epoch takes at most 5 % longer
-than the shortest epoch.
+There are two datasets. The first consists of records on a slow source (4 ms a read, 1 GB/s), so its
+workers mostly wait. The workers of the second mostly compute: a sample is a repeated checksum. For
+each dataset, the benchmark times epochs with 1 to 8 workers; a pause after each batch stands for
+the training step. The best number of workers is the smallest one with which an epoch takes at most
+5 % longer than the shortest epoch.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Returns the median time of an epoch [s] by the number of workers. The numbers of workers
-    alternate from epoch to epoch, so that changes of the machine's load affect all of them."""
+    """Returns the median time of an epoch [s] by the number of workers. Each round runs one epoch
+    with every number of workers, so that changes of the machine's load affect all of them."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

@@ -1,8 +1,8 @@
 """``python -m benchmarks.loaders.records``: batches of random samples of one HDF5 file.
 
-h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently, once
-with neighbouring reads joined into one and once without. Needs FUSE and h5py. The file is sparse,
-because the content of the samples does not matter.
+h5py reads one sample after the other. RecordDataset reads the samples of a batch concurrently. It
+is measured twice: with neighbouring reads joined into one, and without joining. The file is sparse,
+because the content of the samples does not matter. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monarch_py.loaders.records.joining import Extents, join
 
 # Name -> latency of a request [s], rate [bytes/s].
 SOURCES = {"0.5 ms": (0.0005, 200e6), "4 ms": (0.004, 1e9)}
-# SOLAR's smallest dataset has this number of samples; the samples of Lee and others have this size
+# The number of samples in SOLAR's smallest dataset, and the size of a sample of Lee and others
 # [bytes].
 SAMPLES, SAMPLE_BYTES = 87_632, 19_200
 BATCH = 64
@@ -86,8 +86,8 @@ def read_together(datasets: list[RecordDataset], batches: Numbers) -> tuple[floa
     for dataset in datasets:
         dataset.close()
     for dataset in datasets:
-        # With its first batch, a dataset opens the file and measures whether it pays to join
-        # neighbouring reads.
+        # When a dataset reads its first batch, it also opens the file, and measures whether it pays
+        # to join neighbouring reads. So the first batch is not timed.
         dataset.__getitems__([0, SAMPLES // 2])
     seconds: tuple[list[float], list[float]] = ([], [])
     for number, wanted in enumerate(batches):

@@ -1,9 +1,9 @@
 """``python -m benchmarks.nodes [ROW ...]``: daemons of several nodes and one source.
 
 Every node has a mount of the slow source, a daemon and a long-lived reader. All mounts share one
-rate, and all readers begin an epoch together. Where links matter, the nodes are network namespaces.
---slow divides all rates, including those of the links, by the same factor, so that a machine with
-few cores can run more nodes. Needs FUSE, and root for the namespaces.
+rate, and all readers begin an epoch together. In rows that depend on the nodes' links, every node
+is a network namespace. --slow divides all rates, including those of the links, by the same factor,
+so that a machine with few cores can run more nodes. Needs FUSE, and root for the namespaces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Compares Monarch with widely used loaders, for four ranks, the same samples and the same source.
+"""Compares Monarch with widely used loaders.
 
-Each loader gets the same samples in its own format, created beforehand: files, tar shards
-(webdataset), or MDS shards (MosaicML streaming, with a cache for each rank as large as Monarch's
-tier and staging area). A loader that is not installed is left out.
+With each loader, four ranks read the same samples from the same source. The samples are stored
+beforehand in each loader's own format: files, tar shards for webdataset, MDS shards for MosaicML
+streaming. Each rank of MosaicML streaming has a cache as large as Monarch's tier and staging area
+together. A loader that is not installed is left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulates the measured nodes with the same policy classes that the daemons use.
 
-Ranks read like reader.c: threads take the files of a rank in order and compute nothing in between;
-ranks wait for each other only at the end of an epoch.
+Ranks read as reader.c does: the threads of a rank take its files in order, and compute nothing in
+between. Ranks wait for each other only at the end of an epoch.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Run:
         return _epochs(measure(scenario, self._job(scenario, self.orders), decision))
 
     def _foreign(self, decision: Decision) -> float:
-        """Returns the share of all bytes read that belongs to files that are not kept on the node
-        of the rank that reads them."""
+        """Returns the number of bytes that ranks read from files that their own nodes do not keep,
+        divided by the number of all bytes read."""
         sizes = self.dataset.sizes
         kept = np.zeros((len(self.layout.tiers), len(sizes)), bool)
         kept[decision.copies.node, decision.copies.file] = True
@@ -210,7 +210,8 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the time [s] of all epochs except the first: with owners by hash, and with a plan."""
+    """Returns the total time [s] of all epochs except the first one: with owners by hash, and with
+    a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)
     hashed, planned = (

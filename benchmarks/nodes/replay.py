@@ -70,8 +70,8 @@ class Replayed:
         return max(ratios, key=lambda ratio: abs(ratio - 1))
 
     def apart(self, origin: str) -> float:
-        """Returns the real bytes from one origin in the whole run minus the simulated ones, divided
-        by the number of all bytes read.
+        """Returns how many more bytes came from an origin in the real run than in the simulated
+        run, divided by the number of all bytes read.
 
         origin : "source" or "peers"
         """

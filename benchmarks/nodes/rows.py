@@ -192,8 +192,8 @@ class Rows:
     # --- waiting --------------------------------------------------------------------------------
 
     def waited(self) -> list[Result]:
-        """Measures, in the testbeds of `configurations`, how many opens find no complete copy if
-        the ranks compute for twice as long as reading takes."""
+        """Measures the share of opens that find no complete copy, in those testbeds of
+        `configurations` that have daemons. The ranks compute for twice as long as reading takes."""
         results = []
         for name, layout in self.configurations().items():
             if not layout.has_daemons:
@@ -220,7 +220,8 @@ class Rows:
         There are three variants. In the first, the daemon divides its threads equally among the
         ranks; in the others, it divides them by the ranks' misses. In the first two, all missing
         files come from the other node, and the threads that fetch from it are a bottleneck. In the
-        third, the threads that read the source get missing files too, so there are enough threads.
+        third, the threads that read the source fetch missing files too, so there are enough
+        threads.
         """
         results = []
         for name, is_on, fetch, most in (

@@ -1,7 +1,8 @@
 """``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-Constants (memory and CPU time per file) are measured. Epochs of jobs that grow with the number of
-nodes are simulated, with the policy classes that the daemons use. A picture goes to docs/img.
+The benchmark measures constants: memory and CPU time per file. It then simulates epochs of jobs
+whose datasets grow with the number of nodes, with the policy classes that the daemons use. The
+results are drawn in a picture in docs/img.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Dataset:
         return int(self.sizes.sum())
 
     def everything(self, ranks: int, epoch: int) -> list[list[int]]:
-        """Returns orders in which every rank reads all files, each in a different order."""
+        """Returns an order of all files for each rank. The orders of the ranks differ."""
         return [
             np.random.RandomState([SEED, epoch, rank]).permutation(len(self.sizes)).tolist()
             for rank in range(ranks)
@@ -93,9 +93,8 @@ class Dataset:
 
 
 class RankEpoch(NamedTuple):
-    """The answer of a rank's reader to an epoch: the numbers in the order in which reader.c prints
-    them. `io_ns` is the time of all calls that open or read, `longest_ns` the time of the longest
-    of these calls."""
+    """The numbers that reader.c prints after an epoch, in the same order. `io_ns` is the time of
+    all calls that open or read, `longest_ns` the time of the longest of these calls."""
 
     wall_ns: int
     cpu_ns: int
@@ -130,8 +129,11 @@ class Epoch:
         return [rank.digest for rank in self.ranks]
 
     def did(self, count: str) -> int:
-        """Returns by how much the count of this name in `Testbed.counts` has grown during the
-        epoch; 0 if there is no such count."""
+        """Returns how much a count of `Testbed.counts` has grown during the epoch; 0 if there is no
+        such count.
+
+        count : the count's name
+        """
         return self.after.get(count, 0) - self.before.get(count, 0)
 
 

@@ -20,8 +20,8 @@ from monarch_py.native import Kind, State
 from monarch_py.peers.handshake import new_secret
 
 LIMIT_S = 120
-# For each line on standard input, opens the file of that name, and prints the time [ns] at which
-# the open has returned.
+# This program opens each file that a line on its standard input names, and prints the time [ns] at
+# which the open has returned.
 OPENER = """
 import os, sys, time
 for line in sys.stdin:
@@ -126,7 +126,7 @@ class PlainSendfile:
             raise
 
     def mac_s(self, size: int) -> float:
-        """Returns the CPU time of GMAC over this many bytes [s]."""
+        """Returns the CPU time [s] to compute the GMAC of `size` bytes."""
         return self._getting.ask(f"mac {size}")[1] / 1e9
 
     def times(self, size: int) -> Times:

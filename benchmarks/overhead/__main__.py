@@ -36,8 +36,8 @@ from benchmarks.overhead.programs import COMPILED_FILES, Program, imports, measu
 GROUPS = ("scanned", "calls", "outside", "programs", "imports", "instructions")
 FILES_A_DIRECTORY = 1000
 DIRECTORIES_LISTED = 100
-# The quota of the tier [bytes]. One million tiny files need less, even if each occupies a block of
-# the largest size that is common.
+# The quota of the tier [bytes]. One million tiny files need less, even if each of them occupies one
+# block of the largest common size.
 QUOTA_BYTES = 16 << 30
 # The limit for the daemon's memory has two parts [bytes]: a fixed part for a Python process with
 # numpy, and a part for each file's catalog entry and its indexes.

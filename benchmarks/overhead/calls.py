@@ -78,8 +78,8 @@ class Calls:
 
     def scanned(self, directories: list[str], files: list[str]) -> list[Result]:
         """Measures calls that ask for names and attributes while no copy exists. Both processes use
-        the source's own paths, which lie on a local file system. In one process, the catalog
-        answers the calls; in the other, this file system does."""
+        the source's own paths, which lie on a local file system. The calls of one process are
+        answered by the catalog, and those of the other by the local file system."""
         listed, looked_at = len(directories), min(CALLS_A_ROUND, len(files))
         return [
             *self._pair(
@@ -160,8 +160,8 @@ class Calls:
         return outside
 
     def constructor(self) -> Result:
-        """Measures how long the library's constructor takes. The library is preloaded into the
-        programs that are started, but not into the processes that start them."""
+        """Measures how long the library's constructor takes. Two processes start programs. Only one
+        of the two preloads the library into its programs; neither runs under the library itself."""
         listed = write_list(self.place / "outside.list", [str(self._outside_file())])
         environment = self.daemon.environment()
         ours_more = [f"{name}={environment[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG")]

@@ -105,9 +105,9 @@ def _alike() -> Iterator[list[int]]:
 def _side_by_side(
     ours: Command, plain: Command, rounds: int, cores: Sequence[int]
 ) -> list[tuple[float, float]]:
-    """Returns the CPU times of both commands [ns]. The commands run at the same time, each on a
-    core of its own, and then again with exchanged cores. So a slow phase of the machine affects
-    both commands, and so does a slower core."""
+    """Returns the CPU times of both commands [ns], for each round. The commands run at the same
+    time, each on a core of its own, and then again with exchanged cores. So neither a slow phase of
+    the machine nor a slower core affects one command more than the other."""
     pairs = []
     for _ in range(rounds + 1):
         times = [0.0, 0.0]

@@ -111,8 +111,8 @@ class FileServer(PeerServer):
             raise KeyError((file, block))
 
     def withdraw(self, file: FileId) -> None:
-        """Stops sharing a file; does nothing if it is not shared. Transfers in progress still get
-        the blocks that exist."""
+        """Stops sharing a file; does nothing if it is not shared. Transfers in progress still
+        receive the blocks that exist."""
         with self._open_table() as table:
             lib.monarch_peer_table_withdraw(table, file.source, file.path_hash)
 

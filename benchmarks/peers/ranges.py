@@ -53,8 +53,11 @@ def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
 
 
 def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
-    """Fetches ranges (n,) of dtype GET, within the peer's time limits, and sets the status of each.
-    Failures do not raise. Any number of threads may fetch from one peer."""
+    """Fetches ranges within the peer's time limits, and sets the status of each. A range that fails
+    raises no exception. Any number of threads may fetch from one peer.
+
+    gets : (n,) of dtype GET, the ranges
+    """
     assert gets.dtype == GET
     where = pointer(gets)
     lib.monarch_peer_ask(peer.c, where, len(gets), ffi.NULL, ffi.NULL, ffi.NULL)

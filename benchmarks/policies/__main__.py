@@ -50,8 +50,8 @@ BATCH = 32
 # SOLAR's smallest dataset: 87,632 samples, 17 GB (its artifact's README and Table 2).
 SOLAR_SAMPLES, SOLAR_BYTES = 87_632, 17_000_000_000
 SOLAR_EPOCHS = 100
-# The rate [bytes/s] that 8 clients get from the reference file system, to convert samples to
-# seconds.
+# The rate [bytes/s] at which 8 clients together read the reference file system. It converts samples
+# to seconds.
 PFS_BYTES_PER_S = 2870 * 2**20
 # ImageNet-1k as in NoPFS Fig. 3: number of files, mean size [bytes], number of epochs.
 IMAGENET, IMAGENET_MEAN, IMAGENET_EPOCHS = 1_281_167, 110_000, 90

@@ -65,8 +65,8 @@ def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
     there, and each node's price rounded up to the next value that a file has there.
 
     The prices are rounded because thousands of files may have the same value on a node. Then this
-    value is the best price. Any other price near it raises the bound by the difference of the two
-    prices, once for each of these files.
+    value is the best price. Any other price near it raises the bound by the difference between the
+    two prices, once for each of these files.
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

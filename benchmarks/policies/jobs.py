@@ -46,8 +46,8 @@ def shuffled_job(
 
 
 def loads_of_ranks(job: Job, decision: Decision, epoch: int) -> npt.NDArray[np.float64]:
-    """Returns how many samples each node loads in an epoch, (nodes,). Samples that it reads only
-    because they lie between wanted ones count too."""
+    """Returns how many samples each node loads in an epoch, (nodes,). Samples that a node reads
+    only because they lie between wanted samples count too."""
     order = (decision.orders or job.orders)(epoch)
     flat = order.reshape(job.cluster.nodes, -1)
     if decision.served is None:

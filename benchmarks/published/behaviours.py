@@ -1,8 +1,9 @@
 """The deviations of the published simulator from its paper, or from a real cluster.
 
-Every member is a switch. With all of them on (AS_PUBLISHED) the re-creation gives the published
-numbers; if one is off, that deviation is corrected. Locations are files and functions below
-``sim/`` of the repository of NoPFS (Dryden et al., SC'21). Section numbers refer to the paper.
+Every member is a switch. With all switches on (AS_PUBLISHED), the re-creation reproduces the
+published numbers. A switch that is off corrects its deviation. Locations are files and functions
+below ``sim/`` in the repository of NoPFS (Dryden et al., SC'21). Section numbers refer to the
+paper.
 """
 
 from __future__ import annotations

@@ -16,11 +16,10 @@ _NEVER = float("-inf")
 
 
 class ClientLog:
-    """For every node, logs the times at which it began to read samples from the PFS, or to prefetch
-    them [s].
+    """Logs the times [s] at which every node began to read or to prefetch samples from the PFS.
 
-    Reads of samples are logged in order of time. With CLIENTS_BY_UNSORTED_SEARCH, prefetches are
-    not, because several threads log them.
+    Reads are logged in order of time. Prefetches are not, because several threads log them; they
+    are sorted unless CLIENTS_BY_UNSORTED_SEARCH is on.
     """
 
     def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:

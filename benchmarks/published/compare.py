@@ -2,8 +2,8 @@
 
 A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` (sizes in
 MiB, rates in MiB/s: the simulator's "MB") and the outputs ``run_time_s``, ``epoch_end_s``,
-``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md gives their
-origin.
+``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md describes the
+origin of the recorded runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Difference:
     shares : absolute difference of the share of the bytes that came from one place, for the place
         with the largest difference
     stall : absolute difference of the mean wait of a node [s]
-    seconds : the total time here, and the recorded one [s]
+    seconds : the total time of the simulation, and the recorded total time [s]
     is_supported : whether the policy could run here;  was_supported : whether the record has a time
     """
 

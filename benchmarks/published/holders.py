@@ -1,4 +1,4 @@
-"""Records which node holds which file, in which class, and from when on."""
+"""Records which node holds which file, in which storage class (memory or disk), and since when."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NOBODY = -1
 
 
 class Holders:
-    """Copies in the cache classes of all nodes. A node holds a file in at most one class.
+    """The copies in the storage classes of all nodes. A node holds a file in at most one class.
 
-    level : for each node (files,), the class that holds the file, 0 for none
+    level : for each node (files,), the class in which the node holds the file, 0 for none
     since : for each node (files,), the time at which the copy is complete [s]
     """
 

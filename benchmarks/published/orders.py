@@ -1,4 +1,4 @@
-"""The policies that change the samples of a node: Locality-Aware, DeepIO and Parallel Staging.
+"""The policies that change which samples a node reads: Locality-Aware, DeepIO, Parallel Staging.
 
 Each function replaces inputs.orders with orders of the same lengths.
 """
@@ -23,10 +23,10 @@ Numbers = npt.NDArray[np.int32]
 
 
 class RawDraws:
-    """Draws the same integers as numpy's RandomState.randint, one by one and ten times as fast.
+    """Draws the same integers as numpy's RandomState.randint, one at a time, but ten times as fast.
 
     It takes 32 bits of the Mersenne Twister at a time, masks them to the bits that the range needs,
-    and rejects values outside the range. A range of one number draws nothing.
+    and rejects values outside the range. If the range contains only one number, nothing is drawn.
     """
 
     CHUNK = 1 << 14
@@ -170,8 +170,11 @@ def exchange(inputs: Inputs, holders: Holders) -> None:
 
 
 def _deal(files: Numbers, owner: npt.NDArray[np.int64], counts: list[int]) -> list[Numbers]:
-    """Assigns the samples of one batch: to their owners while these have room, then to any node
-    with room."""
+    """Assigns the samples of one batch to nodes. A sample goes to its owner while the owner's part
+    of the batch has room, otherwise to any node whose part has room.
+
+    counts : for each node, the number of samples in its part of the batch
+    """
     owners = owner[files]
     own = [files[owners == node][:count] for node, count in enumerate(counts)]
     rest = np.concatenate(

@@ -1,4 +1,4 @@
-"""Runs a policy: requests batch by batch, with a barrier after each."""
+"""Runs a policy: the nodes request samples batch by batch, with a barrier after each batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Policy:
         own caches
     is_staged : whether samples are prefetched into the staging buffer
     is_perfect : whether every sample is available without any delay
-    has_class_prefetchers : whether the caches are filled during training, as by NoPFS (nopfs.py)
+    has_class_prefetchers : whether the caches are filled during training, as NoPFS does (nopfs.py)
     """
 
     fill: Fill | None = None

@@ -23,7 +23,7 @@ class Buffer:
     """One node's staging buffer.
 
     order : (samples,) the file of each sample
-    ready : (samples,) when the sample is in the buffer [s]; NOT_STAGED for never
+    ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
     source : (samples,) the origin of the sample, for samples from the buffer and for samples that
         were fetched directly
     """
@@ -118,8 +118,8 @@ class Staging:
         buffer.used, self._turns[node].turn, buffer.ahead = used, turn, place
 
     def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
-        """Returns the source from which a thread of `node` gets a file, and when the file is staged
-        [s]; (0, 0) if no source is allowed. The thread is free from `begin` on."""
+        """Returns the source from which a thread of `node` reads a file, and the time at which the
+        file is staged [s]; (0, 0) if no source is allowed. The thread is free from `begin` on."""
         speeds, holders = self._speeds, self._holders
         source, rate, since = 0, 0.0, 0.0
         if level := holders.level[node][file]:

@@ -4,10 +4,10 @@ Every recorded run of the authors' simulator is simulated by our simulator and b
 theirs (benchmarks/published). The authors' simulator deviates from its paper in some behaviours,
 each of which can be switched off in the re-creation. The re-creation runs with all of them on, with
 all of them off and, for two sets of runs, with each of them off separately. If our simulator and
-the re-creation with all of them off still give different results, the two models differ. To show
-the effects of the two largest of these differences, each of the two is removed separately. The
-tables go into docs/simulator.md. The benchmark takes about eight minutes on one core; with --only
-stressS3, it takes half a minute.
+the re-creation with all of them off still give different results, the two models differ. The
+effects of the two largest differences between the models are measured, by removing one difference
+at a time. The tables are written into docs/simulator.md. The benchmark takes about eight minutes on
+one core; with --only stressS3, it takes half a minute.
 """
 
 from __future__ import annotations

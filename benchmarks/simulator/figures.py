@@ -1,10 +1,10 @@
 """``python -m benchmarks.simulator.figures``: the papers' figures, from the shipped scenarios.
 
-Every scenario is simulated under all relevant policies, drawn like figure 8 of NoPFS
-(docs/img/simulator_*.png), and written as tables into docs/simulator.md. For datasets of many
+Every scenario is simulated under all relevant policies. The results are drawn like figure 8 of
+NoPFS (docs/img/simulator_*.png), and written as tables into docs/simulator.md. For datasets of many
 files, the number of files and the capacities are divided by a factor, and the simulated times are
-multiplied by the same factor; the staging buffer still has room for at least four batches. The
-benchmark takes about seven minutes on one core.
+multiplied by the same factor. The reduced staging buffer still has room for at least four batches.
+The benchmark takes about seven minutes on one core.
 """
 
 from __future__ import annotations

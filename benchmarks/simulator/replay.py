@@ -1,9 +1,9 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
 A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. The machine is measured as by `monarch calibrate`. The order of the reads is
-recorded and simulated. Then the size of the tier is changed: the simulation predicts the times of
-the epochs, and a new run measures them.
+or some samples ahead. The rates of the machine are measured as `monarch calibrate` measures them.
+The order of the reads is recorded and simulated. Then the size of the tier is changed: the
+simulation predicts the times of the epochs, and a new run measures them.
 """
 
 from __future__ import annotations

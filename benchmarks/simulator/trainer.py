@@ -42,7 +42,7 @@ def main() -> None:
                     size = ahead.popleft().result()  # type: ignore[attr-defined]
                 else:
                     size = read(paths[number])
-                # Sleeps take longer than requested, so the excess is subtracted from the next one.
+                # A sleep takes longer than requested. The excess is subtracted from the next sleep.
                 woken = time.monotonic() + size / float(rate) - debt
                 time.sleep(max(0.0, woken - time.monotonic()))
                 debt = time.monotonic() - woken

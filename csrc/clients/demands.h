@@ -1,5 +1,5 @@
-/* Answers the demands of readers that wait for parts of files. Also tells which files clients have
- * requested. */
+/* Answers the demands of readers that wait for parts of files. Also reports which files clients
+ * have requested. */
 #pragma once
 
 #include "shared/catalog.h"

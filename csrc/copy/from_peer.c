@@ -9,11 +9,11 @@
 #include "serving/serving.h"
 #include "shared/clock.h"
 
-/* How often in a row a peer may answer TIMEOUT before the fill gives up on it, and turns to the
- * next peer or to the source. A live peer answers TIMEOUT if it waits for the source itself and
- * gets nothing within 0.6 s. */
-#define ASKED_TRIES 2 /* the limit of TIMEOUTs in a row if a reader waits for the bytes */
-#define TRIES 8       /* the limit of TIMEOUTs in a row if no reader waits for the bytes */
+/* If a peer answers TIMEOUT this many times in a row, the fill gives up on the peer, and asks the
+ * next peer or the source. A live peer answers TIMEOUT if it waits for the source itself and
+ * receives nothing within 0.6 s. */
+#define ASKED_TRIES 2 /* if a reader waits for the bytes */
+#define TRIES 8       /* if no reader waits for the bytes */
 /* The longest wait [ns] for a peer that answers COMING, if a reader waits for the bytes. This limit
  * is less than 5 s, the time for which a reader waits for a live daemon. A peer answers COMING
  * while it is receiving the bytes from the source. This node then waits for the peer: if this node
@@ -57,10 +57,10 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
 }
 
 /* Returns whether a reader should get this block from the source, because a peer would probably
- * make the reader wait. This can be so only for the last block, which a peer sends only when its
- * own copy is complete. For the last block, the result is 1 if a peer was already late with this
- * block, or if more than NEAR_END blocks are missing on this node, so that the peer's copy is
- * probably incomplete too. */
+ * make the reader wait. The result can be 1 only for the last block, which a peer sends only when
+ * its own copy is complete. It is 1 in two cases. First, a peer was already late with this block.
+ * Second, more than NEAR_END blocks are missing on this node. The peer's copy is then probably
+ * incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);

@@ -1,6 +1,6 @@
 /* Reads files from a pack (pack.h). A member is called ordered while an order waits for it. A
- * window is a part of the pack that one read brings into memory; it contains ordered members that
- * are close together. Each order then copies its file from the window. */
+ * window is a part of the pack that is read into memory at once, because it contains ordered
+ * members that are close together. Each of these orders then copies its file from the window. */
 #include "copy/pack.h"
 
 #include <errno.h>
@@ -132,8 +132,8 @@ void monarch_pack_free(struct pack *p) {
     free(p);
 }
 
-/* Reads the pack's attributes from the server, because the kernel's cached ones may be older than
- * the bytes that were read. Returns 0 or -errno. */
+/* Reads the pack's attributes from the server, because the attributes that the kernel has cached
+ * may be older than the bytes that were read. Returns 0 or -errno. */
 static int identity_of(int fd, struct statx *x) {
     unsigned mask = STATX_TYPE | STATX_SIZE | STATX_MTIME | STATX_CTIME;
     return statx(fd, "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, mask, x) == 0 ? 0 : -errno;
@@ -273,9 +273,9 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Goes back from `member` as long as the member before it is to be read too, but over at most
- * LOOKS_BACK members. Returns the first member that was reached; `member` itself if the member
- * directly before it is not to be read. */
+/* Returns the first member of a run of members that ends with `member`. The members of the run
+ * before `member` are all to be read, and there are at most LOOKS_BACK of them. If the member
+ * directly before `member` is not to be read, returns `member` itself. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -283,7 +283,7 @@ static uint64_t first_beside(struct pack *p, uint64_t member) {
 }
 
 /* Sets the bounds of a window that begins with this member and ends with an ordered member. most:
- * the longest length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
+ * the maximum length [bytes], WINDOW_BYTES or SHORT_WINDOW_BYTES. */
 static void extend(struct pack *p, struct window *w, uint64_t member, uint64_t most) {
     const struct monarch_member *m = p->members;
     uint64_t end = end_of(&m[member]), wanted = m[member].size;

@@ -1,5 +1,5 @@
-/* Reads files from a pack: a tar that has files of a source as members, so that one read brings
- * many files. */
+/* Reads files from a pack. A pack is a tar whose members are files of a source, so one read of the
+ * tar can fetch many files. */
 #pragma once
 
 #include "copy/job.h"

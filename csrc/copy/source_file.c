@@ -133,9 +133,9 @@ int monarch_source_is_unchanged(struct job *job, int fd) {
     return 0;
 }
 
-/* Returns whether the kernel can safely drop the pages that a read brought (RWF_DONTCACHE). Linux
- * 6.14 and 6.15 have the flag, but drop a page without checking whether another process has written
- * to the page since the read. */
+/* Returns whether the kernel can safely drop the pages that a read has loaded (RWF_DONTCACHE).
+ * Linux 6.14 and 6.15 have the flag, but drop a page without checking whether another process has
+ * written to the page since the read. */
 int monarch_can_drop_behind(void) {
     struct utsname system;
     unsigned major, minor;
@@ -155,7 +155,7 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
  * server is asked twice: for the open, and for the bytes. */
 #define FAST_NS 300000
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
- * cache: an earlier read, or the open, has brought them. */
+ * cache: an earlier read, or the open, has loaded them. */
 #define CACHED_NS 150000
 /* note() computes which share of a source's recent files meets a condition. The share has this
  * value if all of them meet it. */
@@ -200,7 +200,7 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
  * read through the page cache instead. If these reads show that most of the source's files are in
  * the page cache, all its files are read through the page cache again. */
 #define PROBED 32
-/* O_DIRECT moves whole blocks of a disk, which have at most this many bytes. */
+/* A read with O_DIRECT transfers whole blocks of a disk. A block has at most this many bytes. */
 #define DIRECT_ROUND 4096
 
 /* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT: it has only one unit,
@@ -255,11 +255,11 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
     return (ssize_t)done;
 }
 
-/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that each read brings. If these
+/* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that each read loads. If these
  * pages stayed, the pages of many small files would fill the memory, and finding free pages would
  * take as long as copying. posix_fadvise after each file is no alternative: it may wait for all
- * cores, and would also drop pages that other processes have read. RWF_DONTCACHE leaves those pages
- * alone. */
+ * cores, and would also drop pages that other processes have read. RWF_DONTCACHE does not drop such
+ * pages. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;

@@ -48,8 +48,8 @@ struct monarch_engine {
     /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
      * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: the
      * share of recent files whose bytes were not in the page cache yet, so that the read waited for
-     * the source; only files that could have been read with O_DIRECT, but were read through the
-     * page cache, are counted. */
+     * the source. For `awaited`, only files count that could have been read with O_DIRECT, but were
+     * read through the page cache. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
     /* Both atomic, a bit per source. awaited_sources: set if the source's element of `awaited`
      * exceeds one half. buffered_sources: set if the source's files cannot be read with

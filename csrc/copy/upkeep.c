@@ -13,7 +13,7 @@
 #include "shared/buffer.h"
 #include "shared/xxh3.h"
 
-/* How many bytes of a copy one call of page_in reads into memory. */
+/* The number of bytes of a copy that one call of page_in reads into memory. */
 #define PART_BYTES (4 * MONARCH_CHUNK)
 
 /* Computes the checksum that a fill records: the XXH3-64 of the file's block sums, each of which is

@@ -197,8 +197,8 @@ static void free_orders(struct queue *q) {
         ;
 }
 
-/* Wakes all threads because the engine stops. Ignores the count of sleeping threads, because a
- * client may have overwritten it. */
+/* Wakes all threads of this origin, so that they see that the engine is stopping. Does not rely on
+ * the bell's count of sleeping threads, because a client may have overwritten it. */
 static void ring_all(struct pool *p, enum monarch_origin origin) {
     struct monarch_bell *bell = &p->shared.clients->engine[origin];
     __atomic_fetch_add(&bell->rings, 1, __ATOMIC_SEQ_CST);

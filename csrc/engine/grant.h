@@ -1,5 +1,5 @@
-/* The copying threads themselves order fills, in room that policy has granted. So a file that a
- * reader or a peer waits for need not wait for the next iteration of the daemon's loop. */
+/* The copying threads themselves order fills, in room that policy has granted. So if a reader or a
+ * peer waits for a file, the fill can be ordered before the next iteration of the daemon's loop. */
 #pragma once
 
 #include "engine/pool.h"

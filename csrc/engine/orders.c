@@ -178,8 +178,8 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
                           const uint64_t *copies, const uint64_t *sums, const int32_t *peers) {
     struct pool *p = (struct pool *)e;
     struct queue fresh = {NULL, NULL, 0};
-    /* Each order contains the fields of its entry. The lock is needed while these fields are read,
-     * because another thread that publishes a copy may clear the `copy_ino` of any entry. */
+    /* Each order contains a copy of its entry. The lock is needed while the entry is read, because
+     * another thread that publishes a copy may clear the `copy_ino` of any entry. */
     if (e->writer)
         pthread_mutex_lock(&e->writer->lock);
     for (uint64_t i = 0; i < n; i++) {

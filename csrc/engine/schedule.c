@@ -134,8 +134,8 @@ static int find_for(struct pool *p, struct worker *me, const struct waiting *rea
 }
 
 /* Finds work for a waiting reader. Readers are served in rotation: each search begins where the
- * last one that found work ended. When the search reaches a reader that belongs to a rank, the
- * ranks' shares decide which rank's reader is served (fair_queue.h). */
+ * last successful search ended. When the search reaches a reader that belongs to a rank, the ranks'
+ * shares decide which rank's reader is served (fair_queue.h). */
 static int find_demand(struct pool *p, struct worker *me, struct work *w) {
     struct fair_queue *queue = &p->fair[me->origin];
     struct line line;
@@ -159,10 +159,10 @@ static uint64_t unit_ahead(struct fill *f) {
 }
 
 /* Chooses a fill for find_ahead. The candidates are the fills of this origin for which a reader has
- * waited and that have units left. Returns NULL if there is no candidate. Stores the first
- * candidate in the list in *first. If the reader of this candidate belongs to no rank, this
- * candidate is also the result. Otherwise, all candidates whose readers belong to ranks are
- * compared, and the result is the one whose rank is due first. */
+ * waited and that have units left. Returns NULL if there is no candidate. Sets *first to the
+ * candidate that comes first in the list of fills. If this candidate's reader belongs to no rank,
+ * the candidate is also the result. Otherwise, all candidates whose readers belong to ranks are
+ * compared, and the result is the candidate whose rank is due first. */
 static struct fill *next_fill(const struct pool *p, enum monarch_origin origin,
                               struct fill **first) {
     const struct fair_queue *queue = &p->fair[origin];
@@ -280,8 +280,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order from the queue, so that the thread begins it. Sets aside orders that ask a
- * peer which already has its share of the threads. */
+/* Takes the next order, which the thread then begins. Sets aside orders that ask a peer if the peer
+ * already has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -318,9 +318,9 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* If a thread gets a unit from a peer before a reader waits for the unit, the thread is not
-     * counted in p->unasked: the reader will soon wait for this unit, and there are enough threads
-     * for peers. */
+    /* A thread that copies a unit from a peer before a reader waits for the unit is not counted in
+     * p->unasked: the reader will soon wait for this unit, and there are enough threads for
+     * peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;
@@ -376,9 +376,9 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     before the work was added does not fall asleep.
  *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
  *     the remaining work, the thread wakes one of them, but does not change the bell's word. Only
- *     the thread that adds work changes the word, and this is enough. If it has done so already,
- *     all threads that are awake see the work before they sleep. If it has not done so yet, it will
- *     wake one more thread.
+ *     the thread that added the work changes the word, and this is enough. If the word has already
+ *     changed, all threads that are awake see the work before they sleep. If it has not, the thread
+ *     that added the work will still ring, and so wake one more thread.
  *   - A copying thread that adds work and looks for work next changes the word too, but wakes no
  *     thread of its own origin (monarch_unlock_and_look). It takes one piece of the work itself,
  *     and the second rule applies to the remaining work.

@@ -1,4 +1,4 @@
-/* The loop of a copying thread, and what it does with the work that it finds. */
+/* The loop of a copying thread, and the functions that do the work found in the loop. */
 #include "engine/work.h"
 
 #include <stdlib.h>
@@ -85,9 +85,9 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, reports the order's result, and answers the readers that
- * wait for the file. The result is queued before the writer's lock is released. Python must take
- * the same lock before it can order the removal of the copy, because it sets the entry's word. So
- * the result of a removal always comes after this result. */
+ * wait for the file. The result is queued before the writer's lock is released. Before Python
+ * orders the removal of the copy, it changes the entry's word, for which it needs the same lock. So
+ * the result of a removal is always queued after this result. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;

@@ -48,8 +48,8 @@ static enum monarch_answer find_filling(struct pool *p, uint64_t id, struct job 
     return MONARCH_TAKEN;
 }
 
-/* Places the file in granted room. The fill asks no peer, because the program has already brought
- * the bytes to this node. */
+/* Places the file in granted room. The fill asks no peer, because the program's read has already
+ * transferred the bytes to this node. */
 static enum monarch_answer place(struct pool *p, struct monarch_catalog *c, uint64_t id,
                                  struct job **job) {
     if (!p->grant.holds)

@@ -23,12 +23,12 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table has at most 1 / SHARE of the descriptors that the process may have open, even if that
- * is less than KEPT. */
+/* The table contains at most 1 / SHARE of the descriptors that the process may have open, even if
+ * that is less than KEPT. */
 #define SHARE 4
 /* A descriptor that still has no order is closed when two conditions are true. First, ORDER_NS have
- * passed since the descriptor came. Second, the daemon's loop has had ITERATIONS iterations since
- * policy learned of the file. */
+ * passed since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations
+ * since policy learned of the file. */
 #define ORDER_NS 50000000ULL
 #define ITERATIONS 2
 /* Interval [ns] at which the table's thread goes through the table. If a program wants its
@@ -179,7 +179,7 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* Returns whether the descriptor need not wait any longer for an order. The result is 1 if the
  * daemon's loop has had enough iterations to order the fill since policy learned of the file, and
- * ORDER_NS have passed since the descriptor came. */
+ * ORDER_NS have passed since the descriptor was received. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;
@@ -187,8 +187,8 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
 }
 
 /* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Sets *asks
- * if policy must be woken for that. Returns whether the descriptor must go on waiting. The caller
- * holds the locks of the writer, the pool and the table. */
+ * if policy must be woken for that. Returns whether the descriptor must continue to wait. The
+ * caller holds the locks of the writer, the pool and the table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;

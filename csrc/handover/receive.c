@@ -57,7 +57,7 @@ static int is_plain(const char *path) {
 }
 
 /* Reads the attributes of the file at the path, and returns whether the descriptor refers to that
- * file. The attributes come from the kernel's cache, where the reader's open has put them. The fill
+ * file. The attributes are those that the kernel cached when the reader opened the file. The fill
  * later compares them with the attributes at the source's server. */
 static int describe(const struct pool *p, struct handed *h, unsigned source, uint64_t dev) {
     char target[1];
@@ -95,7 +95,7 @@ static struct handed *new_handed(const struct pool *p, int fd,
     return h;
 }
 
-/* Finds or makes the order of the file, and gives the order a slot, so that it can begin at
+/* Finds or makes the order of the file, and assigns a slot to the order, so that it can begin at
  * once. */
 static enum monarch_answer order(struct pool *p, struct handed *h, struct job **job) {
     struct monarch_writer *w = p->shared.writer;
@@ -176,9 +176,9 @@ static int watch(const struct handovers *h, int fd, int how) {
     return epoll_ctl(h->epoll, how, fd, &event);
 }
 
-/* Receives the next message. *fd gets the message's descriptor, or -1 if this process has reached
- * its limit of open descriptors. Returns whether the message is valid; a valid message names a
- * file. */
+/* Receives the next message, and sets *fd to the message's descriptor, or to -1 if this process has
+ * reached its limit of open descriptors. Returns whether the message is valid; a valid message
+ * names a file. */
 static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {

@@ -58,8 +58,8 @@ struct monarch_peer_link {
 /* The answer that is being read. */
 struct answer {
     get *g;
-    /* came: number of bytes received, including bytes whose checksum has not come yet. deadline_ns:
-     * the deadline of the whole answer */
+    /* came: number of bytes received, including bytes whose checksum has not arrived yet.
+     * deadline_ns: the deadline of the complete answer */
     uint64_t came, deadline_ns;
     struct xxh3_stream stream;
 };
@@ -68,7 +68,8 @@ struct answer {
 
 /* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
  * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if
- * it passes during the wait. A single wake-up for many packets makes receiving cheap. */
+ * it passes during the wait. The thread wakes only once for many packets, which makes receiving
+ * cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();

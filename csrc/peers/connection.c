@@ -196,11 +196,11 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
     return monarch_mac_end(stage->content, digest->bytes) ? 0 : -1;
 }
 
-/* Gets the sum and the digest of a piece. For a whole block, both may have been recorded when the
- * copy was made. Recorded values are preferred, because with them the receiver notices bytes that
- * have rotted since. Otherwise both are computed from the bytes. bytes: the piece in memory, or
- * NULL to read it from the file. Returns CUT if no sum can be computed, because the receiver
- * rejects bytes without a sum. */
+/* Determines the sum and the digest of a piece. For a whole block, both may have been recorded when
+ * the copy was made. Recorded values are preferred, because with them the receiver notices bytes
+ * that have rotted since. Otherwise both are computed from the bytes. bytes: the piece in memory,
+ * or NULL to read the piece from the file. Returns CUT if no sum can be computed, because the
+ * receiver rejects bytes without a sum. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;

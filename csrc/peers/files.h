@@ -25,8 +25,8 @@ struct monarch_peer_files {
      * the bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
      * available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
-    /* Called when bytes did not come in time. Returns whether the source of these bytes is
-     * returning data. If so, the peer is told to repeat the request. */
+    /* Called when the requested bytes were not available in time. Returns whether the source of
+     * these bytes is returning data. If so, the peer is told to repeat the request. */
     int (*is_coming)(void *arg);
     /* Returns whether the sum and the digest of a block are known; if so, sets both. Called only
      * for a block whose bytes are all available. */

@@ -25,10 +25,10 @@
  * threads serve all other connections. */
 #define IN_LINE 2
 /* A thread that waits for a slot gives up, and continues without a slot, in two cases. First, no
- * large answer has come for this long [ns]: the threads that have the slots may be waiting for the
- * peer's source. Second, the thread has waited for twice this time. SLOT_NS and the time limit for
- * an answer's first byte add up to less than 2 s, the longest that a reader should wait before it
- * reads the source itself. */
+ * large answer has arrived for this long [ns]: the threads that have the slots may be waiting for
+ * the peer's source. Second, the thread has waited for twice this time. SLOT_NS and the time limit
+ * for an answer's first byte add up to less than 2 s, the longest that a reader should wait before
+ * it reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If no link is idle, a thread that needs one waits for another thread's link, for at most this
  * long [ns]. Three other limits apply to a connect, to an answer's first byte and to a later wait.
@@ -377,8 +377,8 @@ static int none(struct monarch_peer_get *gets, uint64_t n, uint32_t status) {
     return -1;
 }
 
-/* Takes a slot. A newcomer never gets one ahead of a thread that already waits. Returns 0 if no
- * slot became free in time. */
+/* Takes a slot. A thread that already waits always gets a slot before a newcomer does. Returns 0 if
+ * no slot became free in time. */
 static int acquire_slot(peer *p) {
     uint64_t began = monarch_now_ns(), now = began;
     pthread_mutex_lock(&p->lock);
@@ -429,7 +429,7 @@ static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint
         }
         /* A link that the peer had closed before it answered does not count as a failure: the peer
          * closes links that were idle for a long time, and may have been restarted. An answer that
-         * did not come in time is a failure. */
+         * did not arrive in time is a failure. */
         int was_closed =
             monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me->link);

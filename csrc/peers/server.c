@@ -102,7 +102,8 @@ static void end_to_wait(server *s, connection *c) {
 }
 
 /* Releases a connection after a step. If the result is 0, the thread must continue with the
- * connection: the bytes that it waits for may have come since the thread last checked for them. */
+ * connection: the bytes for which the connection is to wait may have become available since the
+ * thread last checked for them. */
 static int hand_back(server *s, connection *c, const struct monarch_peer_stage *stage,
                      enum monarch_peer_io_state next, uint64_t wakes) {
     int is_done = 1;
@@ -237,8 +238,8 @@ static void *serve(void *arg) {
     alignas(MONARCH_PAGE_BYTES) char buffer[MONARCH_PEER_CHUNK]; /* aligned as in buffer.h */
     struct monarch_peer_stage stage = {
         &s->files, &s->bounds, &s->requests, &s->bytes, buffer, monarch_mac_new(s->content_key), 0};
-    /* Signals are blocked because sendfile raises SIGPIPE when the peer is gone, and has no
-     * MSG_NOSIGNAL. */
+    /* Signals are blocked because sendfile raises SIGPIPE when the peer is gone. Unlike send,
+     * sendfile has no flag MSG_NOSIGNAL. */
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, NULL);
@@ -292,7 +293,7 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
 }
 
 /* Returns a free place. If there is none, returns the place of the connection that has been without
- * a request for longest; the peer of that connection opens a new one when needed. Returns
+ * a request for longest; the peer opens a new connection when it needs one. Returns
  * bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;

@@ -46,7 +46,7 @@ struct monarch_peer_request {
     /* the requested bytes; length 0 only asks whether the node has the file */
     uint64_t first, length;
     uint16_t is_awaited; /* a reader waits for exactly these bytes */
-    /* an earlier answer with this block was damaged, so the node that gets this request should
+    /* an earlier answer with this block was damaged, so the node that receives this request should
      * check its copy */
     uint16_t is_doubted;
     uint16_t is_owner; /* the sender considers the receiver the file's owner */

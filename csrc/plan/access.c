@@ -1,4 +1,5 @@
-/* Counts a plan's accesses to each unit, and finds the first and the next access to each. */
+/* Counts a plan's accesses to each unit. Finds the first access to each unit and, for each access,
+ * the next access to the same unit. */
 #include "plan/plan.h"
 
 /* A counter is prefetched this many accesses before it is used. */
