@@ -1,6 +1,6 @@
 /* The inner loops of access plans: shuffles, and counts over all accesses. The shuffles yield
- * exactly the indices that the libraries of the samplers yield. Python chooses the sampler and the
- * nodes, and decides what follows from the counts.
+ * exactly the indices that the sampler's own library (for example, torch) yields. Python chooses
+ * the sampler and the nodes, and decides what follows from the counts.
  *
  * Samples and files are identified by numbers of type int32_t; -1 stands for no access. An access
  * is to a unit, which is a sample, a file or a block of a file. */

@@ -32,14 +32,14 @@
 
 typedef int (*work)(struct monarch_launch *l);
 
-/* Runs `run` in a new process that shares this process's memory and table of descriptors. The
- * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
- * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
- * its value is right even if a process is killed at any moment. CLONE_VFORK is not used, because
- * this process would then wait for the new process without a time limit. The new process has no
- * exit signal, so wait() does not report it. The new process is untraced, so a tracer that follows
- * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
- * that libc caches in this process. */
+/* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
+ * the new process's pid, or a negative error number. The kernel stores the new process's pid in
+ * *runs before the new process begins. The kernel clears *runs when the new process has ended or
+ * has executed a program. Only the kernel writes *runs, so its value is right even if a process is
+ * killed at any moment. CLONE_VFORK is not used, because this process would then wait for the new
+ * process without a time limit. The new process has no exit signal, so wait() does not report it.
+ * The new process is untraced, so a tracer that follows children does not see it. libc's clone is
+ * not used: before glibc 2.25 it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -193,7 +193,8 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Returns whether the intermediate process has ended and was reaped, so that it is not a zombie. */
+/* Reaps the intermediate process if it has ended, so that it does not remain a zombie. Returns
+ * whether the process has been reaped. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

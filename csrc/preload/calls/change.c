@@ -118,7 +118,7 @@ PUBLIC int fremovexattr(int fd, const char *name) {
 }
 
 /* --- attributes by directory and path ------------------------------------------------------------
- * If the path is NULL, futimesat changes the file of the descriptor itself. */
+ * If the path is NULL, futimesat changes the file to which the descriptor refers. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
     if (!monarch_means_descriptor(path, flags))

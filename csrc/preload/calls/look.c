@@ -87,8 +87,7 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* In the fortified functions, libc aborts a program that requests more bytes than the program's
- * buffer holds. */
+/* libc's fortified functions abort a program that requests more bytes than the buffer holds. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 

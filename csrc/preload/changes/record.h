@@ -21,8 +21,8 @@ int monarch_changed_file(int dir, const char *path, int follow);
  * call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
-/* Records a change of the file at `path`. If it is a directory that is being renamed, also records
- * a change of all files below it. */
+/* Records a change of the file at `path`. If it is a directory, also records a change of all files
+ * below it. */
 void monarch_changed_tree(int dir, const char *path);
 
 /* Call this before a call that changes the file to which `path` leads. Records the change, like

@@ -21,9 +21,9 @@ void monarch_close_unseen(int fd, int kept);
 
 /* A closing is a call of monarch_close_unseen. A closing that is under way disturbs lock calls of
  * other threads in three ways: a lock that a thread takes may be lost, a lock that a thread
- * releases may come back, and a lock may be refused because the closing holds it. So a thread that
- * changes a lock first waits until no closing is under way. If a closing has begun during the
- * change, the thread repeats the change, up to MONARCH_LOCK_ROUNDS times:
+ * releases may be taken again by the closing, and a lock may be refused because the closing holds
+ * it. So a thread that changes a lock first waits until no closing is under way. If a closing has
+ * begun during the change, the thread repeats the change, up to MONARCH_LOCK_ROUNDS times:
  *
  *     do
  *         if (!monarch_await_closings(&closings))

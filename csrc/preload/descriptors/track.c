@@ -91,8 +91,8 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-/* number of opens so far; as a part of each word, it makes the words of two opens of the same file
- * different */
+/* Number of opens so far. Each word contains the number of its open, so two opens of the same file
+ * have different words. */
 static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {

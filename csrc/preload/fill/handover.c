@@ -26,7 +26,7 @@
  * cost. */
 #define WORTH 2
 /* When a program has read 1 / PART of a file, the library decides whether the program reads the
- * file at random. */
+ * file in random order. */
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
@@ -326,7 +326,7 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     if (!e) {
         /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
          * itself reads the file at the source. In this case, the library has followed the program's
-         * reads only to measure their time. */
+         * reads only to measure how long they take. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

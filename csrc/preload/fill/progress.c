@@ -146,7 +146,7 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean time of a
+/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean duration of a
  * call. at_hand: the share of the calls that took less time than the limit for the page cache.
  * near: the share of the calls that took less time than the limit for a local disk. The time of a
  * call includes waits for a processor, so the mean may be too large. If two threads write at the
