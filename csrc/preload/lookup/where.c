@@ -172,7 +172,7 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
     /* a.catalog is the catalog that contains entry `id`. It is read only now, because
-     * monarch_locate_aimed may have mapped a newer catalog than monarch_aim. */
+     * monarch_locate_aimed may have set it to a newer catalog. */
     *c = a.catalog;
     return id;
 }
