@@ -29,8 +29,9 @@ struct task {
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* First the directory's path with its NUL; it is relative to the source's root, and "" for the
-     * root itself. Then, for each name of a portion, the inode number and the name with its NUL. */
+    /* Contains the directory's path with its NUL. The path is relative to the source's root, and ""
+     * for the root itself. In a portion, the inode number and the name (with its NUL) follow for
+     * each name. */
     char path[];
 };
 
@@ -71,8 +72,9 @@ struct monarch_scan {
     /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* The scan skips a file if this writer's catalog has the file with the same inode number. NULL:
-     * the scan skips no file. */
+    /* If this writer's catalog already contains a file with the same inode number, and the file's
+     * directory is settled, the scan does not read the file's attributes. NULL: the scan reads the
+     * attributes of every file. */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

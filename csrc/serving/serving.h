@@ -44,8 +44,8 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to serve to its peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). If a
- * peer considers this node the owner of a file, it requests the file even if this node does not
+/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). A peer
+ * that considers this node the owner of a file may request the file although this node does not
  * keep it. This node then begins to keep the file and fills it, and monarch_holdings_moved reports
  * the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,

@@ -326,9 +326,9 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* Two sums of file sizes for one rank. `opened_bytes` sums all files that the rank's processes have
- * opened. `missed_bytes` sums only the opened files that should have had a copy but had none
- * yet. */
+/* Two sums of file sizes for one rank. `opened_bytes` is the sum over all files that the rank's
+ * processes have opened. `missed_bytes` is the sum over those opened files that should have had a
+ * copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -644,8 +644,9 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses from the hash alone which entry has the path. Call this between the two steps of
  * monarch_find. Returns the entry's number or -1, and prefetches the memory that
- * monarch_find_prepared reads. *word gets 0 if the entry has no copy. Otherwise it gets the entry's
- * word, in which only the tier and the number of the copy are valid. */
+ * monarch_find_prepared reads. Sets *word to 0 if no entry was found or the entry has no copy.
+ * Otherwise sets *word to the entry's word, in which only the tier and the number of the copy are
+ * valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);
