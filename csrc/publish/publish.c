@@ -96,7 +96,7 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 }
 
 /* A client may mark the file as changed just after this function has read the changed filter. The
- * published copy is then stale. No program gets it, because every open checks the filter itself.
+ * published copy is then stale. No program reads it, because every open checks the filter itself.
  * Python may have processed the mark already, but without effect, because the file was not PRESENT
  * yet. So Python checks the filter again when it processes the result, and then removes the
  * copy. */

@@ -9,7 +9,7 @@
 #define BATCHES_AHEAD 8 /* while this many batches are ready for Python, the threads wait */
 /* How long [ns] a thread collects entries before it hands them to Python. Unless several batches
  * are ready, this is also the shortest time between two rings of Python's doorbell. The time is
- * short, because a file can be filled only when Python has its entry. */
+ * short, because a file can be filled only after Python has received its entry. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
@@ -66,7 +66,8 @@ struct monarch_scan {
     int is_deep, is_whole; /* is_deep: walks subdirectories; is_whole: scans the whole source */
     unsigned source;
     uint64_t dev, errors;
-    uint64_t up_ino; /* atomic: the inode that the root's listing gives to ".."; 0 if unknown */
+    /* atomic: the inode number that the root's listing shows for ".."; 0: unknown */
+    uint64_t up_ino;
     struct monarch_pace pace;
     int is_all_wanted;
     /* How many names may still be examined: [1] in wanted directories, [0] in others

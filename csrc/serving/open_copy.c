@@ -232,7 +232,7 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
 }
 
 /* Like monarch_copy_available, for a fill that is over. The fill's slot may belong to another fill
- * by now, so the entry's word tells how the fill ended. */
+ * by now, but the entry's word shows how this fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));

@@ -77,7 +77,8 @@ const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
  * node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the waiting requests that can be answered now, mostly because their files get no copy. */
+/* Wakes the waiting requests that can be answered now, usually because this node will not fill
+ * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Reports the copies that were found rotten since the last call: their bytes are no longer those
  * that their fills wrote. Stores the numbers of the copies' entries in `ids`, and in `words` the

@@ -273,9 +273,9 @@ struct monarch_scan_hint {
     uint32_t is_part;
 };
 
-/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
- * unit can be read from the copy. A reader relies on a bit only if the slot's word identifies this
- * copy both before and after the bit is read. */
+/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit means that
+ * the unit can be read from the copy. A reader relies on a bit only if the slot's word identifies
+ * this copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
@@ -371,8 +371,9 @@ struct monarch_clients {
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
-    /* The bells of both origins. A client that demands a unit rings both, unless it knows whether
-     * the file comes from the source or from a peer. */
+    /* The bells of both origins. A client that demands a unit rings both, unless it knows the
+     * origin of the file's bytes. It then rings the other origin's bell only if no thread sleeps on
+     * the bell of the file's origin. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. As long as the counters have this sum, the daemon has made no progress since
@@ -568,9 +569,9 @@ static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
- * bits match, the look-up compares the inode in the entry. In the index by copy, a slot has 32 bits
- * of the hash, because monarch_find_dropped cannot compare the inode: when it searches for a
- * removed copy, the entry may already have another copy. */
+ * bits match, the look-up compares the inode in the entry. In the index by copy, a slot contains 32
+ * bits of the hash, because monarch_find_dropped must rely on the hash alone: the entry of a
+ * removed copy may already have another copy, with another inode. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }

@@ -1,7 +1,7 @@
 /* Calls that change a file's content or attributes, by name or by descriptor.
  *
  * Each call makes exactly the requested change, at the source. The library records the file as
- * changed before it makes the call. So after the call, no process gets the old copy, even if the
+ * changed before it makes the call. So after the call, no process reads the old copy, even if the
  * caller is killed right after the call. If the call fails, the file stays as it was, but its copy
  * is no longer used in this session. */
 #include <string.h>

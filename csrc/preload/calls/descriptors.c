@@ -206,7 +206,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
  * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* Finds data or a hole. A copy has no holes, so only the source can tell where the file's holes
+/* Finds data or a hole. A copy has no holes, so the source must be asked where the file's holes
  * are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;

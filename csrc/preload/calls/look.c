@@ -103,7 +103,7 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
- * path is too long. The path has no links in it, because the scan follows no links and the source's
+ * path is too long. The path contains no links, because the scan follows no links and the source's
  * own path is resolved. This is a separate function, because its buffer takes much of the stack,
  * and few calls need it. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {

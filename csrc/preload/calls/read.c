@@ -118,7 +118,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
                 /* The read had to wait until the daemon had read the file at the source. So the
-                 * duration of the wait tells how fast the source is. */
+                 * duration of the wait shows how fast the source is. */
                 monarch_note_source_read(monarch_now_ns() - w->since_ns);
             w->since_ns = 0;
             buf += got;

@@ -173,9 +173,9 @@ static uint64_t outside_file(const struct session *s, const char *path, const st
     return *path == '/' ? monarch_xxh3(path, strlen(path)) ^ file ^ sources : 0;
 }
 
-/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog has
- * another file at the path of `fd`, marks the catalog's file as changed. Returns whether it has
- * written the path of `fd` to `name`. */
+/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog's
+ * entry for the path of `fd` describes another file, marks that file as changed. Returns whether it
+ * has written the path of `fd` to `name`. */
 static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;

@@ -10,9 +10,9 @@
  * a file that is not on a source's device. follow: whether a link at the end of the path is
  * followed.
  *
- * monarch_changed_path records the file that is at the path now. If the catalog has another file
- * at the path, the function also records that file, as monarch_changed_known does. It returns
- * whether the file that is at the path now is on a source's device. */
+ * monarch_changed_path records the file that is at the path now. If the catalog's entry for the
+ * path describes another file, the function also records that file, as monarch_changed_known does.
+ * It returns whether the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
@@ -68,8 +68,8 @@ static inline int monarch_needs_mode(int flags) {
 }
 
 /* Returns whether an open with these flags may change the file or create one. O_TRUNC changes the
- * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux has
- * this mode only for ioctl, but requires write permission for it. */
+ * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux
+ * provides this mode only for calls of ioctl, but requires write permission for it. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }

@@ -107,7 +107,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Returns whether the file is so small that its copy will come soon. */
+/* Returns whether the file is so small that its copy will soon be complete. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }

@@ -23,7 +23,7 @@
 #define SILENCE_NS 750000000ULL
 #endif
 /* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
- * slow: a reader that turned to the source would not get the bytes sooner. */
+ * slow: a reader that turned to the source would not receive the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif

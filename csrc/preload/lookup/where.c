@@ -104,7 +104,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, n, &a->rel);
         if (a->source < 0) {
-            /* Most opens return here: the table says that the path's directory leads to no
+            /* Most opens return here, because the table shows that the path's directory leads to no
              * source. */
             int leads = aim_through_link(s, path, n, a);
             if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||

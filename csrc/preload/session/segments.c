@@ -91,7 +91,7 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
  * table of descriptors. The second try is necessary: without the mapping, this process could not
- * record which files it changes, and other processes would go on reading the old copies. */
+ * record which files it changes, and other processes would continue to read the old copies. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)
