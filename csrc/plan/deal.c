@@ -145,9 +145,9 @@ static void match(struct step *s) {
 }
 
 /* Removes samples from nodes, until there are enough waiting samples (samples without a node) to
- * bring every node up to its minimum (s->least). Each time, removes a sample from the node whose
- * surplus over its minimum is largest. Initially, `waiting` samples have no node. Returns the
- * number of samples that have none at the end. */
+ * bring every node up to its minimum (s->least). Always removes the next sample from the node whose
+ * surplus over its minimum is largest. `waiting` is the number of waiting samples before the call.
+ * Returns their number afterwards. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;

@@ -30,8 +30,8 @@ struct task {
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* Contains the directory's path with its NUL. The path is relative to the source's root, and ""
-     * for the root itself. In a portion, the inode number and the name (with its NUL) follow for
-     * each name. */
+     * for the root itself. In a portion, the path is followed, for each name, by the inode number
+     * and the name with its NUL. */
     char path[];
 };
 
@@ -73,7 +73,7 @@ struct monarch_scan {
     /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* If this writer's catalog already contains a file with the same inode number, and the file's
+    /* If this writer's catalog already contains the file with the same inode number, and the file's
      * directory is settled, the scan does not read the file's attributes. NULL: the scan reads the
      * attributes of every file. */
     struct monarch_writer *writer;

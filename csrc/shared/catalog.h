@@ -371,9 +371,9 @@ struct monarch_clients {
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
-    /* The bells of both origins. A client that demands a unit rings both, unless it knows the
-     * origin of the file's bytes. It then rings the other origin's bell only if no thread sleeps on
-     * the bell of the file's origin. */
+    /* The bells of both origins. A client that demands a unit rings the bell of the origin from
+     * which the file is filled. It rings both bells if this origin is not decided, if the file is
+     * already being filled, or if no thread sleeps on the first bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. As long as the counters have this sum, the daemon has made no progress since

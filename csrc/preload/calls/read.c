@@ -182,7 +182,7 @@ static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size
     monarch_note_source_read(monarch_now_ns() - began_ns);
     /* It is not enough to compare the files: during the read, `fd` may have been the number of
      * another file, and may now belong to a later open of the caller's file. So the track words are
-     * compared too, which differ for any two opens. */
+     * compared too: they differ for any two opens. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;

@@ -140,8 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* While the bits were read, the slot may have been assigned to another copy. The bits are this
-     * copy's only if the slot still belongs to this copy. */
+    /* While the bits were read, the slot may have been assigned to another copy. The bits describe
+     * this copy only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

@@ -260,8 +260,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* Opens the source file of the copy to which `fd` refers. The new descriptor gets a high number,
- * and is returned. On failure, returns -1 or -2 like monarch_backing_fd. */
+/* Opens the source file of the copy to which `fd` refers. Returns the new descriptor, which has a
+ * high number. On failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -296,8 +296,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* If `known` is a descriptor, it belongs to an earlier descriptor with the number `fd`, whose
-     * close the library did not see. */
+    /* If `known` is not -1, it is the backing descriptor of an earlier descriptor with the number
+     * `fd`, whose close the library did not see. */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))

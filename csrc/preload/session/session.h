@@ -152,7 +152,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Returns whether there is probably room for the path of another call of monarch_hint_scan. */
+/* Returns whether monarch_hint_scan would probably have room for another path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
  * for it, nothing is sent. is_part: 1 if the program has read too little of the file for the file

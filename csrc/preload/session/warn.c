@@ -1,4 +1,4 @@
-/* Writes to standard error one line, which explains why all reads go to the source. */
+/* Writes one line to standard error, to explain why all reads go to the source. */
 #include <stdlib.h>
 #include <string.h>
 
