@@ -176,10 +176,10 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the `waiting` samples, which have no node yet: sets s->share. Every node gets the
- * same number of them, with two exceptions. A node gets more if it would otherwise have fewer than
- * s->least samples in all. A node gets fewer if it lacks room. The samples that remain then go one
- * by one to the nodes with the smallest s->taken. */
+/* Distributes the `waiting` samples, which have no node yet, by setting s->share. Every node gets
+ * the same number of them, with two exceptions. A node gets more if it would otherwise have fewer
+ * than s->least samples in all. A node gets fewer if it lacks room. Any samples that are left over
+ * then go, one by one, to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
     /* The level is the number of samples that a node takes if no exception applies. Find the
      * highest level at which all nodes together take at most `waiting` samples. The search keeps

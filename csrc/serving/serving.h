@@ -81,7 +81,7 @@ void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint
  * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Reports the copies that were found rotten since the last call: their bytes are no longer those
- * that their fills wrote. Stores the numbers of the copies' entries in `ids`, and in `words` the
+ * that their fills wrote. Stores in `ids` the numbers of the copies' entries. Stores in `words` the
  * words that the entries had when the copies were opened; an entry may have another word by now.
  * Both arrays have room for MONARCH_ROTTEN. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);

@@ -11,10 +11,10 @@
 /* monarch_launch makes an intermediate process. The intermediate process makes a second process and
  * ends at once. The second process becomes the launched program. The two new processes share the
  * memory of this process, like a child of vfork, because copying the page tables of a large process
- * takes long. Each of the two has its own stack. Functions that run in the new processes must not
- * touch errno or any other thread-local variable, because these variables belong to this process. A
- * sanitizer would add code that touches such variables. The attribute BESIDE turns the sanitizer
- * off for a function. */
+ * takes a long time. Each of the two has its own stack. Functions that run in the new processes
+ * must not touch errno or any other thread-local variable, because these variables belong to this
+ * process. A sanitizer would add code that touches such variables. The attribute BESIDE turns the
+ * sanitizer off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -81,7 +81,8 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
 
 /* --- in the process that becomes the launched program ----------------------------------------- */
 
-/* The kernel's struct sigaction for SIG_DFL is all zeros. */
+/* Resets every signal to its default action. The kernel's struct sigaction for SIG_DFL is all
+ * zeros. */
 BESIDE static void reset_signals(void) {
     const uint64_t none[4] = {0};
     for (int number = 1; number <= 64; number++)
@@ -119,10 +120,10 @@ BESIDE static void unbind(void) {
 /* Gives the process that becomes the program its own table of descriptors. Until then, it shares
  * the table of the library's process, and must not change that table. close_range is tried first,
  * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
- * lowest 64 descriptors, and then close the copies. Few copies are better than many, because the
- * close of a copy flushes a file that the library's process is writing. Kernels before 5.9 have
- * only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
- * launched program closes them. */
+ * lowest 64 descriptors, and then close the copies. Few copies are better than many, because
+ * closing a copy flushes its file if the library's process is writing to it. Kernels before 5.9
+ * have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until
+ * the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

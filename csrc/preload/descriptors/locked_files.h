@@ -14,7 +14,7 @@ void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 /* Closes a descriptor that the library has opened and the program does not know, and preserves the
- * process's locks on the file. Read locks stay in force all the time. A write lock is dropped and
+ * process's locks on the file. Read locks stay in force throughout. A write lock is dropped and
  * taken again at once, so another process may get the lock in between. kept: another descriptor of
  * the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);

@@ -127,7 +127,8 @@ void monarch_keep_descriptor(int fd) {
 
 /* Writes to `to` the address of the socket that receives handovers of the file `id`. If the
  * socket's path is too long for an address, opens the socket's directory, and writes an address
- * that uses this descriptor. Returns the descriptor, or -1 if the address needs none. */
+ * that leads through the descriptor's link in /proc. Returns this descriptor, or -1 if the address
+ * needs none. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();

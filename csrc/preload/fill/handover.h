@@ -19,8 +19,8 @@ int monarch_may_read_direct(const struct session *s, const struct monarch_entry 
 /* Returns whether a program that opens the file now is to fill the file by its own reads. All of
  * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no
  * copy; no fill of the file has begun; and no program has requested a fill since the daemon last
- * took the requests. A fill that the daemon's policy has ordered counts as begun only when a thread
- * works on it. word: the entry's word. */
+ * collected the requests. A fill that the daemon's policy has ordered counts as begun only when a
+ * thread works on it. word: the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Ends the claim of a file, and requests a fill from the daemon. Call this if the library cannot

@@ -194,7 +194,7 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 }
 
 /* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
- * so that the reads that follow are timed. In each thread, that is one in FOLLOWED calls. The
+ * so that the reads that follow are timed. In each thread, one in FOLLOWED calls must do so. The
  * threads of a process begin to count their calls at different numbers. So if a program makes a
  * thread for each file, the reads of one in FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {

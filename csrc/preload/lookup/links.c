@@ -110,8 +110,8 @@ static uint64_t inherit(const char *path, size_t directory) {
 
 /* Searches the table, and returns the first entry that it finds, or 0. The search begins with the
  * path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the
- * path's directory, and ends with the directories above. word: the table's entry of the path's
- * directory, or 0 if the table has none. */
+ * path's directory, and ends with the directories above. word: the table's entry for the path's
+ * directory, or 0 if there is none. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
