@@ -1,6 +1,7 @@
 /* Deals the samples of an epoch, step by step: first to the nodes, and then to the ranks of each
- * node. As many samples as possible go to a node that holds them: augmenting paths find a maximum
- * matching of samples with the nodes' places. */
+ * node. As many samples as possible go to a node that holds them. A node has a place for each
+ * sample that it can take. Augmenting paths find a maximum matching of the samples with the places
+ * of their holders. */
 #include "plan/plan.h"
 
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static void augment(struct step *s, int32_t i) {
     }
 }
 
-/* Gives as many samples as possible to nodes that hold them. */
+/* Assigns as many samples as possible to nodes that hold them. */
 static void match(struct step *s) {
     uint32_t nodes = s->deal->nodes;
     for (uint32_t n = 0; n < nodes; n++)
@@ -144,8 +145,9 @@ static void match(struct step *s) {
 }
 
 /* Removes samples from nodes, until there are enough waiting samples (samples without a node) to
- * bring every node up to its minimum (s->least). Each sample is removed from the node that exceeds
- * its minimum by most. Returns the number of waiting samples. */
+ * bring every node up to its minimum (s->least). Always removes the next sample from the node whose
+ * surplus over its minimum is largest. `waiting` is the number of waiting samples before the call.
+ * Returns their number afterwards. */
 static int32_t give_up(struct step *s, int32_t waiting) {
     uint32_t nodes = s->deal->nodes;
     int32_t needed = 0;
@@ -174,10 +176,10 @@ static int64_t shares_at(const struct step *s, int32_t level) {
     return sum;
 }
 
-/* Distributes the `waiting` samples, which have no node yet: sets s->share. Every node gets the
- * same number of them, with two exceptions. A node gets more if it would otherwise have fewer than
- * s->least samples in all. A node gets fewer if it lacks room. The samples that remain then go one
- * by one to the nodes with the smallest s->taken. */
+/* Distributes the `waiting` samples, which have no node yet, by setting s->share. Every node gets
+ * the same number of them, with two exceptions. A node gets more if it would otherwise have fewer
+ * than s->least samples in all. A node gets fewer if it lacks room. Any samples that are left over
+ * then go, one by one, to the nodes with the smallest s->taken. */
 static void fill_up(struct step *s, int32_t waiting) {
     /* The level is the number of samples that a node takes if no exception applies. Find the
      * highest level at which all nodes together take at most `waiting` samples. The search keeps

@@ -1,6 +1,6 @@
 /* Finds the nodes that use each file most. One pass covers as many files as memory allows. It
- * collects the accesses of all epochs to these files, with two bytes for each access, and then
- * counts them file by file. The result is exact. */
+ * collects the accesses of all epochs to these files, storing two bytes per access, and then counts
+ * the accesses to each file. The result is exact. */
 #include "plan/plan.h"
 
 /* Number of accesses that are processed together: the memory for all of them is prefetched first,

@@ -1,6 +1,6 @@
 /* The inner loops of access plans: shuffles, and counts over all accesses. The shuffles yield
- * exactly the indices that the libraries of the samplers yield. Python chooses the sampler and the
- * nodes, and decides what follows from the counts.
+ * exactly the indices that the sampler's own library (for example, torch) yields. Python chooses
+ * the sampler and the nodes, and decides what follows from the counts.
  *
  * Samples and files are identified by numbers of type int32_t; -1 stands for no access. An access
  * is to a unit, which is a sample, a file or a block of a file. */
@@ -67,18 +67,18 @@ int monarch_plan_first(const int32_t *accesses, uint64_t n, int64_t start, int64
                        uint64_t units);
 /* For each access i to a unit u, sets next[i] to the position of the next access to u. Where
  * accesses[i] is -1, sets next[i] to MONARCH_PLAN_NEVER. Before the call, later[u] is the position
- * of the first access to unit u after these accesses. The call goes backwards through the accesses.
- * Afterwards, later[u] is the position of the first access to unit u, these accesses included.
- * Returns what monarch_plan_count returns. */
+ * of the first access to unit u after these accesses. The function processes the accesses from the
+ * last to the first. Afterwards, later[u] is the position of the first access to unit u, these
+ * accesses included. Returns what monarch_plan_count returns. */
 int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_t *later,
                       uint64_t units, int64_t *next);
 
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access. For each access, the next slot of the accessed unit gets the number of the node that
- * makes the access. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1 if the
- * slots would overflow. */
+ * each access. For each access, stores the number of the node that makes the access in the next
+ * slot of the accessed unit. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1
+ * if the slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);

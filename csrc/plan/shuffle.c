@@ -1,5 +1,5 @@
-/* Shuffles that draw exactly the numbers that the libraries of the samplers draw, and the random
- * generators for them.
+/* Shuffles, and the generators of their random numbers. Each shuffle draws exactly the random
+ * numbers that the sampler's own library draws.
  *
  * The items of a large dataset are far apart in memory. So several hundred positions are computed
  * together, and the items at these positions are prefetched before they are exchanged. */
@@ -172,8 +172,8 @@ static uint32_t mersenne_draw(struct monarch_mersenne *g) {
 
 /* Draws like std::uniform_int_distribution(0, below - 1) from std::mt19937. by_division: whether to
  * divide the generator's range, as minstd_below does. Before version 11, GCC did so for every
- * generator. Since GCC 11, a generator whose numbers use all bits of a word, like this one, is
- * treated differently: the result is the upper half of a product (Lemire, 2019). */
+ * generator. Since GCC 11, generators whose numbers use all bits of a word, such as std::mt19937,
+ * are treated differently: the result is the upper half of a product (Lemire, 2019). */
 static uint32_t mersenne_below(struct monarch_mersenne *g, uint32_t below, int by_division) {
     if (by_division) {
         uint32_t scale = UINT32_MAX / below, drawn;
@@ -203,10 +203,10 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* Draws the positions with which the items from `at` on are exchanged. Each item's position is
- * below a bound. One draw gives the positions of two items: the drawn number is below the
- * product of their bounds, and is split into quotient and remainder. So the generator's range must
- * be at least this product. */
+/* For each item from position `at` on, draws the position of the item that it changes places with.
+ * Each drawn position is below its own bound. One draw yields two positions: the drawn number is
+ * below the product of their bounds, and is split into quotient and remainder. So the generator's
+ * range must be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

@@ -73,7 +73,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
         first[id] = (uint32_t)used;
-        /* more names than the catalog has room for: some of them have no entry */
+        /* If the directory has more names than the catalog has room for, some of the names have no
+         * entry. */
         if (n > c->capacity - used)
             table[id].sum = 0;
         else

@@ -1,10 +1,10 @@
-/* Publishes copies: sets the entries' words, and the index that maps a copy's inode to its
+/* Publishes copies: sets the entries' words, and updates the index that maps a copy's inode to its
  * entry. */
 #include "publish/writer.h"
 
-/* Sets the entry's word. Also updates the entry's slot in the index by path: the slot has a guess
- * of the word (monarch_guess_of), which readers check against the word. So it does not matter which
- * of the two is stored first. */
+/* Sets the entry's word. Also updates the entry's slot in the index by path: the slot contains a
+ * guess of the word (monarch_guess_of), which readers compare with the word. So it does not matter
+ * which of the two is stored first. */
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word) {
     uint64_t old = e->word;
@@ -65,8 +65,8 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
          * the removal, because descriptors of the dropped copy may still be open. If the file
-         * system gives this number to a new copy, all these descriptors have been closed. The
-         * number is then deleted from the entry of the dropped copy. */
+         * system assigns this number to a new copy, all these descriptors must have been closed. So
+         * the number is then deleted from the entry of the dropped copy. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])
@@ -96,7 +96,7 @@ void monarch_lose_tier(struct monarch_writer *w, unsigned tier) {
 }
 
 /* A client may mark the file as changed just after this function has read the changed filter. The
- * published copy is then stale. No program gets it, because every open checks the filter itself.
+ * published copy is then stale. No program reads it, because every open checks the filter itself.
  * Python may have processed the mark already, but without effect, because the file was not PRESENT
  * yet. So Python checks the filter again when it processes the result, and then removes the
  * copy. */

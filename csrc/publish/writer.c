@@ -155,8 +155,7 @@ static int update(struct monarch_catalog *c, uint64_t id, const struct monarch_e
         return -1;
     uint32_t version = e->version;
     __atomic_store_n(&e->version, version + 1, __ATOMIC_SEQ_CST);
-    /* The fields by which readers find the entry stay as they are, and so do the entry's word and
-     * place. */
+    /* The entry's source, kind and path stay as they are, and so do its word and place. */
 #define REPLACE(field) __atomic_store_n(&e->field, fresh->field, __ATOMIC_RELEASE)
     REPLACE(ino);
     REPLACE(size);

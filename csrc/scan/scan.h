@@ -9,7 +9,7 @@
 #define BATCHES_AHEAD 8 /* while this many batches are ready for Python, the threads wait */
 /* How long [ns] a thread collects entries before it hands them to Python. Unless several batches
  * are ready, this is also the shortest time between two rings of Python's doorbell. The time is
- * short, because a file can be filled only when Python has its entry. */
+ * short, because a file can be filled only after Python has received its entry. */
 #define BATCH_NS 20000000ULL
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
@@ -29,8 +29,9 @@ struct task {
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* First the directory's path with its NUL; it is relative to the source's root, and "" for the
-     * root itself. Then, for each name of a portion, the inode number and the name with its NUL. */
+    /* Contains the directory's path with its NUL. The path is relative to the source's root, and ""
+     * for the root itself. In a portion, the path is followed, for each name, by the inode number
+     * and the name with its NUL. */
     char path[];
 };
 
@@ -65,14 +66,16 @@ struct monarch_scan {
     int is_deep, is_whole; /* is_deep: walks subdirectories; is_whole: scans the whole source */
     unsigned source;
     uint64_t dev, errors;
-    uint64_t up_ino; /* atomic: the inode that the root's listing gives to ".."; 0 if unknown */
+    /* atomic: the inode number that the root's listing shows for ".."; 0: unknown */
+    uint64_t up_ino;
     struct monarch_pace pace;
     int is_all_wanted;
     /* How many names may still be examined: [1] in wanted directories, [0] in others
      * (monarch_scan_allow). */
     int64_t may_look[2];
-    /* The scan skips a file if this writer's catalog has the file with the same inode number. NULL:
-     * the scan skips no file. */
+    /* If this writer's catalog already contains the file with the same inode number, and the file's
+     * directory is settled, the scan does not read the file's attributes. NULL: the scan reads the
+     * attributes of every file. */
     struct monarch_writer *writer;
     int64_t since_ns; /* a time before the catalog had any files [CLOCK_REALTIME] */
     const struct monarch_clients *clients; /* shows which files clients are reading now; or NULL */

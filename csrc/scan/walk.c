@@ -82,7 +82,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
 /* Once all names of a directory are read, reports the directory again, with the number of names and
  * the directory's current attributes. If these attributes differ from those that were read before
  * the names, the directory has changed while its names were read. The names that were read may then
- * be a mixture of old and new names, so the catalog drops their number. Only a scan of the complete
+ * be a mixture of old and new names, so the directory gets no listing. Only a scan of the complete
  * source reports directories again, because listings are made only once (monarch_catalog_list). */
 static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, const char *path,
                           int fd, uint32_t names) {

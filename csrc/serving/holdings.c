@@ -13,13 +13,13 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long the check of a block stays valid [ns], except for a peer that says that the block
+/* How long [ns] the check of a block stays valid, except for a peer that reports that the block
  * arrived damaged. */
 #define CHECKED_NS 60000000000ULL
-/* How long [ns] the check of a block stays valid for a peer that says that the block arrived
- * damaged. The time is short, because the block may have rotted since the check. With a time of 0,
- * a lying peer could cause a check with each request. With this time, such a peer can cause at most
- * one check of the block per second. */
+/* How long [ns] the check of a block stays valid for a peer that reports that the block arrived
+ * damaged. The time is short, because the block may have rotted since the check. It is not 0,
+ * because a lying peer could then cause a check with each request. With this time, such a peer can
+ * cause at most one check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;
@@ -175,8 +175,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
         monarch_sums_drop(h->sums, copy);
 }
 
-/* Returns whether the request can be answered now. It must go on waiting only if this node is
- * filling the requested file or will fill it. The request is then woken when bytes of the file
+/* Returns whether the request can be answered now. The request must continue to wait only if this
+ * node is filling the requested file or will fill it. It is then woken when bytes of the file
  * arrive (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;

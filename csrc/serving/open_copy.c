@@ -47,8 +47,8 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
 }
 
 /* Returns whether the request becomes a demand. A request for a file with more units than a fill's
- * bitmap has bits never becomes a demand. Any other request becomes a demand in two cases: it says
- * that a reader waits, or it is for at most one unit.
+ * bitmap has bits never becomes a demand. Any other request becomes a demand in either of two
+ * cases: the request says that a reader waits, or the request is for at most one unit.
  *
  * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
  * reached the limit, each with orders for small files that the other node keeps, so that each waits
@@ -117,10 +117,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the keeper of a file that a peer has requested because it considers this node the
- * file's owner. Also notes the file, so that the daemon learns of it. Returns whether this node now
- * keeps the file. The result is 0 if this node has passed the file on to another node, or if too
- * many noted files wait for the daemon. */
+/* Call this if a peer has requested a file because the peer considers this node the file's owner.
+ * Makes this node the file's keeper, and notes the file, so that the daemon learns of the change.
+ * Returns whether this node now keeps the file. The result is 0 if this node has passed the file on
+ * to another node, or if too many noted files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -232,7 +232,7 @@ int monarch_has_word(struct monarch_holdings *h, uint64_t id, uint64_t word) {
 }
 
 /* Like monarch_copy_available, for a fill that is over. The fill's slot may belong to another fill
- * by now, so the entry's word tells how the fill ended. */
+ * by now, but the entry's word shows how this fill ended. */
 static uint64_t available_when_over(holdings *h, struct open_copy *held) {
     uint64_t present = monarch_word(MONARCH_PRESENT, 0, MONARCH_WORD_TIER(held->word),
                                     MONARCH_WORD_COPY(held->word));

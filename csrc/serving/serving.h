@@ -44,8 +44,8 @@ void monarch_holdings_tier(struct monarch_holdings *h, uint32_t tier, int copies
 /* Sets the catalog. After this call, no thread reads the previous catalog. c = NULL: this node has
  * nothing to serve to its peers. */
 void monarch_holdings_catalog(struct monarch_holdings *h, const struct monarch_catalog *c);
-/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). If a
- * peer considers this node the owner of a file, it requests the file even if this node does not
+/* Sets, for each of the `n` files `ids`, which node keeps the file (enum monarch_home_here). A peer
+ * that considers this node the owner of a file may request the file although this node does not
  * keep it. This node then begins to keep the file and fills it, and monarch_holdings_moved reports
  * the file. */
 void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_t *ids,
@@ -77,10 +77,11 @@ const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
  * node has no server. */
 void monarch_holdings_sums(struct monarch_holdings *h, uint64_t copy, const uint64_t *sums,
                            const struct monarch_digest *digests, uint64_t blocks);
-/* Wakes the waiting requests that can be answered now, mostly because their files get no copy. */
+/* Wakes the waiting requests that can be answered now, usually because this node will not fill
+ * their files. */
 void monarch_holdings_answer(struct monarch_holdings *h);
 /* Reports the copies that were found rotten since the last call: their bytes are no longer those
- * that their fills wrote. Stores the numbers of the copies' entries in `ids`, and in `words` the
+ * that their fills wrote. Stores in `ids` the numbers of the copies' entries. Stores in `words` the
  * words that the entries had when the copies were opened; an entry may have another word by now.
  * Both arrays have room for MONARCH_ROTTEN. Returns how many copies there are. */
 uint64_t monarch_holdings_rotten(struct monarch_holdings *h, uint64_t *ids, uint64_t *words);

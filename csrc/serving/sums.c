@@ -15,8 +15,8 @@ struct monarch_sums {
     kept *chain[CHAINS];
 };
 
-/* Returns the address of the chain's pointer to the copy's sums. If the chain does not have these
- * sums, returns the address of the NULL at the chain's end. */
+/* Returns the address of the chain's pointer to the copy's sums. If the chain does not contain
+ * these sums, returns the address of the NULL at the chain's end. */
 static kept **find(struct monarch_sums *s, uint64_t copy) {
     kept **k = &s->chain[copy % CHAINS];
     while (*k && (*k)->copy != copy)

@@ -273,9 +273,9 @@ struct monarch_scan_hint {
     uint32_t is_part;
 };
 
-/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit says that the
- * unit can be read from the copy. A reader relies on a bit only if the slot's word identifies this
- * copy both before and after the bit is read. */
+/* The progress of a copy that is being filled. `done` has one bit per unit; a set bit means that
+ * the unit can be read from the copy. A reader relies on a bit only if the slot's word identifies
+ * this copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
     uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
@@ -326,9 +326,9 @@ struct monarch_bell {
     uint32_t sleeping; /* atomic: threads that wait on the futex, or are about to */
 };
 
-/* Two sums of file sizes for one rank. `opened_bytes` sums all files that the rank's processes have
- * opened. `missed_bytes` sums only the opened files that should have had a copy but had none
- * yet. */
+/* Two sums of file sizes for one rank. `opened_bytes` is the sum over all files that the rank's
+ * processes have opened. `missed_bytes` is the sum over those opened files that should have had a
+ * copy but had none yet. */
 struct monarch_rank {
     uint64_t opened_bytes, missed_bytes;
     uint64_t unused[6]; /* pads to a cache line */
@@ -371,8 +371,9 @@ struct monarch_clients {
     uint64_t changes;  /* number of marks in the changed filter; incremented after each mark */
     uint64_t renames;  /* number of renames of directories so far */
     uint64_t scan_hints;
-    /* The bells of both origins. A client that demands a unit rings both, unless it knows whether
-     * the file comes from the source or from a peer. */
+    /* The bells of both origins. A client that demands a unit rings the bell of the origin from
+     * which the file is filled. It rings both bells if this origin is not decided, if the file is
+     * already being filled, or if no thread sleeps on the first bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. As long as the counters have this sum, the daemon has made no progress since
@@ -568,9 +569,9 @@ static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
- * bits match, the look-up compares the inode in the entry. In the index by copy, a slot has 32 bits
- * of the hash, because monarch_find_dropped cannot compare the inode: when it searches for a
- * removed copy, the entry may already have another copy. */
+ * bits match, the look-up compares the inode in the entry. In the index by copy, a slot contains 32
+ * bits of the hash, because monarch_find_dropped must rely on the hash alone: the entry of a
+ * removed copy may already have another copy, with another inode. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -644,8 +645,9 @@ int64_t monarch_find_prepared(const struct monarch_catalog *c, unsigned source, 
                               size_t len, uint64_t hash, int64_t likely);
 /* Guesses from the hash alone which entry has the path. Call this between the two steps of
  * monarch_find. Returns the entry's number or -1, and prefetches the memory that
- * monarch_find_prepared reads. *word gets 0 if the entry has no copy. Otherwise it gets the entry's
- * word, in which only the tier and the number of the copy are valid. */
+ * monarch_find_prepared reads. Sets *word to 0 if no entry was found or the entry has no copy.
+ * Otherwise sets *word to the entry's word, in which only the tier and the number of the copy are
+ * valid. */
 int64_t monarch_guess(const struct monarch_catalog *c, uint64_t hash, uint64_t *word);
 /* Finds a file by its hash alone, for callers that have no path. */
 int64_t monarch_find_hash(const struct monarch_catalog *c, unsigned source, uint64_t hash);

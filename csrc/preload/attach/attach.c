@@ -172,9 +172,9 @@ static void look_at_switches(struct session *s, int is_gone) {
 }
 
 /* Attaches to a new daemon's session. Several threads may call this function at the same time. Each
- * of them maps the session, and the whole process then uses one of these mappings. No lock is
- * taken, because the holder of a lock might never release it: a signal handler may have interrupted
- * the holder, or the holder may be a killed child of vfork. */
+ * of them maps the session, and one of these mappings then becomes the one that all threads use. No
+ * lock is taken, because the holder of a lock might never release it: a signal handler may have
+ * interrupted the holder, or the holder may be a killed child of vfork. */
 static struct session *attach_again(struct session *old) {
     struct session *fresh = attach(old);
     if (!fresh || fresh == old)
@@ -249,10 +249,11 @@ static int is_linked_still(struct session *s) {
     return 1;
 }
 
-/* Finds the session whose daemon must learn of a change that this process makes. Usually this is
- * the session to which the process is attached. If a new daemon has started, returns the new
- * daemon's session. If the session's directory was removed but no new daemon has started, returns
- * the old session, because the old daemon may still serve other processes. */
+/* Returns the session whose daemon must learn of a change that this process makes, or NULL if no
+ * daemon serves. Usually this is the session to which the process is attached. If a new daemon has
+ * started, returns the new daemon's session. If the session's directory was removed but no new
+ * daemon has started, returns the old session, because the old daemon may still serve other
+ * processes. */
 struct session *monarch_session_for_change(void) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     int serves = monarch_is_serving(s);

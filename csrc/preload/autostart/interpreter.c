@@ -24,7 +24,8 @@ static int is_interpreter(const char *path) {
            sys6(SYS_faccessat, AT_FDCWD, (long)path, X_OK, 0, 0, 0) == 0;
 }
 
-/* Reads the path that follows `prefix` in the first line of a file. */
+/* Reads the path that follows `prefix` in the first line of a file. Returns whether it is the path
+ * of an interpreter. */
 static int read_path(const char *file, const char *prefix, char *out) {
     size_t n = strlen(prefix);
     int fd = sys_openat(AT_FDCWD, file, O_RDONLY | O_CLOEXEC);
@@ -41,8 +42,8 @@ static int read_path(const char *file, const char *prefix, char *out) {
 
 /* Finds the interpreter if `packages` is PREFIX/lib/pythonX.Y/site-packages. The first line of
  * PREFIX/bin/monarch names the interpreter for which pip has installed the package. If the
- * environment was moved, no interpreter has this path any more, and PREFIX/bin/pythonX.Y is
- * used. */
+ * environment was moved, that interpreter no longer exists, and PREFIX/bin/pythonX.Y is used
+ * instead. */
 static int find_beside(char *python, const char *packages) {
     char place[MONARCH_PATH_MAX];
     const char *version;

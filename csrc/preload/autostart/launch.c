@@ -11,10 +11,10 @@
 /* monarch_launch makes an intermediate process. The intermediate process makes a second process and
  * ends at once. The second process becomes the launched program. The two new processes share the
  * memory of this process, like a child of vfork, because copying the page tables of a large process
- * takes long. Each of the two has its own stack. Functions that run in the new processes must not
- * touch errno or any other thread-local variable, because these variables belong to this process. A
- * sanitizer would add code that touches such variables. The attribute BESIDE turns the sanitizer
- * off for a function. */
+ * takes a long time. Each of the two has its own stack. Functions that run in the new processes
+ * must not touch errno or any other thread-local variable, because these variables belong to this
+ * process. A sanitizer would add code that touches such variables. The attribute BESIDE turns the
+ * sanitizer off for a function. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define BESIDE __attribute__((no_sanitize("thread", "address")))
 #else
@@ -32,14 +32,14 @@
 
 typedef int (*work)(struct monarch_launch *l);
 
-/* Runs `run` in a new process that shares this process's memory and table of descriptors. The
- * kernel stores the new process's pid in *runs before the new process begins. The kernel clears
- * *runs when the new process has ended or has executed a program. Only the kernel writes *runs, so
- * its value is right even if a process is killed at any moment. CLONE_VFORK is not used, because
- * this process would then wait for the new process without a time limit. The new process has no
- * exit signal, so wait() does not report it. The new process is untraced, so a tracer that follows
- * children does not see it. libc's clone is not used: before glibc 2.25 it would change the pid
- * that libc caches in this process. */
+/* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
+ * the new process's pid, or a negative error number. The kernel stores the new process's pid in
+ * *runs before the new process begins. The kernel clears *runs when the new process has ended or
+ * has executed a program. Only the kernel writes *runs, so its value is right even if a process is
+ * killed at any moment. CLONE_VFORK is not used, because this process would then wait for the new
+ * process without a time limit. The new process has no exit signal, so wait() does not report it.
+ * The new process is untraced, so a tracer that follows children does not see it. libc's clone is
+ * not used: before glibc 2.25 it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -81,7 +81,8 @@ static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t
 
 /* --- in the process that becomes the launched program ----------------------------------------- */
 
-/* The kernel's struct sigaction for SIG_DFL is all zeros. */
+/* Resets every signal to its default action. The kernel's struct sigaction for SIG_DFL is all
+ * zeros. */
 BESIDE static void reset_signals(void) {
     const uint64_t none[4] = {0};
     for (int number = 1; number <= 64; number++)
@@ -119,10 +120,10 @@ BESIDE static void unbind(void) {
 /* Gives the process that becomes the program its own table of descriptors. Until then, it shares
  * the table of the library's process, and must not change that table. close_range is tried first,
  * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
- * lowest 64 descriptors, and then close the copies. Few copies are better than many, because the
- * close of a copy flushes a file that the library's process is writing. Kernels before 5.9 have
- * only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until the
- * launched program closes them. */
+ * lowest 64 descriptors, and then close the copies. Few copies are better than many, because
+ * closing a copy flushes its file if the library's process is writing to it. Kernels before 5.9
+ * have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until
+ * the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;
@@ -193,7 +194,8 @@ static void await(const uint32_t *runs, uint64_t limit_ns) {
         sys_futex_wait(runs, seen, (long)limit_ns);
 }
 
-/* Returns whether the intermediate process has ended and was reaped, so that it is not a zombie. */
+/* Reaps the intermediate process if it has ended, so that it does not remain a zombie. Returns
+ * whether the process has been reaped. */
 static int is_reaped(struct monarch_launch *l) {
     if (l->between && sys6(SYS_wait4, l->between, 0, __WALL | WNOHANG, 0, 0, 0) == 0)
         return 0;

@@ -28,7 +28,7 @@ struct monarch_launch {
     char stack[MONARCH_LAUNCH_STACK] __attribute__((aligned(16)));
 };
 
-/* Launches the program. Returns when the program runs, or after a time limit (launch.c). The limit
+/* Launches the program. Returns once the program runs, or after a time limit (launch.c). The limit
  * is needed, because exec may hang if a file system hangs. Makes only system calls, and leaves
  * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
  * because no signal handler may run in a process that shares this memory. */

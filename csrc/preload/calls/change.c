@@ -1,7 +1,7 @@
 /* Calls that change a file's content or attributes, by name or by descriptor.
  *
  * Each call makes exactly the requested change, at the source. The library records the file as
- * changed before it makes the call. So after the call, no process gets the old copy, even if the
+ * changed before it makes the call. So after the call, no process reads the old copy, even if the
  * caller is killed right after the call. If the call fails, the file stays as it was, but its copy
  * is no longer used in this session. */
 #include <string.h>
@@ -118,7 +118,7 @@ PUBLIC int fremovexattr(int fd, const char *name) {
 }
 
 /* --- attributes by directory and path ------------------------------------------------------------
- * If the path is NULL, futimesat changes the file of the descriptor itself. */
+ * If the path is NULL, futimesat changes the file to which the descriptor refers. */
 
 static const char *to_change(int dir, const char *path, int flags, char *real) {
     if (!monarch_means_descriptor(path, flags))

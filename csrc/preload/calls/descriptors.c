@@ -65,7 +65,7 @@ static int real_close_range(unsigned first, unsigned last, int flags) {
 }
 
 /* Returns whether the kernel supports close_range (since Linux 5.9) with these flags. The test call
- * closes the range from UINT_MAX on, where there is no descriptor. */
+ * closes only the number UINT_MAX, which no descriptor has. */
 static int can_close_range(int flags) {
     int old_errno = errno;
     int can = real_close_range(UINT_MAX, UINT_MAX, flags & ~CLOSE_RANGE_UNSHARE) == 0;
@@ -73,8 +73,9 @@ static int can_close_range(int flags) {
     return can;
 }
 
-/* Closes the descriptors of the range, or sets FD_CLOEXEC on them if `flags` says so. Does not
- * change a backing descriptor (backing.h) that belongs to a copy's descriptor outside the range. */
+/* Closes the descriptors from `first` to `last`. If `flags` contains CLOSE_RANGE_CLOEXEC, only sets
+ * FD_CLOEXEC on them. Does not change a backing descriptor (backing.h) that belongs to a copy's
+ * descriptor outside the range. */
 static int close_around_backing(unsigned first, unsigned last, int flags) {
     int r = 0;
     if (flags & CLOSE_RANGE_CLOEXEC)
@@ -205,7 +206,7 @@ PUBLIC int fcntl(int fd, int command, ...) {
  * never promoted. */
 static void uses_offset(int fd) { monarch_track_flag(fd, TRACK_OFFSET); }
 
-/* Finds data or a hole. A copy has no holes, so only the source can tell where the file's holes
+/* Finds data or a hole. A copy has no holes, so the source must be asked where the file's holes
  * are. */
 static off_t seek_hole(int fd, off_t offset, int whence) {
     struct stat st;

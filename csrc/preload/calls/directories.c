@@ -1,7 +1,7 @@
 /* Lists directories from the catalog, for opendir, readdir and scandir.
  *
  * A directory that is listed from the catalog has no descriptor until the program calls dirfd,
- * which opens the source's directory. All other ways to list a directory list the source: nftw,
+ * which opens the source's directory. Any other way of listing a directory reads the source: nftw,
  * glob and fts inside libc, open with O_DIRECTORY, and fdopendir. */
 #include <dirent.h>
 #include <errno.h>

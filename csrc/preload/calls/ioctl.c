@@ -73,7 +73,8 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
         fd = source_of(fd);
     if (changes_file(request)) {
         int backing = monarch_backing_fd(fd);
-        /* no backing descriptor could be opened, and the request must not change the copy */
+        /* If no backing descriptor could be opened, the request fails, because it must not change
+         * the copy. */
         if (backing == -2) {
             errno = EMFILE;
             return -1;

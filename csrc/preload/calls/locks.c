@@ -52,9 +52,9 @@ PUBLIC int flock(int fd, int operation) {
 }
 
 /* Returns whether a lock call must be repeated, because a call of monarch_close_unseen may have
- * disturbed it (locked_files.h). r: the result of the lock call, whose error is in errno.
- * closings: the number of closings (locked_files.h) that was read before the lock call. If a call
- * of monarch_close_unseen has begun since then, the result is 1 in two cases. First, the lock was
+ * disturbed it (locked_files.h). r: the result of the lock call, whose error is in errno. closings:
+ * the value that monarch_await_closings has stored before the lock call. If a call of
+ * monarch_close_unseen has begun since then, the result is 1 in two cases. First, the lock was
  * granted, but may have been dropped again. Second, the lock was refused because of another lock,
  * which monarch_close_unseen may have held. */
 static int is_doubtful(int r, uint32_t closings) {

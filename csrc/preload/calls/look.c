@@ -87,8 +87,7 @@ PUBLIC ssize_t readlinkat(int dir, const char *path, char *target, size_t n) {
     return r == -2 ? REAL(readlinkat)(dir, path, target, n) : r;
 }
 
-/* In the fortified functions, libc aborts a program that requests more bytes than the program's
- * buffer holds. */
+/* libc's fortified functions abort a program that requests more bytes than the buffer holds. */
 ssize_t __readlink_chk(const char *path, char *target, size_t n, size_t size);
 ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t n, size_t size);
 
@@ -104,7 +103,7 @@ PUBLIC ssize_t __readlinkat_chk(int dir, const char *path, char *target, size_t 
 /* --- where a path leads in the end ------------------------------------------------------------ */
 
 /* Writes the entry's path to *resolved, or to new memory if *resolved is NULL. Returns 0 if the
- * path is too long. The path has no links in it, because the scan follows no links and the source's
+ * path is too long. The path contains no links, because the scan follows no links and the source's
  * own path is resolved. This is a separate function, because its buffer takes much of the stack,
  * and few calls need it. */
 __attribute__((noinline)) static int tell_path(const struct monarch_known *k, char **resolved) {

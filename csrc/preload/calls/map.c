@@ -20,7 +20,7 @@
 
 /* mmap opens and closes the copy by raw system calls, because libc's open is a cancellation point,
  * and mmap must not be a cancellation point. Under ThreadSanitizer, libc's functions are used
- * instead, because ThreadSanitizer follows descriptors by the calls of these functions. */
+ * instead, because ThreadSanitizer tracks descriptors by intercepting these functions. */
 #ifdef __SANITIZE_THREAD__
 #define OPEN(path) REAL(open)(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 #define CLOSE(fd) REAL(close)(fd)
@@ -84,8 +84,8 @@ static void *map_tracked(void *at, size_t n, int prot, int flags, int fd, off_t 
         return r;
     }
     errno = old_errno;
-    /* During the wait, another thread may have closed the descriptor, and another file may have got
-     * its number. */
+    /* During the wait, another thread may have closed the descriptor, and its number may now refer
+     * to another file. */
     int is_callers = monarch_is_callers(fd, &w);
     if (!is_callers)
         monarch_momentary_begin();

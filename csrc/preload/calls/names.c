@@ -2,7 +2,7 @@
  *
  * Each call makes exactly the requested change, at the source. Before the call, the library records
  * a change of the file to which the name leads, and of the directory that contains the name. So
- * after the call, no process gets the old copy. */
+ * after the call, no process reads the old copy. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

@@ -73,10 +73,10 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Call this when the program has opened `fd` at the source by a path in a directory outside all
- * sources, and the library has learned from this open that the directory leads into a source. Looks
- * the path up again, and makes `fd` refer to the file's copy if there is one. This cannot wait for
- * the next open in the directory, because the program may open nothing more there. */
+/* Call this after the program has opened `fd` at the source, if the open has shown that the
+ * directory of `path`, which seemed to be outside all sources, leads into a source. Looks up the
+ * path again, and makes `fd` refer to the file's copy if there is one. The next open in the
+ * directory would be too late for this, because the program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;
@@ -212,7 +212,7 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
     return how && n >= sizeof how->flags ? (int64_t)how->flags : O_RDONLY;
 }
 
-/* An openat2 for reading always opens the source's file, because only the kernel can check
+/* For reading, openat2 always opens the source's file, because only the kernel can check
  * restrictions such as RESOLVE_BENEATH. glibc has openat2 since 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {

@@ -27,8 +27,8 @@ PUBLIC int chroot(const char *path) {
 }
 
 /* With CLONE_NEWNS, the process gets its own mounts. The library cannot see later changes of these
- * mounts, so the process gets no copies any more. With CLONE_FS or CLONE_NEWUSER, the thread gets a
- * root directory of its own. */
+ * mounts, so the process no longer uses copies. With CLONE_FS or CLONE_NEWUSER, the thread has its
+ * own root directory from then on. */
 PUBLIC int unshare(int flags) {
     monarch_mappings_end();
     if (flags & (CLONE_FS | CLONE_NEWUSER))
@@ -101,10 +101,11 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child with its own namespaces gets no copies, like a process after unshare. To switch copies
- * off, the child starts in run_in_new_place, which then calls the program's function. The
- * program's function and its argument are at the top of the child's stack. A child that shares
- * memory but was made without CLONE_FS is a thread with its own root directory. */
+/* A child with its own namespaces uses no copies, like a process after unshare. So that the child
+ * stops using them before anything else, it starts in run_in_new_place, which then calls the
+ * program's function. The program's function and its argument are at the top of the child's stack.
+ * A child that shares memory but was made without CLONE_FS is a thread with its own root
+ * directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -118,7 +118,7 @@ static uint64_t read_copy(struct monarch_wanted *w, char *buf) {
             filling += state == MONARCH_FILLING ? got : 0;
             if (w->since_ns && w->entry->size <= MONARCH_UNIT)
                 /* The read had to wait until the daemon had read the file at the source. So the
-                 * duration of the wait tells how fast the source is. */
+                 * duration of the wait shows how fast the source is. */
                 monarch_note_source_read(monarch_now_ns() - w->since_ns);
             w->since_ns = 0;
             buf += got;
@@ -171,18 +171,18 @@ static ssize_t read_by_name(const struct monarch_wanted *w, void *buf, size_t n,
 }
 
 /* Reads from the source the bytes that the copy did not provide. After the read, checks whether the
- * descriptor has referred to the caller's open file all the time. If not, the bytes may come from
- * another file, and are discarded. The range is then read a second time. If the copy is complete by
- * now, as after a promotion by another thread, the second read is from the copy. Otherwise it is
- * from the source's file, which is opened by its name. */
+ * descriptor referred to the caller's open file throughout the read. If not, the bytes may come
+ * from another file, and are discarded. The range is then read a second time. If the copy is
+ * complete by now (another thread may have promoted the descriptor), the second read is from the
+ * copy. Otherwise, the source's file is opened by its name and read. */
 static ssize_t read_rest(int fd, const struct monarch_wanted *w, void *buf, size_t n, off_t at) {
     int old_errno = errno;
     uint64_t began_ns = monarch_now_ns();
     ssize_t r = REAL(pread)(fd, buf, n, at);
     monarch_note_source_read(monarch_now_ns() - began_ns);
     /* It is not enough to compare the files: during the read, `fd` may have been the number of
-     * another file, and may now belong to a later open of the caller's file. The track words of two
-     * opens differ. */
+     * another file, and may now belong to a later open of the caller's file. So the track words are
+     * compared too: they differ for any two opens. */
     if (!((monarch_tracked(fd) ^ w->tracked) & ~TRACK_FLAGS) && monarch_is_callers(fd, w))
         return monarch_note_read(fd, r, at);
     errno = old_errno;
@@ -348,9 +348,9 @@ static int are_usable(const struct iovec *parts, int count, size_t *total) {
     return *total > 0;
 }
 
-/* Fills the parts one after the other, with at most `most` bytes in all. Stops after the first part
- * that is not filled completely, which happens at the end of the file or at an error. Returns
- * OTHER_FILE if the descriptor belongs to another file and nothing was read. */
+/* Fills the parts one after the other. `most` is the maximum number of bytes in all. Stops after
+ * the first part that is not filled completely, which happens at the end of the file or at an
+ * error. Returns OTHER_FILE if the descriptor belongs to another file and nothing was read. */
 static ssize_t fill_parts(int fd, struct monarch_wanted *w, const struct iovec *parts, int count,
                           size_t most, off_t at) {
     ssize_t done = 0;

@@ -55,9 +55,10 @@ PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Call this before a call of madvise. Advice about the order of the program's reads is stored, and
- * is repeated for a mapping of the copy. Advice that takes effect at once need not be repeated. The
- * library does not know the effect of any other advice, so the mapping then stays on the source. */
+/* Call this before a call of madvise. Advice about the order of the program's reads is stored. If a
+ * mapping of the copy later replaces this mapping, the library calls madvise with the same advice
+ * for the new mapping. Advice that takes effect at once need not be repeated. The library does not
+ * know the effect of any other advice, so the mapping then stays on the source. */
 static void advised(void *at, size_t n, int advice) {
     if (advice == MADV_WILLNEED || advice == MADV_DONTNEED || advice == MADV_COLD ||
         advice == MADV_PAGEOUT || advice == MADV_POPULATE_READ)

@@ -224,9 +224,9 @@ static int can_fill_statx(struct session *s, const struct monarch_entry *e, unsi
            s->control->source[e->source].filesystem.statx_mask[0] && monarch_mounts_are_ours(s);
 }
 
-/* Gets the mtime of a file that may be a copy. The mtime is needed, because some copies are found
- * by a stamp in their mtime (monarch_stamp). If the program's call did not request the mtime, newer
- * kernels do not store it in *x, so this function requests it. */
+/* Gets the mtime of a file that may be a copy. The mtime is needed, because some copies are
+ * recognized by a stamp in their mtime (monarch_stamp). If the program's call did not request the
+ * mtime, newer kernels do not store it in *x, so this function requests it. */
 __attribute__((noinline)) static void time_of_copy(int dir, const char *path, int flags,
                                                    const struct statx *x, struct timespec *mtime) {
     struct statx now;

@@ -93,8 +93,8 @@ static FILE *open_for_reading(const char *path, const char *mode) {
     return opened_source(s, &o, path, since_ns, f);
 }
 
-/* Functions with a path buffer are separate functions, so that other calls need no stack space for
- * the buffer. Programs may read files in threads with small stacks. */
+/* Code that needs a buffer for a path is in separate functions, so that no other call needs stack
+ * space for the buffer. Programs may read files in threads with small stacks. */
 __attribute__((noinline)) static FILE *open_again(const char *path, const char *mode) {
     char real[MONARCH_PATH_MAX];
     return open_for_reading(monarch_names_copy(path, real) && real[0] ? real : path, mode);

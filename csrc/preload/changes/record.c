@@ -72,11 +72,11 @@ static void mark_parent(struct session *s, const struct monarch_catalog *c,
                              monarch_entries(c)[id].ino);
 }
 
-/* Marks the entry's file as changed, and also the file's directory, because the catalog's listing
- * of it still has the file. If the file is a directory, also marks all entries below it. Does
- * nothing if the file that is at the entry's path now is the entry's own file, because that file is
- * marked separately. now: attributes of the file that is at the entry's path now, or NULL if there
- * is none. */
+/* Marks the entry's file as changed. Also marks the file's directory, because the catalog's listing
+ * of the directory still contains the file. If the file is itself a directory, also marks all
+ * entries below it. If the file that is at the entry's path now is the entry's own file, does
+ * nothing: that file is marked separately. now: attributes of the file that is at the entry's path
+ * now, or NULL if there is none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -155,13 +155,13 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Files outside all sources that were opened for writing by an absolute path. Without this table, a
- * program that opens such a file again and again would ask the kernel for the file's path each
- * time. An entry combines the session, its number of sources, the path, and the identity of the
- * opened file. If the same path leads to the same file again, the file is assumed to lie outside
- * all sources as before: otherwise, another process would have moved the file into a source, and
- * would have made the old path lead there. Entries are atomic. A lost entry costs one more
- * question, so the table needs no lock. */
+/* Files outside all sources that a program has opened for writing by an absolute path. Without this
+ * table, the library would ask the kernel for the path of such a file at each open. An entry
+ * combines the session, its number of sources, the path, and the identity of the opened file. If
+ * the same path leads to the same file again, the file is assumed to lie outside all sources as
+ * before: otherwise, another process would have moved the file into a source, and would have made
+ * the old path lead there. Entries are atomic. If an entry is lost, the library only has to ask the
+ * kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
 
@@ -173,9 +173,9 @@ static uint64_t outside_file(const struct session *s, const char *path, const st
     return *path == '/' ? monarch_xxh3(path, strlen(path)) ^ file ^ sources : 0;
 }
 
-/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog has
- * another file at the path of `fd`, marks the catalog's file as changed. Returns whether it has
- * written the path of `fd` to `name`. */
+/* Call this after an open of `path`. fd: the opened file; now: its attributes. If the catalog's
+ * entry for the path of `fd` describes another file, marks that file as changed. Returns whether it
+ * has written the path of `fd` to `name`. */
 static int mark_known_opened(int fd, const struct stat *now, const char *path, char *name) {
     const struct monarch_catalog *c;
     struct session *s;

@@ -10,9 +10,9 @@
  * a file that is not on a source's device. follow: whether a link at the end of the path is
  * followed.
  *
- * monarch_changed_path records the file that is at the path now. If the catalog has another file
- * at the path, the function also records that file, as monarch_changed_known does. It returns
- * whether the file that is at the path now is on a source's device. */
+ * monarch_changed_path records the file that is at the path now. If the catalog's entry for the
+ * path describes another file, the function also records that file, as monarch_changed_known does.
+ * It returns whether the file that is at the path now is on a source's device. */
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
@@ -21,8 +21,8 @@ int monarch_changed_file(int dir, const char *path, int follow);
  * call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
-/* Records a change of the file at `path`. If it is a directory that is being renamed, also records
- * a change of all files below it. */
+/* Records a change of the file at `path`. If it is a directory, also records a change of all files
+ * below it. */
 void monarch_changed_tree(int dir, const char *path);
 
 /* Call this before a call that changes the file to which `path` leads. Records the change, like
@@ -68,8 +68,8 @@ static inline int monarch_needs_mode(int flags) {
 }
 
 /* Returns whether an open with these flags may change the file or create one. O_TRUNC changes the
- * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux has
- * this mode only for ioctl, but requires write permission for it. */
+ * file even with O_RDONLY. The result is also 1 for the access mode O_WRONLY | O_RDWR: Linux
+ * provides this mode only for calls of ioctl, but requires write permission for it. */
 static inline int monarch_may_change(int flags) {
     return (flags & O_ACCMODE) != O_RDONLY || (flags & O_TRUNC) || monarch_needs_mode(flags);
 }

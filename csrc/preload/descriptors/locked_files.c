@@ -157,9 +157,9 @@ static long hold_meanwhile(const struct saved_locks *h) {
 static void take_again(const struct saved_locks *h, int kept) {
     for (unsigned i = 0; i < h->count; i++) {
         const struct range *r = &h->range[i];
-        /* A read lock can be taken through any descriptor of the file, for example through
-         * `kept`. A write lock needs a writable descriptor, and only the program has one
-         * (r->fd). By now, r->fd may refer to another file. */
+        /* A read lock can be taken through any descriptor of the file, for example through `kept`.
+         * A write lock needs a writable descriptor, and only the program has one (r->fd). By now,
+         * r->fd may refer to another file, so is_same compares it with the locked file. */
         int fd = r->lock.l_type == F_RDLCK && kept >= 0 ? kept : r->fd;
         if (is_same(h, fd))
             sys_fcntl(fd, F_SETLK, (long)&r->lock);

@@ -14,16 +14,16 @@ void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 /* Closes a descriptor that the library has opened and the program does not know, and preserves the
- * process's locks on the file. Read locks stay in force all the time. A write lock is dropped and
+ * process's locks on the file. Read locks stay in force throughout. A write lock is dropped and
  * taken again at once, so another process may get the lock in between. kept: another descriptor of
  * the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
 /* A closing is a call of monarch_close_unseen. A closing that is under way disturbs lock calls of
- * other threads in three ways: a lock that a thread takes may be lost, a lock that a thread
- * releases may come back, and a lock may be refused because the closing holds it. So a thread that
- * changes a lock first waits until no closing is under way. If a closing has begun during the
- * change, the thread repeats the change, up to MONARCH_LOCK_ROUNDS times:
+ * other threads in three ways. A lock that a thread takes may be lost. A lock that a thread
+ * releases may be taken again by the closing. A lock may be refused because the closing holds it.
+ * So a thread that changes a lock first waits until no closing is under way. If a closing has begun
+ * during the change, the thread repeats the change, up to MONARCH_LOCK_ROUNDS times:
  *
  *     do
  *         if (!monarch_await_closings(&closings))

@@ -91,8 +91,8 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-/* number of opens so far; as a part of each word, it makes the words of two opens of the same file
- * different */
+/* Number of opens so far. Each word contains the number of its open, so two opens of the same file
+ * have different words. */
 static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
@@ -274,9 +274,9 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 }
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
-    /* If the descriptor was closed by a call that the library did not see, another thread's open
-     * may have got the same number. So `word` replaces the number's word only if that word is still
-     * the one that this thread has pinned. */
+    /* If a call that the library did not see has closed the descriptor, another thread may have
+     * opened a file under the same number. So `word` replaces the number's word only if that word
+     * is still the one that this thread has pinned. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);

@@ -81,8 +81,9 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
 
 /* Calls lseek(fd, by, SEEK_CUR) if `fd` still refers to the open file that the word `tracked`
  * describes. This function waits for other threads' reads of that open file. A thread that closes
- * or replaces the descriptor does not wait for this function. Returns the new offset. Returns -1 if
- * the offset was not moved, usually because the descriptor refers to another open file by now. */
+ * or replaces the descriptor waits only until the lseek is inside the kernel. Returns the new
+ * offset. Returns -1 if the offset was not moved, usually because the descriptor refers to another
+ * open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
 /* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which

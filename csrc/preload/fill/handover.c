@@ -26,7 +26,7 @@
  * cost. */
 #define WORTH 2
 /* When a program has read 1 / PART of a file, the library decides whether the program reads the
- * file at random. */
+ * file in random order. */
 #define PART 8
 /* Maximum number of digits of the number in a socket's name. */
 #define DIGITS 2
@@ -127,7 +127,8 @@ void monarch_keep_descriptor(int fd) {
 
 /* Writes to `to` the address of the socket that receives handovers of the file `id`. If the
  * socket's path is too long for an address, opens the socket's directory, and writes an address
- * that uses this descriptor. Returns the descriptor, or -1 if the address needs none. */
+ * that leads through the descriptor's link in /proc. Returns this descriptor, or -1 if the address
+ * needs none. */
 static int address(struct sockaddr_un *to, uint64_t id) {
     static const char name[] = "/handovers.";
     const char *dir = monarch_session_dir();
@@ -326,7 +327,7 @@ void monarch_hand_over(int fd, uint64_t tracked, int is_read) {
     if (!e) {
         /* If the sources are as fast as the page cache, the descriptor is not sent: the daemon
          * itself reads the file at the source. In this case, the library has followed the program's
-         * reads only to measure their time. */
+         * reads only to measure how long they take. */
         int at_hand = monarch_source_is_at_hand();
         if (at_hand)
             monarch_give_up_claim(s->clients, id);

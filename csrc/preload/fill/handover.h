@@ -14,13 +14,13 @@
 /* Returns whether a program's reads of the file can serve as the file's fill. The result is 0 in
  * any of these cases: the file is empty or too large; its source is fast (monarch_is_fast); the
  * kernel keeps no pages of the source; a lock on the file was seen; or the nodes share the files,
- * and it is not decided that this node reads this file from the source. */
+ * and the daemon has not decided that this node reads this file from the source. */
 int monarch_may_read_direct(const struct session *s, const struct monarch_entry *e, uint64_t id);
 /* Returns whether a program that opens the file now is to fill the file by its own reads. All of
  * this must be true: the reads can serve as the fill (monarch_may_read_direct); the file has no
  * copy; no fill of the file has begun; and no program has requested a fill since the daemon last
- * took the requests. A fill that the daemon's policy has ordered counts as begun only when a thread
- * works on it. word: the entry's word. */
+ * collected the requests. A fill that the daemon's policy has ordered counts as begun only when a
+ * thread works on it. word: the entry's word. */
 int monarch_is_read_direct(struct session *s, const struct monarch_entry *e, uint64_t id,
                            uint64_t word);
 /* Ends the claim of a file, and requests a fill from the daemon. Call this if the library cannot

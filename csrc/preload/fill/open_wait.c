@@ -76,9 +76,9 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
     return is_there;
 }
 
-/* Returns whether the node gets the file from another node, and the file is small enough that an
- * open waits for the copy. Because of the wait, the program need not open the file at the
- * source. The wait lasts at most WHOLE_NS (wait.c). */
+/* Returns whether this node gets the file from another node, and the file is small enough for an
+ * open to wait for the copy. Such a wait replaces the open at the source, and lasts at most
+ * WHOLE_NS (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;
 }
@@ -107,7 +107,7 @@ static int wait_as_due(struct monarch_wanted *w, uint64_t word) {
     return is_small && wait_instead(w, word);
 }
 
-/* Returns whether the file is so small that its copy will come soon. */
+/* Returns whether the file is so small that its copy will soon be complete. */
 static int is_soon_there(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT || e->size <= s->control->handed_bytes;
 }

@@ -146,7 +146,7 @@ void monarch_count_source(struct session *s, uint64_t n_bytes) {
 /* Weight of the last value in a moving mean: 1 / WEIGHT. */
 #define WEIGHT 8
 
-/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean time of a
+/* Statistics of this process's own opens and reads at the sources. mean_ns: the mean duration of a
  * call. at_hand: the share of the calls that took less time than the limit for the page cache.
  * near: the share of the calls that took less time than the limit for a local disk. The time of a
  * call includes waits for a processor, so the mean may be too large. If two threads write at the
@@ -194,7 +194,7 @@ static int are_most(const uint32_t *of_opens, const uint32_t *of_reads) {
 }
 
 /* Returns whether this call of monarch_source_is_at_hand or monarch_source_is_near must return 0,
- * so that the reads that follow are timed. In each thread, that is one in FOLLOWED calls. The
+ * so that the reads that follow are timed. In each thread, one in FOLLOWED calls must do so. The
  * threads of a process begin to count their calls at different numbers. So if a program makes a
  * thread for each file, the reads of one in FOLLOWED threads are timed. */
 static int is_to_be_timed(void) {

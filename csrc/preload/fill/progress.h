@@ -1,5 +1,5 @@
-/* Counts how much this process has read of files that had no copy at their open. Also measures how
- * long opens and reads at the sources take.
+/* Counts how much this process has read of files that had no copy when they were opened. Also
+ * measures how long opens and reads at the sources take.
  *
  * The daemon learns which files were read to their end, and then fills other files of the same
  * directories. The counts are hints: if a count is lost, these other files are filled later. */

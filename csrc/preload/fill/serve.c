@@ -12,7 +12,7 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* Returns the reason why an open gets the source's file, for the log. */
+/* Returns the text with which the log explains why an open gets the source's file. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
         "source: no reason is recorded",
@@ -254,8 +254,8 @@ void monarch_end_look_up(struct session *s, struct monarch_aim *a, int dir, cons
         o->claimed = 1;
     } else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT ||
                MONARCH_WORD_STATE(word) == MONARCH_WANTED) {
-        /* The fill has not begun. The daemon may have queued the file to be filled ahead. The
-         * request shows the daemon that a program needs the file now. */
+        /* The fill has not begun. The daemon may already have queued it, in advance of any use of
+         * the file. The request shows the daemon that a program needs the file now. */
         monarch_request_fill(s, e, (uint64_t)id, 0);
     }
     if (a->lead == MONARCH_LEAD_FILES && is_anothers(e, o->version = a->version)) {

@@ -23,7 +23,7 @@
 #define SILENCE_NS 750000000ULL
 #endif
 /* Longest wait [ns] for a daemon that makes progress. The time is long, because the source may be
- * slow: a reader that turned to the source would not get the bytes sooner. */
+ * slow: a reader that turned to the source would not receive the bytes sooner. */
 #ifndef PATIENCE_NS /* tests set another time */
 #define PATIENCE_NS 5000000000ULL
 #endif
@@ -80,8 +80,8 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
- * would mean a larger debt, it is a time of another clock: the process was forked into its own time
- * namespace. The result is then 0. */
+ * implies a larger debt, it was read from another clock: the process has been forked into another
+ * time namespace. The result is then 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;
@@ -113,9 +113,9 @@ static int may_wait(const struct monarch_wanted *w) {
            owed(&waste_debt, WASTE_LIMIT, now) <= WASTE_LIMIT - PATIENCE_NS * WASTE_SHARE;
 }
 
-/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only
- * to waste_debt: the caller has waited for a whole file, and parts of the file may still come in
- * time for other reads. If the caller has waited instead of opening the source (is_instead), the
+/* Adds a wait that has timed out to the debts. If the caller has set a limit, the wait adds only to
+ * waste_debt: such a caller needs the whole file, and the daemon may still fill parts of the file
+ * in time for other reads. If the caller has waited instead of opening the source (is_instead), the
  * wait adds to no debt: open_wait.c itself limits such waits. */
 static void note_timeout(const struct monarch_wanted *w) {
     uint64_t now = monarch_now_ns();
@@ -140,8 +140,8 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
         for (uint64_t unit = w->at / unit_bytes;
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
-    /* Another copy may have got the slot while the bits were read. The bits belong to this copy
-     * only if the slot still belongs to it. */
+    /* While the bits were read, the slot may have been assigned to another copy. The bits describe
+     * this copy only if the slot still belongs to it. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)

@@ -110,8 +110,8 @@ static uint64_t inherit(const char *path, size_t directory) {
 
 /* Searches the table, and returns the first entry that it finds, or 0. The search begins with the
  * path itself, which may be a link into a source (MONARCH_LEAD_DIRECTORY). It continues with the
- * path's directory, and ends with the directories above. word: the table's entry of the path's
- * directory, or 0 if the table has none. */
+ * path's directory, and ends with the directories above. word: the table's entry for the path's
+ * directory, or 0 if there is none. */
 __attribute__((noinline)) static uint64_t look_around(const char *path, size_t n, size_t directory,
                                                       uint64_t word) {
     uint64_t own = find(key_of(path, n));
@@ -213,8 +213,9 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* The hint costs each open in this directory a system call. If most files of the directory are
-     * outside all sources, the system call is of no use. So the hint is dropped at intervals. */
+    /* As long as the table has a hint for this directory, each open in the directory costs a system
+     * call. This call is of no use if most files of the directory are outside all sources. So the
+     * hint is dropped now and then. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -229,9 +230,9 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog does not have the file, so the path is assumed to lead elsewhere. There are
-         * two exceptions: a file on a source's device while the scan may still find it (is_unmet),
-         * and a directory, because it may contain links into a source. */
+        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. There
+         * are two exceptions: a file on a source's device while the scan may still find it
+         * (is_unmet), and a directory, because it may contain links into a source. */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;

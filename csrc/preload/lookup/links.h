@@ -1,9 +1,9 @@
 /* Handles paths that lie outside every source but lead into a source through a link.
  *
  * Examples: ~/data -> /pfs/imagenet, or a directory full of links to single files. A small table
- * stores to which source a directory has led. An entry of the table is a hint: before the library
- * serves a copy, it checks the hint by a system call. So entries may be outdated or lost, and the
- * table needs no lock, not even for signal handlers and forks. */
+ * stores which directories have led into a source. An entry of the table is a hint: before the
+ * library serves a copy, it checks the hint by a system call. So entries may be outdated or lost,
+ * and the table needs no lock, not even for signal handlers and forks. */
 #pragma once
 
 #include <sys/stat.h>

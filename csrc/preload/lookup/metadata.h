@@ -1,6 +1,6 @@
 /* Answers calls about a path from the catalog, in place of the source. The catalog answers only for
- * files that exist. Only the source can say that a file does not exist, because a process without
- * the library may have created it since the scan. */
+ * files that exist. Only the source can answer that a file does not exist, because a process
+ * without the library may have created the file since the scan. */
 #pragma once
 
 #include "preload/lookup/where.h"

@@ -104,7 +104,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
     if (path[0] == '/') {
         a->source = monarch_prefix(s->control, path, n, &a->rel);
         if (a->source < 0) {
-            /* Most opens return here: the table says that the path's directory leads to no
+            /* Most opens return here, because the table shows that the path's directory leads to no
              * source. */
             int leads = aim_through_link(s, path, n, a);
             if (leads || a->lead != MONARCH_LEAD_NEW || !monarch_is_odd(path, n) ||
@@ -124,7 +124,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
         return 1;
     a->len = n - (size_t)(a->rel - path);
     a->hash = monarch_prepare_find(a->catalog, (unsigned)a->source, a->rel, a->len);
-    /* Checks whether the part `rel` of the path has `//`, `.` or `..`. The part before `rel`
+    /* Checks whether the part `rel` of the path contains `//`, `.` or `..`. The part before `rel`
      * equals the source's path or alias, and needs no check. The check loads 16 bytes at once, so
      * if `rel` is short, the check begins before `rel`. */
     size_t from = n < 16 ? 0 : n - (a->len < 16 ? 16 : a->len + 1);
@@ -153,7 +153,7 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
         if (id >= 0 && monarch_entries(a->catalog)[id].kind != MONARCH_LINK)
             return id;
         size_t end;
-        /* No component of the path is a link, so the path's text shows where the path leads. */
+        /* If no component of the path is a link, the path's text shows where the path leads. */
         if (id < 0 && a->len && !a->base &&
             monarch_first_link(a->catalog, (unsigned)a->source, a->rel, &end) < 0)
             return MONARCH_UNKNOWN;
@@ -171,8 +171,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* This is the catalog that contains entry `id`. It may be newer than the one that monarch_aim
-     * has found, because monarch_locate_aimed may have mapped a newer catalog. */
+    /* a.catalog is the catalog that contains entry `id`. It is read only now, because
+     * monarch_locate_aimed may have set it to a newer catalog. */
     *c = a.catalog;
     return id;
 }

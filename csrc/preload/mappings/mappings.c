@@ -116,7 +116,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
 void monarch_mappings_after_fork(void) {
     struct own *o = __atomic_load_n(&own, __ATOMIC_ACQUIRE);
     /* ThreadSanitizer aborts a program that starts a thread in the child of a multithreaded
-     * process. */
+     * process. So under ThreadSanitizer, the child gives up the table's lock, and replaces no
+     * mappings. */
     if (REAL(__tsan_init))
         monarch_slots_lose();
     if (!o || !monarch_mappings_exist())

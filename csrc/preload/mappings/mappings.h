@@ -1,9 +1,9 @@
 /* Handles live mappings of source files whose copies are not complete.
  *
- * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of
- * the copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
- * tests/csrc/test_mapping_model.py has a model that tries every order of the steps. Comments
- * name the steps of the model in brackets. */
+ * Once a file's copy is complete, a thread replaces the file's mappings in place by mappings of the
+ * copy. The thread runs only while a mapping waits. docs/architecture.md draws the states.
+ * tests/csrc/test_mapping_model.py contains a model that executes the steps in every possible
+ * order. Comments name the steps of the model in brackets. */
 #pragma once
 
 #include "preload/fill/wait.h"

@@ -8,7 +8,7 @@
 
 /* Marks large tables that are seldom used. The linker puts these tables after all small variables,
  * so that the small variables are together on few pages. That saves memory in every process of a
- * job: each page to which the process writes costs memory. */
+ * job: a page takes up memory once the process writes to it. */
 #define SELDOM __attribute__((section(".bss.seldom")))
 
 /* Makes the compiler keep all later checks of whether `pointer` is NULL. Without this macro, the

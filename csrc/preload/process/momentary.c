@@ -6,8 +6,8 @@
  * because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor. If
- * a fork seems to take longer, a signal handler has jumped out of it. In every other fork, the
- * kernel has copied the descriptors long before this time is over. */
+ * a fork has not ended by then, a signal handler has probably jumped out of it. In every other
+ * fork, the kernel has copied the descriptors long before this time is over. */
 #define FORKING_NS 100000000ULL
 
 /* Atomic. open_now: number of threads that have a momentary descriptor open, or are about to open

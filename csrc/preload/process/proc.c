@@ -85,9 +85,9 @@ int monarch_have_one_table(void) {
 /* --- system calls in which threads wait ------------------------------------------------------- */
 
 struct sleeper {
-    /* Texts to be found in the thread's file `syscall` in /proc. `first` is the number of the call
-     * and its first argument, for example "8 0x5 ". `fourth` is the fourth argument, for example
-     * "0x1234 ". */
+    /* The texts that the thread's file `syscall` in /proc must contain. `first` is the number of
+     * the call and its first argument, for example "8 0x5 ". `fourth` is the fourth argument, for
+     * example "0x1234 ". */
     char first[40], fourth[24];
     int found;
 };

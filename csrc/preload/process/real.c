@@ -1,11 +1,11 @@
 /* Finds the originals of the functions that the library interposes, as dlsym(RTLD_NEXT) would.
  *
- * Each function is looked up when it is first called, because most processes of a job are short,
- * and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it is in libdl,
- * but the library links only to libc. dlsym takes a lock, which is not allowed in signal handlers
- * and in a child of vfork. And dlsym may allocate memory: if the program has its own malloc, this
- * malloc may call this library's open() again. So this file stores where the libraries' symbol
- * tables are, and searches the tables itself. */
+ * Each function is looked up when it is first called, because most processes of a job are
+ * short-lived, and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it
+ * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in
+ * signal handlers and in a child of vfork. And dlsym may allocate memory: if the program has its
+ * own malloc, this malloc may call this library's open() again. So this file stores where the
+ * libraries' symbol tables are, and searches the tables itself. */
 #include <elf.h>
 #include <link.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@ struct real_calls monarch_real;
 const char *monarch_library;
 
 /* Maximum number of symbol tables that are stored, one for each library. If there are more
- * libraries, the last ones before libc are not searched. libc is always searched. */
+ * libraries, the last libraries before libc are not searched. libc is always searched. */
 #define TABLES 64
 /* The value of a member of struct real_calls if no library defines the function. */
 #define ABSENT ((void *)1)

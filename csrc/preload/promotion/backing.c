@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* `left` is the descriptor that does not back `fd` now: `before` if `high` was recorded,
-     * otherwise `high`. Its mark IS_BACKING is removed. */
+    /* One of the two descriptors does not back `fd` now: `before` if `high` was recorded, otherwise
+     * `high`. The mark IS_BACKING is removed from this descriptor (`left`). */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);
@@ -115,9 +115,8 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* `fd`, a descriptor of a copy, is being closed. Drops all POSIX locks of the process on the
- * copy's source file. The kernel itself would drop them if `fd` were a descriptor of the
- * source file. */
+/* Call this when a descriptor `fd` of a copy is being closed. Drops all POSIX locks of the process
+ * on the copy's source file, as the kernel does when a descriptor of the source file is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -261,8 +260,8 @@ static int reserve(const char *path, int cloexec, const struct session *s,
     return high;
 }
 
-/* `fd` is a descriptor of a copy. Opens the copy's source file at a high descriptor number. On
- * failure, returns -1 or -2 like monarch_backing_fd. */
+/* Opens the source file of the copy to which `fd` refers. Returns the new descriptor, which has a
+ * high number. On failure, returns -1 or -2 like monarch_backing_fd. */
 static int open_backing(int fd, const char *path, const struct session *s,
                         const struct monarch_entry *e) {
     int cloexec = close_on_exec(fd), high = reserve(path, cloexec, s, e);
@@ -297,8 +296,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* `known` belongs to an earlier descriptor with the number `fd`; the library did not see the
-     * close of that descriptor */
+    /* If `known` is not -1, it is the backing descriptor of an earlier descriptor with the number
+     * `fd`, whose close the library did not see. */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))

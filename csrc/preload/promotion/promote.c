@@ -13,9 +13,9 @@
 #include "shared/sys.h"
 
 /* Files whose descriptors are being replaced. Replacing a descriptor makes the kernel close the old
- * open file. That close drops the process's POSIX locks on the file, and may take long, because
- * some file systems contact their server when a file is closed (flush). So a thread that is about
- * to lock the file waits until the close has ended.
+ * open file. That close drops the process's POSIX locks on the file, and may take a long time,
+ * because some file systems contact their server when a file is closed (flush). So a thread that is
+ * about to lock the file waits until the close has ended.
  *
  * A slot contains the process's pid in its highest 24 bits, and a hash of the file in the other 40
  * bits. A slot is free if it is 0, or if it contains another process's pid: a forked child inherits

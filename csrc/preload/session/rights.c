@@ -26,7 +26,7 @@ static int may_read_everything(const struct monarch_control *k) {
 
 /* --- groups --------------------------------------------------------------------------------------
  * If a process lacks one of the daemon's groups, it may not read files that only this group may
- * read. So it must not get copies of these files either. */
+ * read. So it must not read copies of these files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */

@@ -25,7 +25,7 @@ int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
 /* Call this when a thread gets other mounts or its own root directory. From then on, this process
- * gets no copies. */
+ * uses no copies. */
 void monarch_roots_are_foreign(void);
 
 /* Returns whether the path of some tier leads to different directories in this process and in the

@@ -48,8 +48,9 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
     return sys_openat(AT_FDCWD, path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 }
 
-/* Gets the segment's size and identity. If another user can access the segment, its size is
- * reported as 0, so that nobody uses it: a user who can write to a segment could redirect reads. */
+/* Reads the segment's size and identity. If another user can access the segment, reports its size
+ * as 0, so that the library does not use it: a user who can write to a segment could redirect
+ * reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -90,7 +91,7 @@ static_assert(sizeof(struct request) <= MONARCH_APART_BYTES,
 
 /* Runs `map`. If the process has no free descriptor, runs `map` again in a thread with its own
  * table of descriptors. The second try is necessary: without the mapping, this process could not
- * record which files it changes, and other processes would go on reading the old copies. */
+ * record which files it changes, and other processes would continue to read the old copies. */
 static int run(void (*map)(void *request), struct request *r) {
     map(r);
     if (r->has_no_number)

@@ -44,6 +44,6 @@ void *monarch_map_range(enum monarch_range kind, int *reused);
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 
 /* Maps zeros over all segments of the session. The segments are not unmapped, because a thread that
- * hangs in a call may still read them or change counters in them. In the zeros, this thread finds
- * no file, no tier and no daemon. */
+ * hangs in a call may still read them or change counters in them. To this thread, the zeros look
+ * like a session without files, without tiers and without a daemon. */
 void monarch_release_session(struct session *s);

@@ -56,8 +56,8 @@ static const char *const variables[] = {
     "SLURM_LOCALID",              /* srun */
 };
 
-/* `text` is the number that the launcher has given to the rank. Returns this number + 1. Returns 0
- * if `text` is not a number, or if the number is too large. */
+/* Converts `text`, the number that a launcher has given to a rank. Returns the number + 1, or 0 if
+ * `text` is not a number or the number is too large. */
 static unsigned number_of(const char *text) {
     unsigned n = 0;
     for (; *text >= '0' && *text <= '9' && n < MONARCH_RANKS; text++)

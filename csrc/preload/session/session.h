@@ -152,7 +152,7 @@ int monarch_tier_on(const struct session *s, uint64_t dev, int from);
 
 /* Wakes the daemon if it sleeps. */
 void monarch_ring(struct session *s);
-/* Returns whether a call of monarch_hint_scan would probably have room for its path. */
+/* Returns whether monarch_hint_scan would probably have room for another path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
  * for it, nothing is sent. is_part: 1 if the program has read too little of the file for the file
@@ -162,8 +162,8 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
 
 /* Writes one line to standard error: a warning that all reads go to the source. what: the reason.
  * name: the path to which the reason refers. hint: an instruction for the user. The line is written
- * at most once in a process. It is not written if descriptor 2 refers to another file than when the
- * library was loaded. */
+ * at most once in a process. It is not written if descriptor 2 no longer refers to the file to
+ * which it referred when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
 /* If this process has written the warning, its child processes will not repeat it. Call this only
  * in a constructor, while there is only one thread. */

@@ -1,4 +1,4 @@
-/* Writes one line to standard error that says why all reads go to the source. */
+/* Writes one line to standard error, to explain why all reads go to the source. */
 #include <stdlib.h>
 #include <string.h>
 
