@@ -1,5 +1,6 @@
-/* The table of files that a peer server serves without a catalog. It has an open descriptor of each
- * file. For an incomplete file, it also records which blocks have arrived. */
+/* The table that a peer server without a catalog uses to find the files that it serves. The table
+ * keeps an open descriptor of each file. For an incomplete file, it also records which blocks have
+ * arrived. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -133,8 +134,8 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* Files with more blocks are refused. Each block takes 25 bytes of this table, and no real file
-     * has so many blocks. */
+    /* A file with more than UINT32_MAX blocks is refused: each block takes 25 bytes of this table,
+     * and no real file has so many. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
