@@ -11,8 +11,8 @@ static int shares_threads(const struct monarch_sim *s) {
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
 /* Call this if the thread needs an epoch that the caller has not given yet. That epoch will replace
- * the oldest known epoch. Returns NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs are known, or if the
- * oldest of them has ended. Otherwise returns what the thread waits for. */
+ * the oldest known epoch. Returns NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs are known, or if
+ * the oldest of them has ended. Otherwise returns what the thread waits for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -66,8 +66,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * this is the thread's own rank. Otherwise, only ranks whose next sample can be fetched at `now` are
- * considered. The result is the one for which part_with_one_more is smallest, or NOBODY. */
+ * this is the thread's own rank. Otherwise, it is a rank whose next sample can be fetched at `now`:
+ * the one for which part_with_one_more is smallest. Returns NOBODY if there is no such rank. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;

@@ -122,8 +122,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """Returns one sentence for each reason why nodes cannot be reached. Each sentence names all
-    nodes that cannot be reached for its reason.
+    """Returns one sentence for each reason why a node cannot be reached. The sentence names all
+    nodes to which the reason applies.
 
     silent : the nodes that the daemon on the node `asker` cannot reach, as `unreached` returns them
     """

@@ -32,19 +32,19 @@ DIRECTORIES = 32
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
 # pause is nine times this processor time, so that the command keeps a processor busy for at most a
-# tenth of the time. The time for which a step waits for the daemon does not lengthen the pause:
-# after a slow answer all copies may be complete, and then the command should end soon.
+# tenth of the time. Time that a step spends waiting for the daemon does not lengthen the pause:
+# after a slow answer, all copies may be complete, and the command should then end soon.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. The fields whose names end with `bytes` are
-    the total sizes of these files.
+    """Counts of the chosen files that are known so far. For each count `..._files`, the field
+    `..._bytes` is the total size of the counted files.
 
     there_files : files that had a copy before the command began
-    filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
-        that running fills have copied
+    filled_files : files whose copy was made since then. `filled_bytes` also includes the bytes that
+        running fills have copied
     replaced_files : filled files that had a copy before, but of an earlier version of the file
     at_source : for each reason that docs/status.md lists for `bypass`, how many files get no copy
         for this reason. The source serves these files

@@ -193,8 +193,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level has a block size of its own, which is ignored. The checksums need one block
-    size for all copies. In the original Monarch, each level could have another block size."""
+    """Warns if a level sets its own block size, which is ignored, because the checksums need one
+    block size for all copies. In the original Monarch, each level could set a different one."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"

@@ -230,7 +230,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns whether each tier is lost, (n,). tiers : (n,) the numbers of the tiers"""
+        """Returns, for each of the tiers with the numbers `tiers`, (n,), whether it is lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
@@ -264,8 +264,10 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops copies whose files are not in the catalog. Rows of the manifest describe these
-        copies."""
+        """Drops copies whose files are not in the catalog.
+
+        rows : the copies' rows of the manifest
+        """
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 
