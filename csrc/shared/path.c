@@ -38,9 +38,10 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Returns whether the path, of at least 16 bytes, has a certain pair of bytes: two adjacent dots
- * (of_dots = 1), or a slash that is followed by a dot, a slash or the NUL (of_dots = 0). Compares
- * 16 positions at a time, because every path is checked, and hardly any has such a pair. */
+/* Returns whether the path, which has at least 16 bytes, contains a certain pair of bytes. With
+ * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash and then a dot, a slash or the
+ * NUL. Compares 16 positions at a time, because every path is checked, and hardly any has such a
+ * pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {

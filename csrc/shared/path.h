@@ -20,8 +20,8 @@ struct monarch_place {
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`
- * bytes), or -1. *rel gets the part of the path after that prefix and the slash that follows it;
- * for the source's root, this part is empty. */
+ * bytes), or -1. *rel is set to the rest of the path, without the prefix and the slash after it.
+ * For the source's root, the rest is empty. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end.

@@ -113,8 +113,8 @@ struct monarch_sim_epoch {
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* by node, step and rank (nodes x steps x most_ranks): number of staging threads that should
-     * fetch the samples of the rank in the step. NULL if the ranks of a node do not share staging
-     * threads. */
+     * fetch the samples that the rank uses in the step. NULL if the ranks of a node do not share
+     * staging threads. */
     const int32_t *threads;
     /* number of bytes that the access reads from the file system in addition to the sample; NULL: 0
      * for all accesses */

@@ -138,8 +138,8 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Returns the number of an access in the access sequence of its node. For each step, this sequence
- * has the accesses of the node's ranks one after the other. */
+/* Returns the position of an access in the access sequence of its node. This sequence is sorted by
+ * step. Within a step, the accesses of the node's first rank come first, then those of the next. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);

@@ -96,8 +96,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The server asks whether the source of a file returns data. The table has no information about
- * this, so the answer is always 0. */
+/* The server calls this to learn whether the source of a file still returns data. The table has no
+ * information about the source, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;

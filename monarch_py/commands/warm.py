@@ -234,8 +234,8 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Reports as problems the named files that are gone from the source, and removes them from
-        all counts."""
+        """Adds a problem for each named file that is gone from the source, and removes the file
+        from all counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)

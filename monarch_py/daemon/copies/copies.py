@@ -18,7 +18,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# If a file changes twice within this time [s], both changes may leave the same timestamps.
+# If a file changes twice within this time [s], its timestamps may be the same after both changes.
 TIME_STEP_S = 2.0
 # Removals are passed to the engine in batches of at most DROPS. The next batch is passed on once
 # fewer than DROPS removals are unfinished.

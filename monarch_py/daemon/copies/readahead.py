@@ -57,8 +57,8 @@ class ReadAhead:
     def order(self, ids: Ids) -> None:
         """Orders that the copies of these files be paged in. Skips files that `wants` does not
         select. `ids` must be sorted by the files' next use: the first files are ordered, and the
-        rest are skipped once MOST_FILES or MOST_BYTES is reached. The engine executes orders that
-        programs wait for before these orders."""
+        rest are skipped once MOST_FILES or MOST_BYTES is reached. These orders run after the orders
+        that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):

@@ -150,9 +150,9 @@ class Nodes:
 
     def pass_on(self, ids: Ids) -> None:
         """Makes other nodes the owners of files for which this node has no room. Files that this
-        node does not own are ignored. The hash of each file puts the nodes into an order
-        (`rendezvous.next_nodes`). The next node in this order, if there is one, becomes the file's
-        owner. Peers that ask this node for the file are redirected to the new owner."""
+        node does not own are ignored. The hash of each file determines an order of the nodes
+        (`rendezvous.next_nodes`). The node that follows this node in the order, if there is one,
+        becomes the file's owner. Peers that ask this node for the file are redirected to it."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -172,9 +172,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on. The hash of a file puts the nodes into an
-        order (see `pass_on`). All nodes that come before this node in that order lack room for the
-        file."""
+        """Notes files that this node owns from now on. All nodes that come before this node in the
+        order that the file's hash determines (see `pass_on`) lack room for the file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -195,8 +194,8 @@ class Nodes:
 
     def _decide_all(self, count: int) -> None:
         """Assigns all files of the catalog to owners. The catalog and the quotas alone determine
-        the result, so that every node computes the same owners. The hash of a file puts the nodes
-        into an order. The first of these nodes that has room owns the file."""
+        the result, so that every node computes the same owners. The hash of a file determines an
+        order of the nodes. The first node in this order that has room owns the file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(

@@ -1,9 +1,9 @@
-"""Tracks which nodes have which files completely, and chooses a node or the source for each fill.
+"""Tracks which nodes have complete copies of which files, and chooses where each fill reads from.
 
 A fill can read from another node or from the source, whichever is faster (section 4 of the NoPFS
 paper). But the first copy of a file must be read from the source by the file's owner. So a fill has
-this choice only if another node is known to have the whole file already. This is known in two
-cases: that node has sent the whole file before, or all nodes are past the file's first use in a
+this choice only if another node is known to have the complete file already. This is known in two
+cases: that node has sent the complete file before, or all nodes are past the file's first use in a
 plan.
 """
 
