@@ -63,6 +63,6 @@ double pfs_next(const struct pfs *p);
  * ends. *end gets the time at which the node has the bytes, which is later than `now` if the node's
  * link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
-/* Returns the time at which `bytes` requested at `now` would have arrived if no more requests
- * came. */
+/* Returns the time at which `bytes` requested at `now` would have arrived if nothing else was
+ * requested in the meantime. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

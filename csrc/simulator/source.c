@@ -93,7 +93,7 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         double at = end;
         next = s->joined[who];
         /* The owner passes the file on while it is still receiving the file. So the transfer begins
-         * now, and ends no earlier than `end`, when the owner has the whole file. */
+         * now, and ends no earlier than `end`, when the owner has the complete file. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

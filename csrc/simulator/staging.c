@@ -55,8 +55,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
 }
 
 /* Returns a quotient: the number of the rank's threads plus one, divided by the number of threads
- * planned for the rank's next sample. rank_for gives the next thread to the rank with the smallest
- * quotient. */
+ * planned for the rank's next sample. rank_for assigns the next thread to the rank with the
+ * smallest quotient. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;

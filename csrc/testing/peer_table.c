@@ -96,7 +96,7 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The server calls this to learn whether the source of a file still returns data. The table has no
+/* The server calls this to learn whether the source of a file is returning data. The table has no
  * information about the source, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
@@ -175,8 +175,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* The lock is held during the whole replacement, so that each request gets either the old file
-     * or the new one. */
+    /* The lock is held until the replacement is complete, so that each request is answered with
+     * either the old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

@@ -42,9 +42,9 @@ struct monarch_peer_table *monarch_peer_table_new(void);
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Reports that a block of an incomplete file has arrived; blocks may come in any order. Peers that
- * wait for the block then get it. sum: the sum of the block. Returns 0, or -ENOENT if there is no
- * such file. */
+/* Reports that a block of an incomplete file has arrived; blocks may arrive in any order. The block
+ * is then sent to the peers that wait for it. sum: the sum of the block. Returns 0, or -ENOENT if
+ * there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
 /* Removes a file. From then on, the file is sent to no peer, and peers that wait for it are told

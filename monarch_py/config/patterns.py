@@ -20,7 +20,7 @@ _STEP = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 # Regular expressions. _STAR: characters within one name. _DEEP: any characters, slashes included.
-# _DIRECTORIES: any number of whole directories.
+# _DIRECTORIES: any number of complete names, each followed by a slash.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
@@ -28,7 +28,7 @@ class PathFilter:
     """Selects paths relative to a source.
 
     A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
-    empty `include` selects every path. A glob with a slash is compared with the whole relative
+    empty `include` selects every path. A glob with a slash is compared with the complete relative
     path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
     slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, or for none.
     ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes the next character literal.

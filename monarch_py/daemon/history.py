@@ -82,7 +82,7 @@ class History:
         ):
             # The last two points and the new one are equal, except for time and memory. So the new
             # point replaces the last one: the first and the last point of a period without changes
-            # describe the whole period.
+            # are enough to describe the period.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:

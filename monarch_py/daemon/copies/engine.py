@@ -192,9 +192,9 @@ class Engine:
         ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, first to
-            last; -1 for none. MONARCH_HAS_IT is added to the number of a node that has the whole
-            file
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, in this
+            order; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
+            copy
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)

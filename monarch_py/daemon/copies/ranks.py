@@ -3,8 +3,9 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). Lobster's Algorithm 1 gives each rank a queue and a number of threads. Here, the queue
-is the reads that the rank waits for, and the threads are slices of the engine's thread time.
+4.2 and 4.3). Lobster's Algorithm 1 assigns a queue and a number of threads to each rank. Here, the
+queue consists of the reads that the rank waits for. Slices of the engine's thread time take the
+place of the threads.
 """
 
 import math

@@ -341,8 +341,9 @@ class Filler:
 
     def rooms(self) -> list[TierRoom]:
         """Returns the free room of each tier, so that the policy can choose a tier. Until the scan
-        has ended, a tier on the catalog's file system keeps room for the catalog to grow. The
-        catalog comes first, because a file without an entry can never get a copy."""
+        has ended, some room of a tier on the catalog's file system is reserved, so that the catalog
+        can grow. The catalog has precedence, because a file without an entry can never get a
+        copy."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)

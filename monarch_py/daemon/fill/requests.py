@@ -82,9 +82,9 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns files that readers wait for, and that come before all others, (n,); an empty
-        array if no reader waits. These files are few, because each waiting reader occupies one of a
-        fixed number of demand slots."""
+        """Returns files that readers wait for, (n,), which are to be filled before all others.
+        Returns an empty array if no reader waits. These files are few, because each waiting reader
+        occupies one of a fixed number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:

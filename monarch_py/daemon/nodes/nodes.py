@@ -37,10 +37,11 @@ log = logging.getLogger("monarch.nodes")
 # but only until the daemon has run for this long [s]. If one node has scanned for all nodes, the
 # computation ends earlier.
 START_LIMIT_S = 1.0
-# A background request is a request of another node that no reader waits for. While this node scans
-# by itself, background requests are held back, but at most until this time after the daemon's start
-# [s]. Otherwise the other nodes would read this node's files from the source themselves. While a
-# plan is being placed, background requests are held back without a limit.
+# A background request is a request of another node that no reader waits for. Until this node knows
+# which files it keeps, background requests are held back, because the other nodes would otherwise
+# read these files from the source themselves. While this node still scans the sources, the requests
+# are held back at most until this time [s] after the daemon's start. While a plan is being placed,
+# they are held back without a limit.
 SCAN_LIMIT_S = 10.0
 
 

@@ -56,7 +56,7 @@ class RouteChooser:
         self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
-        self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
+        self._who = np.zeros(0, dtype=np.int16)  # by entry: the node with a complete copy or NOBODY
         # When each place was last chosen [s]. The places are: all sources together, and each node.
         self._tried: dict[int, float] = {}
         self._sure_bytes, self._sure_until = 0, -math.inf
@@ -71,8 +71,8 @@ class RouteChooser:
     # --- which nodes have which files -----------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes that node nodes[i] has the whole file ids[i]. Where nodes[i] is NOBODY, nothing is
-        noted."""
+        """Notes that node nodes[i] has a complete copy of file ids[i]. Where nodes[i] is NOBODY,
+        nothing is noted."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -104,7 +104,7 @@ class RouteChooser:
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
-            the whole file
+            a complete copy
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         if not self.chooses:
