@@ -32,7 +32,7 @@ int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t
 /* Ends the claim of a file whose descriptor was handed over. Call this once that descriptor is
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
-/* Returns whether the daemon must now close a descriptor that was handed over. There are three
- * reasons: the program waits for the close; the claim of the descriptor has expired; or another
- * claim has replaced this claim. */
+/* Returns whether the daemon must now close the file's descriptor, which was handed over. There are
+ * three reasons: a program waits for the close; the file's claim has expired; or the claim's slot
+ * no longer contains the claim. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);

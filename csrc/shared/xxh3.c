@@ -247,8 +247,8 @@ static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) 
     eat_blocks(state, in, blocks);
 }
 
-/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`, and returns the hash
- * of the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
+/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`. Returns the hash of
+ * the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

@@ -1,5 +1,5 @@
 /* The parallel file system. The nodes that wait for the file system are its clients. n clients
- * together get the rate t(n), and each of them gets an equal part of this rate (NoPFS, section 4).
+ * together receive bytes at the rate t(n), each an equal part of them (NoPFS, section 4).
  * Requests for which a rank waits are served first. While no rank waits for a request, the other
  * requests are served by the same rules. The requests of one node are served in the order in which
  * the node uses the files. */
@@ -60,8 +60,8 @@ void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
 /* Removes the request that ends first, and returns it. `now` must be the time at which the request
- * ends. *end gets the time at which the node has the bytes, which is later than `now` if the node's
- * link is slow. */
+ * ends. *end is set to the time at which the bytes have arrived at the node, which is later than
+ * `now` if the node's link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
 /* Returns the time at which `bytes` requested at `now` would have arrived if nothing else was
  * requested in the meantime. */

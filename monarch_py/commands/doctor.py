@@ -40,7 +40,7 @@ NONE_RUNS = (
 )
 NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
-# the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
+# the path. It does not include the shared segments of fixed size (`least_shm_bytes`).
 CATALOG_BYTES_PER_FILE = 288
 # Time limit [s] for loading MPI, which searches for network fabrics and is slow on some machines.
 MPI_S = 30
@@ -141,8 +141,8 @@ def occupied_by_others(tier: TierConfig) -> str:
     """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
     otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
-    # Adding up the sizes of many copies takes long. It is not needed if the free room alone is
-    # enough for the quota.
+    # Adding up the sizes of many copies takes a long time, and is not needed if the free room alone
+    # is enough for the quota.
     return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
 
 

@@ -74,8 +74,8 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Processes the result of a PAGE_IN order. A copy that could not be read is kept; the next
-        reader of the copy gets the error."""
+        """Processes the result of a PAGE_IN order. A copy that could not be read is kept. The error
+        is reported to the program that reads the copy next."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1

@@ -1,8 +1,8 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
-If a node reads a file but does not keep it, the file's copy lies in this area from its fetch to its
-use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the highest
-tier number. No policy places files in it, and it has no manifest.
+If a node reads a file but does not keep it, the file's copy is stored in this area from its fetch
+to its use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the
+highest tier number. No policy places files in it, and it has no manifest.
 """
 
 import logging

@@ -542,8 +542,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        # Process the results of fills that have ended, so that the manifests get rows for their
-        # copies.
+        # Process the results of fills that have ended, so that their copies are recorded in the
+        # manifests.
         for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)

@@ -33,7 +33,7 @@ class FillRequests:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         # Sorts files that are to be filled ahead, so that they are read as fast as possible. This
-        # default leaves the order unchanged; the filler replaces it by another function.
+        # default leaves the order unchanged; the filler replaces it with another function.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
