@@ -1,5 +1,5 @@
-/* The parallel file system. The nodes that wait for the file system are its clients. n clients
- * together receive bytes at the rate t(n), each an equal part of them (NoPFS, section 4).
+/* The parallel file system. The nodes that wait for the file system are its clients. If there are n
+ * clients, its total rate is t(n), and each client gets an equal part of it (NoPFS, section 4).
  * Requests for which a rank waits are served first. While no rank waits for a request, the other
  * requests are served by the same rules. The requests of one node are served in the order in which
  * the node uses the files. */
@@ -53,9 +53,9 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Call this if another asker needs the bytes that `who` has requested. priority: the other asker's
- * priority. If it is smaller than the priority of the request of `who`, that request gets the other
- * asker's priority, unless it is already being served for a waiting rank. */
+/* Call this if another asker needs the bytes that `who` has requested. Sets the priority of this
+ * request to the other asker's, `priority`. Does nothing if the request's own priority is not
+ * larger, or if the request is already being served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);

@@ -48,7 +48,7 @@ class Node:
     warnings: list[str]
 
     def detach(self) -> None:
-        """Makes the daemon run on after this process has ended."""
+        """Makes the daemon continue to run after this process has ended."""
         if self.lifeline is not None:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)

@@ -31,9 +31,9 @@ DIRECTORIES = 32
 # other commands wait during the request.
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
-# pause is nine times this processor time, so that the command keeps a processor busy for at most a
-# tenth of the time. Time that a step spends waiting for the daemon does not lengthen the pause:
-# after a slow answer, all copies may be complete, and the command should then end soon.
+# pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
+# time. While a step waits for the daemon, it uses no processor time, so a slow answer does not
+# lengthen the pause: all copies may then be complete, and the command should end soon.
 LOOK_S = 0.1
 
 

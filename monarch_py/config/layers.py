@@ -251,9 +251,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer sets only the path of a dataset, and a
-    lower layer describes the same dataset, the lower layer's description is returned, and the
-    positions of the keys of this description are added to `ours`.
+    """Returns the datasets that a layer names. If the layer sets only the path of a dataset that a
+    lower layer describes, the lower layer's description is returned. The positions of the keys in
+    this description are then added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

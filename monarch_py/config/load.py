@@ -206,8 +206,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts as one more tier for the limit MAX_TIERS, because it has the tier number after that of
-    the last tier."""
+    counts as one more tier for the limit MAX_TIERS, because its number follows that of the last
+    tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None

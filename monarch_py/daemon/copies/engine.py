@@ -349,9 +349,9 @@ class Engine:
 
         All threads may, unless two conditions are met: the sources are fast, and no processor is
         idle. Then programs need the processors more than fills do, and only one thread fills, to
-        notice when a source is no longer fast. Even this thread works only part of the time if
-        programs' opens show that the sources are fast, and if no other node can be waiting for this
-        node's fills.
+        notice when a source is no longer fast. Even this thread works only part of the time if two
+        more conditions are met: programs' opens show that the sources are fast, and no other node
+        can be waiting for this node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None

@@ -33,9 +33,9 @@ MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# A plan's files may lack room in the tier that was chosen for them, because files outside the plan,
-# or other users of the file system, occupy that room. Once a tier has been short of room for longer
-# than SHORT_S [s], the files that do not fit are no longer assigned to the tier.
+# The tier that was chosen for a plan's files may lack room for them, because the room is occupied
+# by files outside the plan or by other users of the file system. Once a tier has lacked room for
+# longer than SHORT_S [s], the files that do not fit are no longer assigned to it.
 SHORT_S = 10.0
 # The computed distances to next uses are out of date, and no longer used, this long [s] after their
 # computation was requested.

@@ -42,7 +42,7 @@ class IdleCores:
 
     def take(self) -> float:
         """Returns how many processors were idle, on average, since the last call. Returns 0 if the
-        number is not known, for example while the process has no descriptor left."""
+        number is not known, for example because the process has no free descriptor."""
         try:
             (idle_s, all_s), before = self._look(), self._before
         except OSError:

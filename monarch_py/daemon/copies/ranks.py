@@ -47,7 +47,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns how many slices of the threads' time are assigned to each rank, at least 1, (ranks,).
+    """Returns the number of slices of the threads' time for each rank, (ranks,), at least one each.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -81,9 +81,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # For each rank, the total size of the files that it has opened, and the total size of the
-        # opened files that should have had a copy but had none, (MONARCH_RANKS, 2). Row 0 counts
-        # processes without a rank.
+        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and how
+        # much of it were files that should have had a copy but had none. Row 0 counts processes
+        # without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -126,9 +126,9 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is a quotient: the size of the files that the rank has opened and
-        that lacked a copy, divided by the size of all files that it has opened. All ranks of a job
-        read equally much in a step, so the quotients of two ranks are comparable."""
+        the prediction for a rank is a quotient. It is the total size of the opened files that
+        lacked a copy, divided by the total size of all files that the rank has opened. All ranks of
+        a job read equally much in a step, so the quotients of two ranks are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -23,9 +23,9 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # At least this many files of a directory must be read to their end before the directory's other
-# files are filled. The same number applies to subdirectories: if this many direct subdirectories of
-# a directory each contain, directly or farther down, a file that was read to its end, the directory
-# and all directories below it are filled.
+# files are filled. The same number applies to subdirectories. It is enough if this many direct
+# subdirectories of a directory contain, at any depth, a file that was read to its end. Then the
+# directory and all directories below it are filled.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.

@@ -79,8 +79,8 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Each node begins with a different peer, so that not all nodes of a large cluster connect
-        # links to the same few nodes.
+        # Each node begins with a different peer. Otherwise all nodes of a large cluster would
+        # connect links to the same few nodes.
         self._early_links = EarlyLinks(
             [peer for rank, peer in self.peers.items() if rank > cluster.rank]
             + [peer for rank, peer in self.peers.items() if rank < cluster.rank]

@@ -115,8 +115,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns a file size [bytes] up to which `choose` never chooses the source for a file that
-        another node is known to have, even if the file is needed at once."""
+        """Returns a file size [bytes]. If a file has at most this size, and another node is known
+        to have it, `choose` never chooses the source, even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

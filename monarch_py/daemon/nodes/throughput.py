@@ -69,8 +69,8 @@ class Throughput:
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The old and the new rate are combined by a geometric mean, in which a change from fast to
-        # slow weighs as much as one from slow to fast.
+        # The old and the new rate are combined by a weighted geometric mean. In such a mean, a fall
+        # by some factor weighs as much as a rise by the same factor.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
