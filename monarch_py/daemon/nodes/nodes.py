@@ -153,7 +153,8 @@ class Nodes:
         """Makes other nodes the owners of files for which this node has no room. Files that this
         node does not own are ignored. The hash of each file determines an order of the nodes
         (`rendezvous.next_nodes`). The node that follows this node in the order, if there is one,
-        becomes the file's owner. Peers that ask this node for the file are redirected to it."""
+        becomes the file's owner. Peers that ask this node for the file are redirected to the new
+        owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
