@@ -8,7 +8,7 @@ import sys
 def _have_streams() -> None:
     """Opens /dev/null for each standard stream that the shell has closed. Otherwise the next file
     that this process opens would get the stream's descriptor number. Programs that this process
-    starts do not inherit /dev/null, so they still find the streams closed."""
+    starts do not inherit /dev/null, so for them the streams remain closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

@@ -9,16 +9,16 @@
 
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct monarch_clients *m, uint64_t id);
-/* Returns whether the claim's descriptor was handed over, or is about to be handed over, and the
- * daemon has not closed it yet. Until the daemon has closed it, the claim must keep its slot,
- * because another thread may be waiting for the claim to end. */
+/* Returns whether the claim's descriptor is in transit: it was handed over, or is about to be, and
+ * the daemon has not closed it yet. Such a claim must keep its slot until it ends or expires,
+ * because another thread may be waiting for its end. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
  * the slot already has a claim whose descriptor is on its way (monarch_is_in_transit): a claim of
  * this file, or of another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
-/* Ends the file's claim that monarch_begin_claim has returned as `claim`. The claim ends even if
- * another thread has added MONARCH_CLAIM_RECALLED to it since then. */
+/* Ends `claim`, which monarch_begin_claim has returned for the file. The claim ends even if another
+ * thread has added MONARCH_CLAIM_RECALLED to it in the meantime. */
 void monarch_cancel_claim(struct monarch_clients *m, uint64_t id, uint64_t claim);
 /* Ends the file's claim, unless a descriptor of the file was handed over. In that case, the daemon
  * ends the claim. */
@@ -32,7 +32,7 @@ int monarch_is_being_read(const struct monarch_clients *m, uint64_t id, uint64_t
 /* Ends the claim of a file whose descriptor was handed over. Call this once that descriptor is
  * closed. */
 void monarch_end_claim(struct monarch_clients *m, uint64_t id);
-/* Returns whether the daemon must now close a descriptor that was handed over. There are three
- * reasons: the program waits for the close; the claim of the descriptor has expired; or another
- * claim has replaced this claim. */
+/* Returns whether the daemon must now close the file's descriptor, which was handed over. There are
+ * three reasons: a program waits for the close; the file's claim has expired; or the claim's slot
+ * no longer contains the claim. */
 int monarch_is_recalled(const struct monarch_clients *m, uint64_t id, uint64_t now_ns);

@@ -51,9 +51,9 @@ static inline void monarch_ring_for_demand(struct monarch_clients *m) {
 }
 
 /* Sleeps until monarch_bell_wake or monarch_bell_ring wakes the thread, or until `until_ns` [ns of
- * CLOCK_MONOTONIC; 0: no limit]. who: bits that say by which calls the thread is woken
- * (monarch_bell_wake). seen: the value of `rings` that the caller has read. If the bell was rung
- * since then, does not sleep. Returns 0 on timeout, otherwise 1. */
+ * CLOCK_MONOTONIC; 0: no limit]. who: a set of bits; only a call whose own `who` contains one of
+ * them wakes the thread. seen: the value of `rings` that the caller has read earlier. If the bell
+ * was rung since then, does not sleep. Returns 0 on timeout, otherwise 1. */
 static inline int monarch_bell_sleep(struct monarch_bell *b, uint32_t seen, uint32_t who,
                                      uint64_t until_ns) {
     struct timespec until = {(time_t)(until_ns / 1000000000), (long)(until_ns % 1000000000)};

@@ -38,9 +38,10 @@ static int odd_component(const char *after) {
     return *after == '/' || !*after;
 }
 
-/* Returns whether the path, of at least 16 bytes, has a certain pair of bytes: two adjacent dots
- * (of_dots = 1), or a slash that is followed by a dot, a slash or the NUL (of_dots = 0). Compares
- * 16 positions at a time, because every path is checked, and hardly any has such a pair. */
+/* Returns whether the path, which has at least 16 bytes, contains a certain pair of bytes. With
+ * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash and then a dot, a slash or the
+ * NUL. Compares 16 positions at a time, because every path is checked, and hardly any has such a
+ * pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -92,13 +93,13 @@ struct walk {
 
 static int is_current(const struct walk *w, int64_t id) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[id];
-    /* The load is atomic, because the daemon may replace the number at any time. */
+    /* The load is atomic, because the daemon may replace the inode number at any time. */
     uint64_t ino = __atomic_load_n(&e->ino, __ATOMIC_RELAXED);
     return !monarch_is_changed(w->clients, w->control->source[e->source].dev, ino);
 }
 
 /* Returns whether the last component of w->text, the path walked so far, is a directory, and not a
- * link. Only then does a following `..` lead to w->text without its last component. */
+ * link. Only then may a `..` that follows simply remove that component. */
 static int is_real_directory(struct walk *w) {
     const char *rel;
     struct stat st;
@@ -165,12 +166,12 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
     return -1;
 }
 
-/* Replaces the link by its target. Two paths then share the buffer `text`, because callers may be
- * on small stacks. At the beginning of `text` is the path walked so far, cut back to the directory
- * from which the target starts. At the end of `text` is the path still to be walked: the target,
- * and the components after the link. Returns the path still to be walked. Returns NULL if that path
- * does not fit, or if the link has changed. A gap of two bytes between the two paths is enough: the
- * walk appends a byte to the first path only after it has read a byte of the second path. */
+/* Replaces the link by its target, and returns the path still to be walked: the target, then the
+ * components after the link. Returns NULL if that path does not fit, or if the link has changed.
+ * Because callers may be on small stacks, two paths then share the buffer `text`. The path walked
+ * so far, cut back to the directory from which the target starts, is at the beginning of `text`.
+ * The path still to be walked is at its end. A gap of two bytes between them is enough: the walk
+ * appends a byte to the first path only after it has read a byte of the second path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);

@@ -20,8 +20,8 @@ struct monarch_place {
 };
 
 /* Returns the number of the source whose path or alias is a prefix of the absolute path `path` (`n`
- * bytes), or -1. *rel gets the part of the path after that prefix and the slash that follows it;
- * for the source's root, this part is empty. */
+ * bytes), or -1. *rel is set to the rest of the path, without the prefix and the slash after it.
+ * For the source's root, the rest is empty. */
 int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, const char **rel);
 
 /* Returns whether the path (`n` bytes) has `//`, a component `.` or `..`, or a slash at its end.
@@ -34,8 +34,8 @@ int monarch_is_odd(const char *path, size_t n);
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
 /* Finds the first component of `rel` that is a link in the catalog; does not check the last
- * component. `rel` must not be empty. Returns the link's entry, or -1 if there is none; *end gets
- * the position in `rel` where the link's component ends. */
+ * component. `rel` must not be empty. Returns the link's entry, or -1 if there is none. *end is set
+ * to the position in `rel` at which the link's component ends. */
 int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, const char *rel,
                            size_t *end);
 

@@ -1,5 +1,5 @@
-/* System calls without libc. On failure, these functions return -errno, and do not change errno.
- * They are not cancellation points, need no symbol of libc, and never call an interposed
+/* System calls without libc. On failure, these functions return -errno, or NULL if they return a
+ * pointer. They do not change errno, are not cancellation points, and never call an interposed
  * function. */
 #pragma once
 
@@ -162,7 +162,7 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Performs step `n` of a wait for another thread. The whole wait should last only microseconds. The
+/* Performs step `n` of a wait for another thread, which should take only microseconds in all. The
  * first steps yield the processor. Later steps sleep, because a yield does not let a thread of
  * lower real-time priority run. */
 static inline void sys_relax(unsigned n) {

@@ -216,8 +216,8 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
 
 /* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports is
  * not used, because it would add a constructor to the preload library, and this constructor would
- * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the whole start
- * of the library. */
+ * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
+ * library's start. */
 static int has_avx2(void) {
     static int known; /* atomic; whether AVX2 is supported: 1: no, 2: yes, 0: not known yet */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
@@ -235,8 +235,8 @@ static int has_avx2(void) {
 }
 #endif
 
-/* Hashes many blocks, with AVX2 if the processor has it. Only streams call this function, because
- * only they hash whole files. */
+/* Hashes many blocks, with AVX2 if the processor supports it. Only streams call this function,
+ * because only they hash complete files. */
 static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) {
 #ifdef __SSE2__
     if (has_avx2()) {
@@ -247,8 +247,8 @@ static void eat_many(uint64_t state[8], const unsigned char *in, size_t blocks) 
     eat_blocks(state, in, blocks);
 }
 
-/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`, and returns the hash
- * of the whole input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
+/* Hashes the last `len` bytes of the input (1 to 1024), which begin at `in`. Returns the hash of
+ * the complete input. If `len` is less than 64, the 64 bytes before `in` must be readable too. */
 static uint64_t finish(const uint64_t state[8], const unsigned char *in, size_t len,
                        uint64_t total) {
     uint64_t acc[8], h = total * P64_1;

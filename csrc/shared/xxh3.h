@@ -1,6 +1,6 @@
 /* XXH3-64 (seed 0, default secret): the hash of paths and of blocks. The code follows the published
- * specification. Tests compare its hashes with those of the reference library, for all classes of
- * lengths. */
+ * specification. Tests compare its hashes with those of the reference library, for every range of
+ * lengths that has its own formula. */
 #pragma once
 
 #include <stddef.h>
@@ -14,8 +14,8 @@ uint64_t monarch_xxh3(const void *data, size_t len);
 struct xxh3_stream {
     uint64_t acc[8];
     uint64_t total;
-    /* number of input bytes that are not hashed yet. They are in `hold` from hold[64] on. The first
-     * 64 bytes of `hold` are the 64 bytes of input before them. */
+    /* number of input bytes that are not hashed yet. The first of them is hold[64]. hold[0] to
+     * hold[63] are the 64 bytes of input before that byte. */
     size_t held;
     unsigned char hold[64 + XXH3_BLOCK];
 };

@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Gives the rate `each` to every transfer that uses `link` and has no rate yet, and subtracts the
- * rate from both links of the transfer. */
+/* Sets the rate of every transfer that uses `link` and has no rate yet to `each`. Subtracts this
+ * rate from the free rates of both links of the transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];
@@ -38,10 +38,10 @@ static void give(struct links *l, uint32_t link, double each) {
     }
 }
 
-/* Computes the rates of all transfers. Each step divides the free rate of each link by the number
- * of the link's transfers that have no rate yet. On the link with the smallest quotient, each of
- * these transfers gets the quotient as its rate. This rate is then subtracted from the free rates
- * of both links that the transfer uses. */
+/* Computes the rates of all transfers, in steps. Each step divides the free rate of each link by
+ * the number of the link's transfers that have no rate yet. On the link with the smallest quotient,
+ * the quotient becomes the rate of each of these transfers. It is then subtracted from the free
+ * rates of both links that such a transfer uses. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

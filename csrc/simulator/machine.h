@@ -1,5 +1,5 @@
-/* Storage classes and links. A class, or a link that is not fair, serves one request after the
- * other, in the order in which they come. A fair link serves all its transfers at the same time. No
+/* Storage classes and links. A class, or a link that is not fair, serves its requests one after
+ * another, in the order of their arrival. A fair link serves all its transfers at the same time. No
  * class and no link exceeds its rate. */
 #pragma once
 

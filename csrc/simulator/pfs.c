@@ -84,7 +84,8 @@ static void put_in(struct pfs *p, struct request *r) {
     s->waiting[r->node] += r->left;
 }
 
-/* Removes the request that is being served, and starts to serve the next one. */
+/* Removes the node's request that is being served, and starts to serve the node's next request, if
+ * there is one. */
 static void end_first(struct pfs *p, struct share *s, uint32_t node) {
     s->first[node] = p->request[s->first[node]].next;
     if (s->first[node] == PFS_NONE)

@@ -1,7 +1,7 @@
-/* The parallel file system. The nodes that wait for the file system are its clients. n clients
- * together get the rate t(n), and each of them gets an equal part of this rate (NoPFS, section 4).
- * Requests for which a rank waits come first. The other requests are served, by the same rules,
- * only while no rank waits for a request. The requests of one node are served in the order in which
+/* The parallel file system. The nodes that wait for the file system are its clients. If there are n
+ * clients, its total rate is t(n), and each client gets an equal part of it (NoPFS, section 4).
+ * Requests for which a rank waits are served first. While no rank waits for a request, the other
+ * requests are served by the same rules. The requests of one node are served in the order in which
  * the node uses the files. */
 #pragma once
 
@@ -14,9 +14,9 @@
 
 /* A request; each asker has at most one at a time. */
 struct request {
-    /* Among the requests of a node and kind, the request with the smallest priority is served
-     * first. Among those with equal priority, the request with the smallest number is served
-     * first. */
+    /* Among a node's requests of one kind, the request with the smallest value of `priority` is
+     * served first. Among requests with equal priority, the request with the smallest number is
+     * served first. */
     uint64_t priority, number;
     double bytes, left, asked;
     /* next: the next request of the same node and kind; PFS_NONE after the last one */
@@ -53,16 +53,16 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Call this if another asker needs the bytes that `who` has requested. priority: the priority of
- * the other asker. If it is smaller than the priority of the request, the request gets this
- * priority. */
+/* Call this if another asker needs the bytes that `who` has requested. Sets the priority of this
+ * request to the other asker's, `priority`. Does nothing if the request's own priority is not
+ * larger, or if the request is already being served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
 /* Removes the request that ends first, and returns it. `now` must be the time at which the request
- * ends. *end gets the time at which the node has the bytes, which is later than `now` if the node's
- * link is slow. */
+ * ends. *end is set to the time at which the bytes have arrived at the node, which is later than
+ * `now` if the node's link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
-/* Returns the time at which `bytes` requested at `now` would have arrived if no more requests
- * came. */
+/* Returns the time at which `bytes` requested at `now` would have arrived if nothing else was
+ * requested in the meantime. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

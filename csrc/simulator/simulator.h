@@ -50,7 +50,7 @@ struct monarch_sim_job {
     /* For each copy: when it should exist, as a position in the access sequence of the node that
      * makes it. Nodes do not see which copies other nodes have. So another node asks for the
      * copy only after it has passed the same position in its own access sequence. NULL: every
-     * node sees at any time which copies exist. */
+     * node knows at all times which copies exist. */
     const int64_t *copy_due;
     /* by file: the file's owner. Only the owner reads the file from the file system, and it sends
      * the file to the nodes that want it. -1: the file has no owner, and each node that wants the
@@ -63,7 +63,7 @@ struct monarch_sim_job {
     /* 1: a file with a copy is nevertheless read from the file system if that is faster */
     uint8_t weighs_pfs;
     uint8_t is_free; /* 1: reading takes no time */
-    /* 1: all transfers of a link share its rate; 0: a link carries one transfer after the other */
+    /* 1: all transfers of a link share its rate; 0: a link carries one transfer at a time */
     uint8_t fair_links;
     uint32_t checkpoint_steps; /* 0: no checkpoints are written */
     double checkpoint_bytes;   /* number of bytes that each rank writes at a checkpoint */
@@ -104,17 +104,17 @@ void monarch_sim_free(struct monarch_sim *sim);
  * x batch. A node with fewer ranks than most_ranks has the value -1 in the remaining elements. */
 struct monarch_sim_epoch {
     const int32_t *order; /* the file of each access; -1: no sample */
-    /* `holder`, `cls`, `into` and `down` are NULL if the copies are fixed. If copies come and go,
-     * an access reads its file from the class `cls` of the node `holder`. If `holder` is -1, the
-     * access reads the file from the file system. After the read, the file's owner writes the file
-     * to each of its own classes `into`, `into` + 1, ..., `down`. If the file has no owner, the
-     * node that makes the access writes the file to its own classes. If `into` is 0, no node writes
-     * the file. */
+    /* `holder`, `cls`, `into` and `down` are NULL if the copies are those of the job (`copy_file`).
+     * Otherwise, an access reads its file from the class `cls` of the node `holder`, or, if
+     * `holder` is -1, from the file system. After the read, the file's owner writes the file to
+     * each of its own classes `into`, `into` + 1, ..., `down`. If the file has no owner, the node
+     * that makes the access writes the file to its own classes. If `into` is 0, no node writes the
+     * file. */
     const int32_t *holder;
     const int8_t *cls, *into, *down;
     /* by node, step and rank (nodes x steps x most_ranks): number of staging threads that should
-     * fetch the samples of the rank in the step. NULL if the ranks of a node do not share staging
-     * threads. */
+     * fetch the samples that the rank uses in the step. NULL if the ranks of a node do not share
+     * staging threads. */
     const int32_t *threads;
     /* number of bytes that the access reads from the file system in addition to the sample; NULL: 0
      * for all accesses */

@@ -21,8 +21,8 @@ static int32_t file_of(struct monarch_sim *s, uint32_t who) {
     return file_at(s, s->staging[who].rank, s->staging[who].access);
 }
 
-/* Returns the epoch of the thread's access if the policy decides for each access separately where
- * the file is read from; the epoch's arrays contain these decisions. Otherwise returns NULL. */
+/* Returns the epoch of the staging thread's access if the epoch's arrays say where each access
+ * reads its file from. Otherwise, and for a thread of a storage class, returns NULL. */
 static const struct monarch_sim_epoch *told_to(struct monarch_sim *s, uint32_t who) {
     if (!is_staging(s, who))
         return NULL;
@@ -93,7 +93,7 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end) {
         double at = end;
         next = s->joined[who];
         /* The owner passes the file on while it is still receiving the file. So the transfer begins
-         * now, and ends no earlier than `end`, when the owner has the whole file. */
+         * now, and ends no earlier than `end`, when the owner has the complete file. */
         if (node != r->node && s->job.fair_links) {
             sim_send(s, s->now, r->node, node, who, size_of(s, file), end);
             continue;

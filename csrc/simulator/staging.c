@@ -10,9 +10,9 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Call this if the thread needs an epoch that was not given yet. The new epoch takes the place of
- * the oldest known epoch. Returns NEEDS_EPOCH if the place is free, or if the oldest epoch has
- * ended. Otherwise returns what the thread waits for. */
+/* Call this if the thread needs an epoch that the caller has not given yet. That epoch will replace
+ * the oldest known epoch. Returns NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs are known, or if
+ * the oldest of them has ended. Otherwise returns what the thread waits for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -25,7 +25,7 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
 }
 
 /* Returns whether the rank's next sample can be fetched at `now`, and if not, what the thread waits
- * for. For WAITS_UNTIL, *until gets the time at which the sample can be fetched. */
+ * for. For WAITS_UNTIL, *until is set to the time at which the thread should check again. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];
@@ -55,8 +55,8 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
 }
 
 /* Returns a quotient: the number of the rank's threads plus one, divided by the number of threads
- * planned for the rank's next sample. rank_for gives the next thread to the rank with the smallest
- * quotient. */
+ * planned for the rank's next sample. rank_for assigns the next thread to the rank with the
+ * smallest quotient. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -66,8 +66,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * this is the thread's own rank. Otherwise it is the rank for which part_with_one_more is smallest,
- * among those that have room in the buffer, or NOBODY if none has room. */
+ * this is the thread's own rank. Otherwise, it is a rank whose next sample can be fetched at `now`:
+ * the one for which part_with_one_more is smallest. Returns NOBODY if there is no such rank. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;

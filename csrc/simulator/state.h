@@ -33,8 +33,8 @@ struct rank {
 
 struct known {
     struct monarch_sim_epoch told;
-    /* by access: the time [s] at which the sample is ready; after the rank has used the sample, the
-     * time at which it did so. Negative: unknown. */
+    /* by access: the time [s] at which the sample is ready; or, once the rank has used the sample,
+     * the time at which the rank began to use it. Negative: unknown. */
     double *at;
 };
 
@@ -55,10 +55,9 @@ struct class_thread {
 
 /* The simulation. Comments on arrays begin with the index, like those of struct monarch_sim_job.
  *
- * All askers have numbers, in this order: the staging threads, the threads of the storage classes,
- * the checkpoint. Each node has `threads` numbers for staging threads. Each node writes its own
- * part of the checkpoint to the file system. In this request, the asker for node `n` has the number
- * `checkpoint` + `n`. */
+ * All askers are numbered, in this order: the staging threads, the threads of the storage classes,
+ * the checkpoint. Each node has `threads` numbers for its staging threads. Each node requests the
+ * write of its own part of a checkpoint; the asker of node `n` is then `checkpoint` + `n`. */
 struct monarch_sim {
     struct monarch_sim_job job;
     struct monarch_sim_result *out;
@@ -91,7 +90,7 @@ struct monarch_sim {
     struct copy *copy;
     int32_t *first_copy; /* by file: index of the file's first copy */
     /* by file and by epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): 1 + the number of the last epoch
-     * with this remainder that has used the file; 0: there is none */
+     * with this remainder in which the file was used; 0: there is none */
     uint32_t *reused;
     /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
      * an owner. */
@@ -139,8 +138,8 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
            in_epoch % s->job.batch;
 }
 
-/* Returns the number of an access in the access sequence of its node. For each step, this sequence
- * has the accesses of the node's ranks one after the other. */
+/* Returns the position of an access in the access sequence of its node. This sequence is sorted by
+ * step. Within a step, the accesses of the node's first rank come first, then those of the next. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);

@@ -1,5 +1,6 @@
-/* The table of files that a peer server serves without a catalog. It has an open descriptor of each
- * file. For an incomplete file, it also records which blocks have arrived. */
+/* The table that a peer server without a catalog uses to find the files that it serves. The table
+ * keeps an open descriptor of each file. For an incomplete file, it also records which blocks have
+ * arrived. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -95,8 +96,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;
 }
 
-/* The server asks whether the source of a file returns data. The table has no information about
- * this, so the answer is always 0. */
+/* The server calls this to learn whether the source of a file is returning data. The table has no
+ * information about the source, so the answer is always 0. */
 static int is_coming(void *arg) {
     (void)arg;
     return 0;
@@ -133,8 +134,8 @@ table *monarch_peer_table_new(void) {
 static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint64_t *sums,
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
-    /* Files with more blocks are refused. Each block takes 25 bytes of this table, and no real file
-     * has so many blocks. */
+    /* A file with more than UINT32_MAX blocks is refused: each block takes 25 bytes of this table,
+     * and no real file has so many. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));
@@ -174,8 +175,8 @@ int monarch_peer_table_share(table *t, uint32_t source, uint64_t path_hash, uint
         free(f);
         return -error;
     }
-    /* The lock is held during the whole replacement, so that each request gets either the old file
-     * or the new one. */
+    /* The lock is held until the replacement is complete, so that each request is answered with
+     * either the old file or the new one. */
     pthread_mutex_lock(&t->lock);
     struct shared **to = find(t, source, path_hash), *old = *to;
     f->next = old ? old->next : NULL;

@@ -14,15 +14,15 @@ int monarch_want_file(struct monarch_clients *m, uint64_t id);
 /* Rings the engine's bells, like a client that waits for a part of a file. */
 void monarch_ring_engine(struct monarch_clients *m);
 /* Serves one reader in each of `rounds` rounds. There are `n` readers. Reader i has the rank
- * ranks[i] and its own slot places[i]. It waits from round since[i] on, and goes on waiting after
- * it was served. Sets served[r] to 1 + the number of the reader that round r serves, or to 0 if
- * round r serves none. */
+ * ranks[i] and its own slot places[i]. It waits from round since[i] on, and continues to wait after
+ * it was served. shares: the ranks' shares (struct fair_queue). Sets served[r] to 1 + the number of
+ * the reader that round r serves, or to 0 if round r serves none. */
 void monarch_serve_in_order(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                             const uint64_t *since, uint64_t n, uint64_t rounds, uint32_t *served);
 /* Iterates over `n` waiting readers without serving any. The parameters are those of
  * monarch_serve_in_order. Each reader that the iterator yields is marked as taken, so that the
- * iterator yields it only once. `met` gets the numbers of the readers in the order in which they
- * are yielded. Returns how many were yielded. */
+ * iterator yields it only once. Stores the numbers of the yielded readers in `met`, in the order in
+ * which they are yielded. Returns how many were yielded. */
 uint64_t monarch_meet_all(const uint32_t *shares, const uint8_t *ranks, const uint8_t *places,
                           uint64_t n, uint32_t *met);
 uint64_t monarch_xxh3_in_pieces(const char *data, uint64_t len, uint64_t piece);
@@ -42,14 +42,14 @@ struct monarch_peer_table *monarch_peer_table_new(void);
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
-/* Reports that a block of an incomplete file has arrived; blocks may come in any order. Peers that
- * wait for the block then get it. sum: the sum of the block. Returns 0, or -ENOENT if there is no
- * such file. */
+/* Reports that a block of an incomplete file has arrived; blocks may arrive in any order. The block
+ * is then sent to the peers that wait for it. sum: the sum of the block. Returns 0, or -ENOENT if
+ * there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Removes a file. From then on, the file is sent to no peer, and peers that wait for it are told
- * so. Answers that are already being sent are finished. Returns 0, or -ENOENT if there is no such
- * file. */
+/* Removes a file. Peers that wait for blocks of the file are told that these will not arrive, and
+ * new requests for the file are refused. Answers that are already being sent are completed. Returns
+ * 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */

@@ -126,7 +126,7 @@ def _leave_the_library() -> None:
 
 def _sentence(error: click.ClickException) -> str:
     """Returns click's message in the style of Monarch's own messages. If the error is about wrong
-    usage and its message has no hint, adds a hint to the command's --help."""
+    usage and its message has no hint, adds a hint that names the command's --help."""
     text = re.sub(DID_YOU_MEAN, r"; did you mean\1", error.format_message().rstrip("."))
     text = NO_NUMBER.sub(lambda found: f"is not a {'whole ' if found[1] else ''}number", text)
     context = getattr(error, "ctx", None)

@@ -260,7 +260,7 @@ def serve(config_file: Path, sources: tuple[Path, ...], alone: bool) -> None:
 
 def _asked_to_stop(session: SessionDir) -> Identity:
     """Asks the daemon to stop, and returns the daemon's process. If no daemon serves, raises
-    NoDaemonError, which names other daemons of this user."""
+    NoDaemonError, with a message that names the user's daemons for other configurations."""
     try:
         return Identity(**DaemonConnection(session).ask("stop"))
     except NoDaemonError:

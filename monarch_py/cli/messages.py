@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-# The errors (errno) of a write to a disk, a pipe or a terminal.
+# The errno values with which a write to a disk, a pipe or a terminal can fail.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 

@@ -126,8 +126,8 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that are named on the command line into the environment, from which the
-    processes that this process starts read them."""
+    """Puts the datasets that are named on the command line into the environment. The processes that
+    this process starts read them there."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
@@ -137,7 +137,7 @@ def to_serve(config_file: Path, sources: tuple[Path, ...]) -> Config:
 
     A configuration may use the tiers of another file, such as the site's. The configuration's own
     session is then a link to the other file's session (`link_session`). If a killed daemon has left
-    a session in the place of the link, that session is removed first.
+    a session where the link belongs, that session is removed first.
     """
     config = checked(config_file, sources=sources)
     own = SessionDir.of(config_file)

@@ -144,9 +144,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns the line of text that names the policies, among `policies`, that the daemon uses on
-    `nodes` nodes. The line is returned as a list, which is empty if the daemon uses none of
-    them."""
+    """Returns a list with one line of text, which names those of `policies` that the daemon uses on
+    `nodes` nodes. The list is empty if the daemon uses none of them."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]

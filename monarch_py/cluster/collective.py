@@ -35,8 +35,8 @@ class _Outcome:
 
 
 def together(ranks: Ranks, work: Callable[[], T]) -> list[T]:
-    """Does one step on every rank. Returns the results of all ranks, in the order of the ranks.
-    Raises EndError if the step failed on any rank."""
+    """Runs one step, `work`, on every rank. Returns the results of all ranks, in the order of the
+    ranks. Raises EndError if the step failed on any rank."""
     outcome = _Outcome(ranks.names[ranks.rank])
     try:
         outcome.value = work()

@@ -95,8 +95,8 @@ def _agreed(config: Config) -> dict[str, str]:
         agreed[f"{key}.min_size"] = f"{source.min_size_bytes} bytes"
         most = source.max_size_bytes
         agreed[f"{key}.max_size"] = "none" if most is None else f"{most} bytes"
-    # Plans decide which node owns a file. If one node had another plan, some files would have no
-    # owner, and other files would have two.
+    # Plans decide which node owns a file. If one node had a different plan, some files would have
+    # no owner, and other files would have two.
     for i, plan in enumerate(config.plans):
         agreed[f"plan[{i}]"] = f"one with the SHA-256 {_digest(plan)}"
     return agreed

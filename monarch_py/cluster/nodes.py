@@ -48,7 +48,7 @@ class Node:
     warnings: list[str]
 
     def detach(self) -> None:
-        """Makes the daemon run on after this process has ended."""
+        """Makes the daemon continue to run after this process has ended."""
         if self.lifeline is not None:
             os.write(self.lifeline, STAY)
             os.close(self.lifeline)
@@ -122,8 +122,8 @@ def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
 
 
 def _of_unreached(silent: Sequence[dict[str, Any]], asker: NodeInfo) -> list[str]:
-    """Returns one sentence for each reason why nodes cannot be reached. Each sentence names all
-    nodes that cannot be reached for its reason.
+    """Returns one sentence for each reason why a node cannot be reached. The sentence names all
+    nodes to which the reason applies.
 
     silent : the nodes that the daemon on the node `asker` cannot reach, as `unreached` returns them
     """

@@ -75,8 +75,8 @@ def _read(path: Path, until: float, most: int = MOST_BYTES) -> int:
 
 
 def _write(path: Path, piece: bytes, size: int, until: float) -> int:
-    """Writes a file until it has `size` bytes or the time `until` comes. Returns how many bytes
-    were written."""
+    """Writes a file of `size` bytes, but stops at the time `until`. Returns how many bytes were
+    written."""
     done = 0
     with open(path, "wb", buffering=0) as file:
         while done < size and time.monotonic() < until:

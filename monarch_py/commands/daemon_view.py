@@ -17,7 +17,7 @@ from monarch_py.native import ffi, lib
 class DaemonView:
     """The shared segments of a daemon, and its catalog. `refresh` opens the newest catalog.
 
-    first_copy : the least number of a copy that this daemon has made; copies with smaller numbers
+    first_copy : the number of the first copy that this daemon makes; copies with smaller numbers
         were made by earlier daemons
     """
 

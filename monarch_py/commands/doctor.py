@@ -40,14 +40,14 @@ NONE_RUNS = (
 )
 NAME_ONE = "set MONARCH_SOURCE=/the/dataset to have the dataset checked too"
 # Estimate of the shared memory that a catalog takes per file [bytes]: up to 192 bytes, plus 96 for
-# the path. The shared segments of fixed size are not included. `least_shm_bytes` gives their size.
+# the path. It does not include the shared segments of fixed size (`least_shm_bytes`).
 CATALOG_BYTES_PER_FILE = 288
 # Time limit [s] for loading MPI, which searches for network fabrics and is slow on some machines.
 MPI_S = 30
-# A Python program that loads MPI. It runs in its own process: if MPI is broken, only this process
-# ends, and doctor reports the problem. The program's argument is the directory that contains the
-# package monarch_py. mpi4py may be in the same directory, because `pip install --prefix` puts it
-# there.
+# A Python program that loads MPI. Doctor runs it as a separate process: if MPI is broken, only that
+# process ends, and doctor reports the problem. The program's argument is the directory that
+# contains the package monarch_py. mpi4py may be in the same directory, because
+# `pip install --prefix` puts it there.
 MPI_VERSION = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -141,8 +141,8 @@ def occupied_by_others(tier: TierConfig) -> str:
     """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
     otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
-    # Adding up the sizes of many copies takes long. It is not needed if the free room alone is
-    # enough for the quota.
+    # Adding up the sizes of many copies takes a long time, and is not needed if the free room alone
+    # is enough for the quota.
     return shortage(place, quota, 0) and shortage(place, quota, occupied_bytes(tier_root(place)))
 
 
@@ -277,9 +277,9 @@ def _no_daemon(config: Config, connection: DaemonConnection) -> Iterator[Finding
 
 
 def _container(config: Config) -> Iterator[Finding]:
-    """A finding on containers. If the job runs in a container and the daemon runs on the host,
-    certain paths must be the same inside and outside the container. The finding lists these
-    paths."""
+    """Yields one finding, which lists the paths that a container must share with the host. If the
+    job runs in a container and the daemon runs on the host, these paths must be the same inside and
+    outside the container."""
     files = [Path(os.path.abspath(file)) for file in config.files]
     places = [shm_root(), LIBRARY.parent, *files]
     places += [source.path for source in config.sources]

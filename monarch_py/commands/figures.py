@@ -96,7 +96,7 @@ def _read_in(section: Section, owner: Int32s, sizes: Sizes, seen: Bools) -> list
     first = np.zeros(rows.size, dtype=bool)
     flat = rows.reshape(-1)
     fresh = np.flatnonzero((flat >= 0) & ~seen[flat])
-    # The first access to a unit goes to the source.
+    # At its first access, each unit is read from the source.
     _, at = np.unique(flat[fresh], return_index=True)
     first[fresh[at]] = True
     seen[flat[fresh]] = True

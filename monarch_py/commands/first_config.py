@@ -29,7 +29,8 @@ MEMORY_PART, DISK_PART = 4, 0.8
 # tier.
 LEAST_BYTES = 64 * MIB
 
-# The kernel writes blanks and backslashes in the mount table as these octal escapes.
+# Matches an octal escape. In the mount table, the kernel writes blanks and backslashes as such
+# escapes.
 OCTAL = re.compile(r"\\([0-7]{3})")
 
 FORM = """\

@@ -56,11 +56,11 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report: for each group of files, its first file, the number
-    and bytes of its files, and how many of these bytes have copies in each place. A group consists
-    of consecutive catalog entries. Consecutive entries come from few directories, because the scan
-    adds the files of a directory one after the other. The groups are sorted by the paths of their
-    first files."""
+    """Returns the field `files` of a report, which describes groups of files. The field contains,
+    for each group, the first file, the number of files, their total size, and how many of these
+    bytes have copies in each place. A group consists of consecutive catalog entries. These come
+    from few directories, because the scan adds the files of a directory one after another. The
+    groups are sorted by the paths of their first files."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))
     starts = (np.arange(groups) * len(ids) // max(1, groups)).astype(np.intp)

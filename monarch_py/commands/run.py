@@ -61,8 +61,8 @@ class Outcome:
 
 
 def why_unusable(name: str) -> Outcome | None:
-    """Returns None if a command can be executed. Otherwise returns its outcome, with the exit
-    status that a shell would give."""
+    """Returns None if the command `name` can be executed. Otherwise returns its outcome, with the
+    exit status that a shell would return."""
     if shutil.which(name) is not None:
         return None
     if shutil.which(name, os.F_OK) is not None or ("/" in name and _is_denied(name)):
@@ -185,10 +185,9 @@ class _Share:
                 self._child = spawn(self.config_file, detach=False, kind=SHARED)
                 self._tell_troubles()
             else:
-                # The file `users` names the daemon that the last run must end. If the file names a
-                # daemon other than the serving daemon, the name is a leftover from an earlier
-                # daemon and is removed. The serving daemon was not started for runs, so no run may
-                # end it.
+                # The file `users` names the daemon that the last run must end. If it does not name
+                # the serving daemon, that daemon was not started for runs, and no run may end it.
+                # A name in the file is then a leftover from an earlier daemon, and is removed.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -116,9 +116,9 @@ class PathSelection:
         return True
 
     def _look(self, text: str, catalog: CatalogReader) -> None:
-        """Selects the file or directory to which a path leads after its links in the file system
-        are followed. Call this for a path that was not found in the catalog as the user wrote it.
-        Adds a problem if nothing can be selected."""
+        """Follows the links of a path in the file system, and selects the file or directory to
+        which they lead. Call this if the catalog lacks the path as the user wrote it. Adds a
+        problem if nothing can be selected."""
         path = os.path.expanduser(text)
         try:
             real = os.path.realpath(path, strict=True)
@@ -150,8 +150,8 @@ class PathSelection:
     # --- entries of the catalog -----------------------------------------------------------------
 
     def meet(self, catalog: CatalogReader) -> Ids:
-        """Selects the files that the user means among the entries that were added to the catalog
-        since the last call. Returns the newly selected entries, (n,)."""
+        """Examines the entries that were added to the catalog since the last call, and selects
+        those that the user means. Returns the newly selected entries, (n,)."""
         for place in [place for place in self.unknown if catalog.find(*place) >= 0]:
             self._take(place, self.unknown.pop(place), catalog)
         # The catalog may grow at any time. Its length is read here, after the last look-up above,

@@ -44,7 +44,7 @@ STOP_LIMIT_S = 30.0
 KILL_LIMIT_S = 10.0
 # Pause [s] between two attempts to take the lock of a daemon that ends.
 LOOK_S = 0.05
-# Matches the name of a session's directory. A tier in the same parent directory does not match.
+# Matches the name of a session's directory, but not that of a tier in the same parent directory.
 SESSION = re.compile("[0-9a-f]{16}")
 
 

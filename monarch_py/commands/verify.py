@@ -154,8 +154,8 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error, a tier gets no new copies, but it may still serve its old ones. The loop above
-    # has checked the old copies, so the tier is not reported as out of use.
+    # After an error, no new copies are made in a tier, but it may still serve its old ones. The
+    # loop above has checked the old copies, so the tier is not reported as out of use.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [

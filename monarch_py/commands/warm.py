@@ -31,20 +31,20 @@ DIRECTORIES = 32
 # other commands wait during the request.
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
-# pause is nine times this processor time, so that the command keeps a processor busy for at most a
-# tenth of the time. The time for which a step waits for the daemon does not lengthen the pause:
-# after a slow answer all copies may be complete, and then the command should end soon.
+# pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
+# time. While a step waits for the daemon, it uses no processor time, so a slow answer does not
+# lengthen the pause: all copies may then be complete, and the command should end soon.
 LOOK_S = 0.1
 
 
 @dataclass(slots=True)
 class Progress:
-    """Counts of the chosen files that are known so far. The fields whose names end with `bytes` are
-    the total sizes of these files.
+    """Counts of the chosen files that are known so far. For each count `..._files`, the field
+    `..._bytes` is the total size of the counted files.
 
     there_files : files that had a copy before the command began
-    filled_files : files that have got a copy since then. `filled_bytes` also includes the bytes
-        that running fills have copied
+    filled_files : files whose copy was made since then. `filled_bytes` also includes the bytes that
+        running fills have copied
     replaced_files : filled files that had a copy before, but of an earlier version of the file
     at_source : for each reason that docs/status.md lists for `bypass`, how many files get no copy
         for this reason. The source serves these files
@@ -234,8 +234,8 @@ class Warm:
             raise
 
     def _leave_out_gone(self) -> None:
-        """Reports as problems the named files that are gone from the source, and removes them from
-        all counts."""
+        """Adds a problem for each named file that is gone from the source, and removes the file
+        from all counts."""
         ids, catalog = self.chosen.ids, self._view.catalog
         gone = self.chosen.gone(ids[_has_changed(catalog.words[ids])], catalog)
         kept = ~np.isin(ids, gone)

@@ -1,1 +1,1 @@
-"""The configuration: reads and checks it, and says which files of a source it selects."""
+"""Reads and checks the configuration, and determines which files of a source it selects."""

@@ -193,8 +193,8 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level has a block size of its own, which is ignored. The checksums need one block
-    size for all copies. In the original Monarch, each level could have another block size."""
+    """Warns if a level sets its own block size, which is ignored, because the checksums need one
+    block size for all copies. In the original Monarch, each level could set a different one."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -251,9 +251,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer sets only the path of a dataset, and a
-    lower layer describes the same dataset, the lower layer's description is returned, and the
-    positions of the keys of this description are added to `ours`.
+    """Returns the datasets that a layer names. If the layer sets only the path of a dataset that a
+    lower layer describes, the lower layer's description is returned. The positions of the keys in
+    this description are then added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

@@ -206,8 +206,8 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts as one more tier for the limit MAX_TIERS, because it has the tier number after that of
-    the last tier."""
+    counts as one more tier for the limit MAX_TIERS, because its number follows that of the last
+    tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None
@@ -265,7 +265,7 @@ def _check_quota(tier: TierConfig, level: Spot) -> None:
 
 def _at_most(n_bytes: int) -> str:
     """Returns `n_bytes` as text, rounded down so that it is easy to read. The unit is the largest
-    of TiB, GiB and MiB that gives 10 or more; for smaller sizes, it is bytes."""
+    of TiB, GiB and MiB in which the number is at least 10. Sizes below 10 MiB are in bytes."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if n_bytes >= 10 * unit:
             return f"{n_bytes // unit}{name}"

@@ -2,10 +2,10 @@
 
 The globs of one list become one regular expression. A plain translation would backtrack: matching
 `*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
-ends before the first match of the text that follows the star in the glob. Later matches are not
-tried: a later match would leave less of the name for the rest of the glob, so if the rest does not
-match after the first match, it cannot match after a later one. `fnmatch.translate` does the same
-for names without directories.
+stops at the first match of the text that follows the star in the glob. Later matches need not be
+tried, because each of them leaves less of the name for the rest of the glob. If the rest fails
+after the first match, it fails after every later match too. `fnmatch.translate` does the same for
+names without directories.
 """
 
 import re
@@ -20,7 +20,7 @@ _STEP = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 # Regular expressions. _STAR: characters within one name. _DEEP: any characters, slashes included.
-# _DIRECTORIES: any number of whole directories.
+# _DIRECTORIES: any number of complete names, each followed by a slash.
 _STAR, _DEEP, _DIRECTORIES = "[^/]*", ".*", "(?:[^/]*/)*"
 
 
@@ -28,9 +28,9 @@ class PathFilter:
     """Selects paths relative to a source.
 
     A path is selected if a glob of `include` matches it and no glob of `exclude` matches it. An
-    empty `include` selects every path. A glob with a slash is compared with the whole relative
+    empty `include` selects every path. A glob with a slash is compared with the complete relative
     path. A glob without a slash is compared with the base name. ``*`` and ``?`` do not match a
-    slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, also for none.
+    slash. ``**`` matches slashes too. ``**/`` stands for any number of directories, or for none.
     ``[a-z]`` and ``[!a-z]`` stand for one character. A backslash makes the next character literal.
     Names that begin with a dot are not special.
 
@@ -104,9 +104,9 @@ def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: boo
 
 
 def _earliest(text: str, numbers: Iterator[int]) -> str:
-    """Returns a group of `text` for which the regular expression tries no other match after the
-    first match (an atomic group). The group is written as a look-ahead, because Python before 3.11
-    lacks atomic groups."""
+    """Returns an atomic group of `text`: after the group's first match, the regular expression
+    tries no other match of the group. The group is written as a look-ahead, because Python before
+    3.11 lacks atomic groups."""
     name = f"g{next(numbers)}"
     return f"(?=(?P<{name}>{text}))(?P={name})"
 

@@ -82,7 +82,7 @@ def _address(text: str) -> str:
 
 
 # The value 0 stands for the word `max`, which means the default block size. In the original
-# Monarch, `max` means that a block is a whole file.
+# Monarch, `max` means that each file is a single block.
 BlockSize = Annotated[
     int, words("size or `max`", SIZE_HINT, _block_size, schema=NUMBER, show=shown_size)
 ]

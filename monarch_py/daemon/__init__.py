@@ -14,7 +14,7 @@ plans       follows access plans: notes the programs' progress, decides where fi
 fill        chooses which files are filled, and in which order
 nodes       decides which node keeps each file and which nodes are asked for it, and serves copies
             to other nodes
-copies      gives orders to the copy engine; publishes and drops copies
+copies      sends orders to the copy engine; publishes and drops copies
 scan        adds the files of the sources to the catalog
 segments    creates the shared-memory segments that clients attach to
 """

@@ -235,9 +235,9 @@ class Control:
         return msgspec.to_builtins(self._daemon.cluster)
 
     def _scan(self, request: Request) -> Request:
-        """Asks the scan to list directories with everything below them. Each directory is given as
-        (number of the source, path). Returns whether the scan has completed all listings requested
-        so far."""
+        """Asks the scan to list directories with everything below them. The request names each
+        directory as (number of the source, path). Returns whether the scan has completed all
+        listings requested so far."""
         scanner = self._daemon.scanner
         for number, path in request["directories"]:
             scanner.ask_for(int(number), str(path), is_deep=True, is_read=False)

@@ -56,10 +56,10 @@ class History:
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
     is the number of program threads that were reading. A thread counts as reading if it has opened
-    a file since the previous point. A thread also counts if it was reading all the time, which
-    means that it opened a file before the previous point and opens its next file after this point.
-    `_fill_gaps` adds such a thread when the thread opens its next file. `memory` is the least
-    amount of memory that was available to a RAM tier since the previous point [bytes].
+    a file since the previous point. It also counts if it was reading one file all the time: it
+    opened a file before the previous point, and opens its next file after this point. `_fill_gaps`
+    adds such a thread when the thread opens its next file. `memory` is the least amount of memory
+    that was available to a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class History:
         ):
             # The last two points and the new one are equal, except for time and memory. So the new
             # point replaces the last one: the first and the last point of a period without changes
-            # describe the whole period.
+            # are enough to describe the period.
             point = (*point[:-1], min(self._points.pop()[-1], point[-1]))
         self._points.append(point)
         if len(self._points) > MOST_POINTS:

@@ -125,9 +125,9 @@ class Delay:
 
 
 class ReadsInFlight:
-    """Controls the width, which is the number of concurrent fills. It seeks the smallest width with
-    nearly the highest throughput (bytes or files per second). It reduces the width if the fills
-    make programs wait for the source.
+    """Controls the width, which is the number of concurrent fills. Seeks the smallest width at
+    which the throughput (bytes or files per second) is nearly the highest. Reduces the width if the
+    fills make programs wait for the source.
 
     Sources differ by orders of magnitude in latency and bandwidth. A source of high latency needs
     many concurrent reads. At a source that is limited by its bandwidth, more reads only make each
@@ -198,10 +198,11 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. If earlier decreases have not helped, they are
-        undone instead. If the width is at its lower bound, it stays. In these two cases the cause
-        of the wait is not the fills, but a busy machine or other users of the source. So the least
-        mean time of an open is found anew, and the present mean time then counts as normal."""
+        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
+        have not helped, they are undone; and if the width is at its lower bound, it stays there. In
+        both cases the cause of the wait is not the fills, but a busy machine or other users of the
+        source. So the least mean time of an open is found anew, and the present mean time then
+        counts as normal."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:

@@ -18,7 +18,7 @@ from monarch_py.storage.tiers import Tier
 
 log = logging.getLogger("monarch.copies")
 
-# If a file changes twice within this time [s], both changes may leave the same timestamps.
+# If a file changes twice within this time [s], its timestamps may be the same after both changes.
 TIME_STEP_S = 2.0
 # Removals are passed to the engine in batches of at most DROPS. The next batch is passed on once
 # fewer than DROPS removals are unfinished.
@@ -230,7 +230,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns whether each tier is lost, (n,). tiers : (n,) the numbers of the tiers"""
+        """Returns, for each of the tiers with the numbers `tiers`, (n,), whether it is lost."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 
@@ -264,8 +264,10 @@ class Copies:
             self._drops.append((tier, ids[part], numbers[part], sizes[part]))
 
     def _drop_rows(self, tier: int, rows: Array) -> None:
-        """Drops copies whose files are not in the catalog. Rows of the manifest describe these
-        copies."""
+        """Drops copies whose files are not in the catalog.
+
+        rows : the copies' rows of the manifest
+        """
         nobody = np.full(len(rows), lib.MONARCH_MAX_ENTRIES, dtype=np.uint64)
         self._drop(tier, nobody, rows["copy"], rows["size"])
 

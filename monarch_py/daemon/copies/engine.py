@@ -65,10 +65,10 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. Once JUDGED_FILLS fills have ended, the fills
-# show whether the sources are fast. Before that, programs' opens show it if there were at least
-# SOME_OPENS opens: the sources count as fast if the mean time per open is less than AT_HAND_S [s].
-# An open for which the file system asks a server takes longer.
+# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, this is
+# judged by programs' opens if there were at least SOME_OPENS: the sources count as fast if the mean
+# time per open is less than AT_HAND_S [s]. (An open for which the file system asks a server takes
+# longer.) Later, and if there were fewer opens, this is judged by the fills.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -192,9 +192,9 @@ class Engine:
         ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, first to
-            last; -1 for none. MONARCH_HAS_IT is added to the number of a node that has the whole
-            file
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, in this
+            order; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
+            copy
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
         places = pointer(word.tier(words), np.uint32), pointer(word.copy(words), np.uint64)
@@ -253,10 +253,10 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python,
-        in one of three cases: a reader waits for a file whose fill only Python may order; an order
-        has ended that may have made room for such a file; a fill has ended whose copy the engine
-        could not publish. Returns whether the engine has left work since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python.
+        There are three cases. A reader waits for a file whose fill only Python may order; or an
+        order that may have made room for such a file has ended; or a fill has ended, but the engine
+        could not publish its copy. Returns whether the engine has left work since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -321,10 +321,10 @@ class Engine:
             lib.monarch_engine_width(self.c, self.width, self._fetch_width, self.stands_back)
 
     def _adapted_fetches(self, now_s: float) -> int:
-        """Returns the limit on concurrent background fetches from peers: the smallest limit with
-        nearly the highest throughput. While a source is being read, the limit is LEAST_FETCHES,
-        because reads of the source take precedence: a file that another node holds is cheap to
-        fetch later."""
+        """Returns the limit on concurrent background fetches from peers: the smallest limit at
+        which the throughput is nearly the highest. While a source is being read, the limit is
+        LEAST_FETCHES. Reads of the source take precedence, because a file that another node holds
+        is cheap to fetch later."""
         files = int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_FILES))
         reads = bool(lib.monarch_engine_reads_sources(self.c))
         is_full = self.pending(from_peers=True) > self._fetches.width and not reads
@@ -349,9 +349,9 @@ class Engine:
 
         All threads may, unless two conditions are met: the sources are fast, and no processor is
         idle. Then programs need the processors more than fills do, and only one thread fills, to
-        notice when a source is no longer fast. Even this thread works only part of the time if
-        programs' opens show that the sources are fast, and if no other node can be waiting for this
-        node's fills.
+        notice when a source is no longer fast. Even this thread works only part of the time if two
+        more conditions are met: programs' opens show that the sources are fast, and no other node
+        can be waiting for this node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None

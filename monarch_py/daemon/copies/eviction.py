@@ -1,11 +1,11 @@
 """Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
 The copy whose next use is farthest away is evicted first (Lobster's rules of reuse count and reuse
-distance). A copy that is used neither later in this epoch nor in the next epoch counts as farther
-away than all other copies. The freed room goes to the files to be fetched ahead, in the order of
-their next use. A copy is evicted for a file only if the file is used twice before the copy is used
-again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`). Nothing is
-evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
+distance). Copies that are not used again before the end of the next epoch are evicted before all
+others. The freed room goes to the files to be fetched ahead, in the order of their next use. A copy
+is evicted for a file only if the file is used twice before the copy is used again (Lobster's rule
+of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted if there is no
+plan, if the coming uses are unknown, or if no file needs room.
 """
 
 import math
@@ -33,12 +33,12 @@ MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
 MOST_FILES, TIMES = 2048, 4
-# A plan's files may lack room in the tier that was chosen for them, because files outside the plan,
-# or other users of the file system, occupy that room. Once a tier has been short of room for longer
-# than SHORT_S [s], the files that do not fit are no longer assigned to the tier.
+# The tier that was chosen for a plan's files may lack room for them, because the room is occupied
+# by files outside the plan or by other users of the file system. Once a tier has lacked room for
+# longer than SHORT_S [s], the files that do not fit are no longer assigned to it.
 SHORT_S = 10.0
-# Computed distances to next uses are used only until this time [s] after their computation was
-# requested. Later they are out of date.
+# The computed distances to next uses are out of date, and no longer used, this long [s] after their
+# computation was requested.
 OLD_S = 5.0
 
 Uses = Ints

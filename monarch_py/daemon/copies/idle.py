@@ -32,9 +32,9 @@ class IdleCores:
         """Returns the idle time and the total time of the processors, each summed over all
         processors [s]."""
         mine, all_ = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
-        # psutil lists only processors that are online. Where some are offline, the positions in its
-        # list may differ from the numbers that sched_getaffinity gives. If no number matches, all
-        # processors are counted.
+        # psutil lists only processors that are online. If some are offline, positions in this list
+        # may differ from the processors' numbers, which sched_getaffinity returns. If no number is
+        # a position in the list, all processors are counted.
         times = [t for number, t in enumerate(all_) if number in mine] or all_
         # Only the first eight fields are summed: the guest times that follow are already included
         # in `user` and `nice`.
@@ -42,7 +42,7 @@ class IdleCores:
 
     def take(self) -> float:
         """Returns how many processors were idle, on average, since the last call. Returns 0 if the
-        number is not known, for example while the process has no descriptor left."""
+        number is not known, for example because the process has no free descriptor."""
         try:
             (idle_s, all_s), before = self._look(), self._before
         except OSError:

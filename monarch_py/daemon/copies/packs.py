@@ -46,7 +46,7 @@ class Packs:
             self._used[number] = source.pack
 
     def _give(self, number: int, pack: Path) -> bool:
-        """Gives the engine a pack. Returns whether the engine can use the pack."""
+        """Passes a pack to the engine. Returns whether the engine can use the pack."""
         try:
             index = PackIndex.load(pack)
             members = np.zeros(len(index), dtype=MEMBER)

@@ -3,8 +3,9 @@
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
 rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). Lobster's Algorithm 1 gives each rank a queue and a number of threads. Here, the queue
-is the reads that the rank waits for, and the threads are slices of the engine's thread time.
+4.2 and 4.3). Lobster's Algorithm 1 assigns a queue and a number of threads to each rank. Here, the
+queue consists of the reads that the rank waits for. Slices of the engine's thread time take the
+place of the threads.
 """
 
 import math
@@ -46,7 +47,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns how many slices of the threads' time are assigned to each rank, at least 1, (ranks,).
+    """Returns the number of slices of the threads' time for each rank, (ranks,), at least one each.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -80,9 +81,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # For each rank, the total size of the files that it has opened, and the total size of the
-        # opened files that should have had a copy but had none, (MONARCH_RANKS, 2). Row 0 counts
-        # processes without a rank.
+        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and how
+        # much of it were files that should have had a copy but had none. Row 0 counts processes
+        # without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)
@@ -125,9 +126,9 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is a quotient: the size of the files that the rank has opened and
-        that lacked a copy, divided by the size of all files that it has opened. All ranks of a job
-        read equally much in a step, so the quotients of two ranks are comparable."""
+        the prediction for a rank is a quotient. It is the total size of the opened files that
+        lacked a copy, divided by the total size of all files that the rank has opened. All ranks of
+        a job read equally much in a step, so the quotients of two ranks are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

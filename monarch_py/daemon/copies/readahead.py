@@ -57,8 +57,8 @@ class ReadAhead:
     def order(self, ids: Ids) -> None:
         """Orders that the copies of these files be paged in. Skips files that `wants` does not
         select. `ids` must be sorted by the files' next use: the first files are ordered, and the
-        rest are skipped once MOST_FILES or MOST_BYTES is reached. The engine executes orders that
-        programs wait for before these orders."""
+        rest are skipped once MOST_FILES or MOST_BYTES is reached. These orders run after the orders
+        that programs wait for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):
@@ -74,8 +74,8 @@ class ReadAhead:
         self.engine.submit(JobKind.PAGE_IN, ids, catalog.words[ids])
 
     def ended(self, result: Any) -> None:
-        """Processes the result of a PAGE_IN order. A copy that could not be read is kept; the next
-        reader of the copy gets the error."""
+        """Processes the result of a PAGE_IN order. A copy that could not be read is kept. The error
+        is reported to the program that reads the copy next."""
         self._under_way.pop(int(result["id"]), None)
         if result["status"] == JobStatus.DONE:
             self.files += 1

@@ -1,8 +1,8 @@
 """The staging area: a small tier for copies that are used once and dropped.
 
-If a node reads a file but does not keep it, the file's copy lies in this area from its fetch to its
-use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the highest
-tier number. No policy places files in it, and it has no manifest.
+If a node reads a file but does not keep it, the file's copy is stored in this area from its fetch
+to its use. (Section 2 of the NoPFS paper calls such an area the staging buffer.) The area has the
+highest tier number. No policy places files in it, and it has no manifest.
 """
 
 import logging
@@ -57,8 +57,8 @@ class Staging:
     """Lists the staged files in the order of their arrival or last open, and drops copies to make
     room for others. Runs in the daemon's loop and never blocks.
 
-    number : the area's number among the tiers;  tier : the area; None if there is no area, so that
-        nothing is staged
+    number : the area's number among the tiers
+    tier : the area; None if there is no area. Nothing is then staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
@@ -149,15 +149,16 @@ class Staging:
     # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves to the source files that readers wait for, if no copy can be dropped now to make
-        room for them. `let_in` makes the files ABSENT later. The next open of one of the files then
-        requests it again."""
+        """Leaves files that readers wait for to the source. Call it if no copy can be dropped now
+        to make room for the files. `let_in` makes them ABSENT later, so that the next open of a
+        file requests its fill again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Makes ABSENT the files that `refuse` has left to the source, so that they can be
-        requested again. Call it when copies have arrived, or when dropped copies were removed."""
+        """Changes the state of the files that `refuse` has left to the source to ABSENT, so that
+        they can be requested again. Call it when copies have arrived, or when dropped copies were
+        removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -23,9 +23,9 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # At least this many files of a directory must be read to their end before the directory's other
-# files are filled. The same number applies to subdirectories: if this many direct subdirectories of
-# a directory each contain, directly or farther down, a file that was read to its end, the directory
-# and all directories below it are filled.
+# files are filled. The same number applies to subdirectories. It is enough if this many direct
+# subdirectories of a directory contain, at any depth, a file that was read to its end. Then the
+# directory and all directories below it are filled.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -230,9 +230,9 @@ class DirectoryPrefetch:
         return self._idle.has_one(time.monotonic()) and not reads
 
     def _take(self, most: int, home: _Home) -> Ids:
-        """Returns the next of the found files, (n,), as many as the limit on unused files allows.
-        Skips files that are larger than the whole limit; each of these files is filled when a
-        program opens it."""
+        """Returns the next files that `_find` has found, (n,): at most `most` files, and no more
+        than the limit on unused files allows. Skips files that alone exceed this limit; each of
+        them is filled when a program opens it."""
         words, sizes = self.shared.catalog.words, self.shared.catalog.entries["size"]
         first, rest = self._next[home][:most], self._next[home][most:]
         first = first[words[first] == State.ABSENT]
@@ -268,9 +268,9 @@ class DirectoryPrefetch:
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Examines further entries of the catalog until `most` files are ready to be ordered, or
-        until ENTRIES entries were examined. Returns whether the limit ENTRIES has ended the
-        search."""
+        """Examines further entries of the catalog until the fills of `most` files can be ordered,
+        or until ENTRIES entries were examined. Returns whether the search has ended at the limit
+        ENTRIES."""
         looks = ENTRIES
         for filled in self._directories.filled:
             while len(self._next[home]) < most and looks > 0:
@@ -350,8 +350,8 @@ class DirectoryPrefetch:
         self._has_given_way = False
 
     def told(self) -> dict[str, int] | None:
-        """Returns the status fields about copies that were prefetched and are unused; None where
-        nothing is prefetched."""
+        """Returns the status fields about copies that were prefetched and are unused; None if
+        `is_on` is False."""
         if not self.is_on:
             return None
         ids, n_bytes = self.unused.copies()

@@ -52,7 +52,7 @@ class FailedFills:
         tier = self._copies.tier(number)
         tier.give_back(int(catalog.entries["size"][entry]))
         if result["left"]:
-            # The engine could not remove the unfinished copy, so the copy still takes room.
+            # The engine could not remove the unfinished copy, so it still occupies room.
             tier.adopt(catalog.entries["size"][[entry]])
             tier.fail(int(result["left"]))
         if is_passing(result):
@@ -77,9 +77,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a fill that has failed because the daemon had no free descriptor. A file in use
-        is served by the source meanwhile. A file to be filled ahead stays WANTED, so the command
-        that has requested the file goes on waiting for the fill, and can cancel it."""
+        """Postpones a fill that has failed because the daemon had no free descriptor. Meanwhile,
+        the source serves the file if it is in use. A file to be filled ahead stays WANTED, so the
+        command that has requested the file continues to wait for the fill, and can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",

@@ -101,7 +101,7 @@ class Filler:
         self._beside = {n for n, tier in enumerate(self.tiers) if tier and tier.is_on(shm)}
         self._early: list[Ids] = []
         self._ordered_at = -math.inf  # when a fill was last ordered [s]
-        # The time [s] at which this node last had no room for a file that it should keep, and the
+        # The time [s] at which this node last lacked room for a file that it should keep, and the
         # time [s] at which this lack of room began.
         self._refused_s = self._lacks_since_s = -math.inf
         used = (tier.last_number() for tier in self.tiers if tier is not None)
@@ -341,8 +341,9 @@ class Filler:
 
     def rooms(self) -> list[TierRoom]:
         """Returns the free room of each tier, so that the policy can choose a tier. Until the scan
-        has ended, a tier on the catalog's file system keeps room for the catalog to grow. The
-        catalog comes first, because a file without an entry can never get a copy."""
+        has ended, some room of a tier on the catalog's file system is reserved, so that the catalog
+        can grow. The catalog has precedence, because a file without an entry can never get a
+        copy."""
         growing = set() if self.scanner.scanned else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -352,9 +353,9 @@ class Filler:
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
         copies may be dropped for a file, the file waits for the room of these copies. (Copies of
-        datasets that are not configured are dropped first.) All other files are staged. If there is
-        no staging area, the source serves all other files at once, because readers wait for them,
-        and their fills are retried when no fill runs any more."""
+        datasets that are not configured are dropped first.) All other files are staged. Without a
+        staging area, they are left to the source at once, because readers may wait for them. Their
+        fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -541,8 +542,8 @@ class Filler:
                 keeper.distrust()
         if self.nodes is not None:
             self.nodes.close()
-        # Process the results of fills that have ended, so that the manifests get rows for their
-        # copies.
+        # Process the results of fills that have ended, so that their copies are recorded in the
+        # manifests.
         for results in self.engine.results():
             self._made(results[_is_made(results)])
         left = self.engine.stop(limit_s)

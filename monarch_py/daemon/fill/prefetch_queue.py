@@ -53,7 +53,7 @@ class PrefetchQueue:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that `next` has handed out back at the head of their queue (see `add`)."""
+        """Inserts files that `next` has handed out at the head of their queue again (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():

@@ -33,7 +33,7 @@ class FillRequests:
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
         # Sorts files that are to be filled ahead, so that they are read as fast as possible. This
-        # default leaves the order unchanged; the filler replaces it by another function.
+        # default leaves the order unchanged; the filler replaces it with another function.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)
         # Files that programs use. All of them enter `_in_use`; `part_ways` then moves them to the
@@ -82,9 +82,9 @@ class FillRequests:
                 self._awaited.append(ids)
 
     def next_awaited(self) -> Ids:
-        """Returns files that readers wait for, and that come before all others, (n,); an empty
-        array if no reader waits. These files are few, because each waiting reader occupies one of a
-        fixed number of demand slots."""
+        """Returns files that readers wait for, (n,), which are to be filled before all others.
+        Returns an empty array if no reader waits. These files are few, because each waiting reader
+        occupies one of a fixed number of demand slots."""
         return self._awaited.popleft() if self._awaited else NO_IDS
 
     def want(self, ids: Ids) -> None:

@@ -39,8 +39,8 @@ class UnusedPrefetch:
         """Resets everything, as if nothing had been read or filled ahead."""
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
         self._under_way: Ids = NO_IDS
-        # Files that programs use now and that were refused room. Each element is a pair: the time
-        # at which this use counts as over, and the files.
+        # Files that programs use now and for which no tier had room. Each element is a pair: the
+        # time at which this use counts as over, and the files.
         self._refusals: deque[tuple[float, Ids]] = deque()
         self.files = self.bytes_ = self.read_bytes = 0
 

@@ -37,10 +37,11 @@ log = logging.getLogger("monarch.nodes")
 # but only until the daemon has run for this long [s]. If one node has scanned for all nodes, the
 # computation ends earlier.
 START_LIMIT_S = 1.0
-# A background request is a request of another node that no reader waits for. While this node scans
-# by itself, background requests are held back, but at most until this time after the daemon's start
-# [s]. Otherwise the other nodes would read this node's files from the source themselves. While a
-# plan is being placed, background requests are held back without a limit.
+# A background request is a request of another node that no reader waits for. Until this node knows
+# which files it keeps, background requests are held back, because the other nodes would otherwise
+# read these files from the source themselves. While this node still scans the sources, the requests
+# are held back at most until this time [s] after the daemon's start. While a plan is being placed,
+# they are held back without a limit.
 SCAN_LIMIT_S = 10.0
 
 
@@ -78,8 +79,8 @@ class Nodes:
             if rank != cluster.rank:
                 self.peers[rank] = Peer(connect, rank)
                 lib.monarch_engine_peer(engine.c, rank, self.peers[rank].c)
-        # Each node begins with a different peer, so that not all nodes of a large cluster connect
-        # links to the same few nodes.
+        # Each node begins with a different peer. Otherwise all nodes of a large cluster would
+        # connect links to the same few nodes.
         self._early_links = EarlyLinks(
             [peer for rank, peer in self.peers.items() if rank > cluster.rank]
             + [peer for rank, peer in self.peers.items() if rank < cluster.rank]
@@ -150,9 +151,10 @@ class Nodes:
 
     def pass_on(self, ids: Ids) -> None:
         """Makes other nodes the owners of files for which this node has no room. Files that this
-        node does not own are ignored. The hash of each file puts the nodes into an order
-        (`rendezvous.next_nodes`). The next node in this order, if there is one, becomes the file's
-        owner. Peers that ask this node for the file are redirected to the new owner."""
+        node does not own are ignored. The hash of each file determines an order of the nodes
+        (`rendezvous.next_nodes`). The node that follows this node in the order, if there is one,
+        becomes the file's owner. Peers that ask this node for the file are redirected to the new
+        owner."""
         own = ids[self.policy.owns(ids)]
         keys = self.shared.catalog.entries["hash"][own]
         weights = rooms_of(self.cluster).astype(np.float64)
@@ -172,9 +174,8 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on. The hash of a file puts the nodes into an
-        order (see `pass_on`). All nodes that come before this node in that order lack room for the
-        file."""
+        """Notes files that this node owns from now on. All nodes that come before this node in the
+        order that the file's hash determines (see `pass_on`) lack room for the file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -195,8 +196,8 @@ class Nodes:
 
     def _decide_all(self, count: int) -> None:
         """Assigns all files of the catalog to owners. The catalog and the quotas alone determine
-        the result, so that every node computes the same owners. The hash of a file puts the nodes
-        into an order. The first of these nodes that has room owns the file."""
+        the result, so that every node computes the same owners. The hash of a file determines an
+        order of the nodes. The first node in this order that has room owns the file."""
         entries = self.shared.catalog.entries[:count]
         words = entries["word"]
         left_out = (word.state(words) == State.BYPASS) & np.isin(

@@ -1,9 +1,9 @@
-"""Tracks which nodes have which files completely, and chooses a node or the source for each fill.
+"""Tracks which nodes have complete copies of which files, and chooses where each fill reads from.
 
 A fill can read from another node or from the source, whichever is faster (section 4 of the NoPFS
 paper). But the first copy of a file must be read from the source by the file's owner. So a fill has
-this choice only if another node is known to have the whole file already. This is known in two
-cases: that node has sent the whole file before, or all nodes are past the file's first use in a
+this choice only if another node is known to have the complete file already. This is known in two
+cases: that node has sent the complete file before, or all nodes are past the file's first use in a
 plan.
 """
 
@@ -56,7 +56,7 @@ class RouteChooser:
         self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
-        self._who = np.zeros(0, dtype=np.int16)  # by entry, the node with the whole file, or NOBODY
+        self._who = np.zeros(0, dtype=np.int16)  # by entry: the node with a complete copy or NOBODY
         # When each place was last chosen [s]. The places are: all sources together, and each node.
         self._tried: dict[int, float] = {}
         self._sure_bytes, self._sure_until = 0, -math.inf
@@ -71,8 +71,8 @@ class RouteChooser:
     # --- which nodes have which files -----------------------------------------------------------
 
     def know(self, ids: Ids, nodes: npt.NDArray[np.integer]) -> None:
-        """Notes that node nodes[i] has the whole file ids[i]. Where nodes[i] is NOBODY, nothing is
-        noted."""
+        """Notes that node nodes[i] has a complete copy of file ids[i]. Where nodes[i] is NOBODY,
+        nothing is noted."""
         known = nodes != NOBODY
         if not known.any():
             return
@@ -104,7 +104,7 @@ class RouteChooser:
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has
-            the whole file
+            a complete copy
         sizes : (n,) [bytes];  due_s : (n,) the time until each file is needed [s]
         """
         if not self.chooses:
@@ -115,8 +115,8 @@ class RouteChooser:
         asked[has & (asked >= 0)] += np.int32(lib.MONARCH_HAS_IT)
 
     def sure_bytes(self) -> int:
-        """Returns a file size [bytes] up to which `choose` never chooses the source for a file that
-        another node is known to have, even if the file is needed at once."""
+        """Returns a file size [bytes]. If a file has at most this size, and another node is known
+        to have it, `choose` never chooses the source, even if the file is needed at once."""
         now = self._clock()
         if self.chooses and now >= self._sure_until:
             self._sure_bytes, self._sure_until = self._routing().sure_bytes(), now + SURE_S

@@ -83,8 +83,8 @@ class ReplicaServer(PeerServer):
         lib.monarch_holdings_keep(self._c, len(ids), entries, kept)
 
     def moved_here(self) -> Ids:
-        """Returns entries that this node has come to own since the last call, (n,). This node comes
-        to own an entry when a peer asks for it and regards this node as the entry's owner. This
+        """Returns the entries whose owner this node has become since the last call, (n,). This node
+        becomes an entry's owner when a peer that regards it as the owner asks for the entry. This
         happens, for example, after the earlier owner has passed the file on for lack of room."""
         ids = np.zeros(lib.MONARCH_MOVED, dtype=np.uint64)
         count = lib.monarch_holdings_moved(self._c, pointer(ids))

@@ -63,13 +63,14 @@ class Throughput:
         counts = self._ask()
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
-        # Readers may have spent time at a place without getting bytes: an open has ended, but no
-        # read yet, or a read has failed. This time changes the rate only once it exceeds SILENT_NS.
+        # Readers may have spent time at a place without receiving bytes: an open has ended, but no
+        # read has ended yet; or a read has failed. Such time changes the rate only once it exceeds
+        # SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
-        # The old and the new rate are combined by a geometric mean, in which a change from fast to
-        # slow weighs as much as one from slow to fast.
+        # The old and the new rate are combined by a weighted geometric mean. In such a mean, a fall
+        # by some factor weighs as much as a rise by the same factor.
         weight = -np.expm1((self._when[fresh] - now) / MEMORY_S)
         with np.errstate(invalid="ignore"):
             mixed = old ** (1 - weight) * rate**weight
