@@ -21,10 +21,10 @@ from monarch_py.util.processes import own_processes
 # One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
 # `fd`; `fd` is None for a mapping.
 Opened = tuple[dict[str, Any], int, int]
-# The line of /proc/PID/fdinfo/FD with the open(2) flags of the descriptor, in octal digits.
+# Matches the line of /proc/PID/fdinfo/FD that contains the descriptor's open(2) flags in octal.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
-# How much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of this file. In
-# the files of some kinds of descriptors, long lines follow.
+# This much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of the file.
+# For some kinds of descriptors, long lines follow them.
 _FDINFO_BYTES = 4096
 
 
@@ -36,8 +36,8 @@ def _regular_files(
     is_meant : a function that takes the path of a descriptor's file in /proc/PID/fdinfo, and
         returns whether the descriptor is to be examined
     """
-    # Paths are strings here, because Path objects would take three times as long. The time matters,
-    # because the daemon's start calls this function for every process of the user (`writers`).
+    # Paths are strings here, because Path objects would take three times as long. The time matters:
+    # when the daemon starts, `writers` calls this function for every process of the user.
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")

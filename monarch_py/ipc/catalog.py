@@ -113,9 +113,10 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog as the daemon uses it, which adds entries and changes their words. The word of an
-    entry contains the entry's state, and the tier and number of the entry's copy. If the catalog is
-    full, its content is copied into a larger segment, which is published as the next generation.
+    """The catalog as the daemon uses it: the daemon adds entries and changes their words. The word
+    of an entry contains the entry's state, and the tier and number of the entry's copy. If the
+    catalog is full, its content is copied into a larger segment, which is published as the next
+    generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
         number is written only after clients can open the segment of that generation

@@ -25,8 +25,8 @@ HOME = b"~"
 # The file keeps the latest MOST_RECORDS records. The library reads the file only if it is smaller
 # than MOST_BYTES.
 MOST_RECORDS, MOST_BYTES = 16, 32768
-# A record consists of lines. The lines that begin with one of these words are its setting. A new
-# record replaces an old record with the same setting.
+# A record consists of lines. The lines that begin with one of these words form the record's
+# setting. A new record replaces an old record with the same setting.
 SETTING = ("config ", "mounts ", "value ")
 VARIABLE = re.compile(rb"\$\{?(\w+)", re.ASCII)
 

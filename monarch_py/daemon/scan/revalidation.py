@@ -33,8 +33,9 @@ SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source, because the source may hang. Instead, it starts a thread for each task that does."""
+    """Compares directories with the source. `step` runs in the daemon's loop, and never accesses
+    the source, because the source may hang. Each task that accesses the source runs in a thread
+    that `step` starts."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner

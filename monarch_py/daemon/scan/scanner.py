@@ -37,15 +37,15 @@ NAMES = 4
 # this many of them are counted for their directories.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions. If n of the files have such a copy, this is enough as long as at most n + MISSES of them
-# have none.
+# sessions. If n files have such a copy, this is enough as long as at most n + MISSES files have
+# none.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
 MOST_COUNTED = 65536
 
 
-# One file as the source has described it: its source, its entry (1,), and the memory with its path.
+# One file, as found at the source: its source, its entry (1,), and the memory that holds its path.
 Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions in one tier that match their files: the files' entries, the copies'
 # rows of the manifest, and the number of the tier.
@@ -53,7 +53,7 @@ Adopted = tuple[Ids, Array, int]
 
 
 class Validator:
-    """Matches files that the scan finds with the rows of one tier's manifest."""
+    """Matches the rows of one tier's manifest with the files that the scan finds."""
 
     def __init__(
         self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
@@ -106,8 +106,8 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in the daemon's loop.
 
-    told : the record of the scan that one node has made for all nodes; None if this daemon scans by
-        itself
+    told : the record of the scan that one node has made for all nodes; None if this daemon scans
+        the sources itself
     """
 
     def __init__(

@@ -56,14 +56,15 @@ class GroupTimes:
         )
 
 
-# (group, slot, task): task number `task` asks the reading process to read the group into the slot.
+# (run, slot, task): the task with the number `task` asks the reading process to read the samples of
+# the run into the slot.
 Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """An epoch that an iteration will go through. The reading process may already read the epoch's
-    first groups.
+    """An epoch that an iteration will go through. The reading process may already be reading the
+    epoch's first groups.
 
     groups : all groups of the epoch
     runs : the groups that have not been requested from the reading process yet
@@ -195,7 +196,7 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that the state counts as done. If the number of ranks, the
-        batch size, the group size or `drop_last` has changed since the state was taken, ranks get
+        batch size, the group size or `drop_last` differs from that in the state, ranks receive
         other batches than before. Then the training can continue only from the end of an epoch, and
         a state from the middle of an epoch raises ConfigError."""
         settings = self._settings()

@@ -26,7 +26,7 @@ def largest(sizes: Ints, group: int) -> int:
 
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """Returns the number of samples in a group that 'auto' chooses.
+    """Returns the number of samples per group that 'auto' chooses.
 
     sizes : (samples,) [bytes];  epochs, ranks : the training's numbers of epochs and ranks
     memory : the most memory for two groups [bytes]

@@ -44,7 +44,7 @@ class KeptDataset:
 
     On each node, the processes of one user's job share the memory if they make a KeptDataset from
     the same dataset. The workers of these processes share the memory too. The first process that
-    reads a sample stores it. Other processes find the sample only after all of it is stored.
+    reads a sample stores it. Other processes find the sample only once it is stored completely.
     Nothing is evicted. The memory ends with the last process that maps it.
 
     A stored sample does not change after it was first read. So apply random augmentations after

@@ -35,14 +35,15 @@ def check_owner(owner: int) -> None:
 
 @dataclass(frozen=True)
 class Pickled:
-    """A request for samples: the beginning of a slot contains the samples' keys as a pickle of
-    `n_bytes`."""
+    """A request for samples: the beginning of a slot contains the samples' keys, pickled into
+    `n_bytes` bytes."""
 
     n_bytes: int
 
 
 class Ring:
-    """Slots of shared memory. Other processes get the ring by fork, or as an argument of a Process.
+    """Slots of shared memory. Another process receives the ring by fork, or as an argument of its
+    Process.
 
     slots : the number of slots
     slot_bytes : the size of the largest batch [bytes]. The attribute of the same name is this size,
@@ -84,8 +85,8 @@ class Ring:
         because that might cause a deadlock: the training would block while it sends many numbers,
         and the worker would block at the same time while it sends a large answer.
 
-        Returns the argument `written` of `read_numbers`: how many numbers were written, a Pickled
-        for other keys, or `numbers` itself if the slot is too small."""
+        Returns the value that `read_numbers` needs as its argument `written`: how many numbers were
+        written, a Pickled for other keys, or `numbers` itself if the slot is too small."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

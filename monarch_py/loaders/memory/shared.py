@@ -41,7 +41,7 @@ class SharedMemory:
 
     key : the name of the file that lists the processes with this memory
     n_bytes : the size of the memory [bytes]
-    begin : called by the first process, with the memory, to initialize it
+    begin : a function with which the first process initializes the memory
     """
 
     def __init__(self, key: str, n_bytes: int, begin: Callable[[mmap.mmap], None]) -> None:
@@ -122,8 +122,8 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line of its own in the list of processes that have the memory: the
-        # process that started it has one.
+        # This process needs no line of its own in the list of processes that have the memory: its
+        # parent process, which has passed the descriptor on, is in the list.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 

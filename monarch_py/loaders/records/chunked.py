@@ -17,7 +17,7 @@ from monarch_py.loaders.records.joining import Extents
 class Part(Protocol):
     """The reads that a batch needs from one file, and the rows that are made from these reads.
 
-    extents : the reads; `start` is the place in the scratch buffer to which each read goes
+    extents : the reads; `start` is the offset in the scratch buffer at which each read is stored
     scratch : the size of the scratch buffer [bytes]
     """
 
