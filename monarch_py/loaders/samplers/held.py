@@ -83,7 +83,7 @@ class HeldSampler(ScheduledSampler):
 
     def keep(self, dataset: Any) -> KeptDataset:
         """Returns a dataset that reads `dataset`, and keeps in memory the samples whose holder is
-        this node. Give the returned dataset to the loader. A kept sample is always returned as it
+        this node. Pass the returned dataset to the loader. A kept sample is always returned as it
         was first read. So apply random augmentations to the samples of the returned dataset, not in
         `dataset`. Raises ConfigError for a sampler without a quota, because then daemons keep the
         files."""
