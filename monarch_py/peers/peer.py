@@ -34,9 +34,9 @@ class Peer:
     """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
-    connect : takes a node's rank, and returns a new link (struct monarch_peer_link *) to that node.
-        Raises Unreachable if no link can be made within the time limits. This object closes the
-        link
+    connect : a function that takes a node's rank, and returns a new link (struct
+        monarch_peer_link *) to that node. It raises Unreachable if no link can be made within the
+        time limits. This object closes the link
     last_failure : the last failure; OK if an exchange has succeeded after it
     """
 

@@ -1,4 +1,4 @@
-"""Compares how well observed accesses fit a plan with how well random accesses would fit it."""
+"""Determines whether observed accesses fit a plan better than random accesses would."""
 
 import math
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> "Evidence":
-        """Returns the evidence of several observations.
+        """Returns the evidence from several observations together.
 
         fits : how many accesses of all observations fit
         chances : for each observation, (accesses, the share that would fit by chance)

@@ -253,8 +253,8 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Counts how well the opens of these entries fit this plan. The caller leaves out opens
-        that another plan explains.
+        """Adds the opens of these entries to the evidence for and against this plan. The caller
+        leaves out opens that another plan explains.
 
         ids : (n,) the entries;  fits : (n,) whether each open fits this plan
         alone : whether there is no other plan
