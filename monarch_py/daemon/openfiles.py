@@ -1,7 +1,7 @@
-"""Finds which process has which file of a source open, and whether the source or a copy serves it.
+"""Finds which processes have files of a source open, and whether the source or a copy serves them.
 
 Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). The catalog's index of copies tells which file a copy belongs to.
+/proc/PID/maps). The catalog's index of copies shows which file a copy belongs to.
 """
 
 import os
@@ -33,8 +33,8 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : a function that takes the path of a descriptor's file in /proc/PID/fdinfo, and
-        returns whether the descriptor is to be examined
+    is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor, and returns
+        whether the descriptor is to be examined
     """
     # Paths are strings here, because Path objects would take three times as long. The time matters:
     # when the daemon starts, `writers` calls this function for every process of the user.

@@ -372,8 +372,8 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` names files that programs opened before the catalog knew them. These files are
-        # filled only if the configuration says that an open is enough to have a file filled.
+        # `wanted` contains the entries of files that programs opened before the catalog knew them.
+        # These files are filled only if the configuration says that an open is enough for a fill.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -460,7 +460,8 @@ class Daemon:
                 yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """Informs the daemon's parts which files programs have opened since the last iteration.
+        """Informs the daemon's parts of the files that programs have opened since the last
+        iteration.
 
         unmet : files that programs opened before the catalog knew them
         """

@@ -83,7 +83,7 @@ class CatalogReader:
 
     def beginnings(self, ids: Ids, length: int) -> Array:
         """Returns the first `length` bytes of each entry's path. `length` must be at least 1, and
-        every path at least `length` bytes long."""
+        none of the paths may be shorter than `length` bytes."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])

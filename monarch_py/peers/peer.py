@@ -1,7 +1,7 @@
 """The client's side of the connections to one peer: connects links, and decides when to retry after
 a failure.
 
-C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link, and to report
+C (csrc/peers/peer.c) keeps the idle links. It calls this module to obtain a new link, and to report
 the outcome of an exchange.
 """
 
@@ -17,7 +17,7 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 log = logging.getLogger("monarch.peers")
 
 # After a failure the peer is not contacted for this time [s], which is about the time that a daemon
-# needs to restart. After each further failure in a row, the pause is twice as long as before.
+# needs to restart. With each further failure in a row, the pause doubles.
 FIRST_PAUSE_S = 0.5
 # The longest pause after failures [s]. It limits how long a peer stays unused once it works again.
 LONGEST_PAUSE_S = 30.0

@@ -39,8 +39,8 @@ MEMORY_S = 2.0
 
 
 class FetchAhead:
-    """Orders fetches ahead, and informs the policy which files are used next. Runs in the daemon's
-    loop and never blocks."""
+    """Orders fetches ahead, and informs the policy of the files that are used next. Runs in the
+    daemon's loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
@@ -109,7 +109,7 @@ class FetchAhead:
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """Returns whether a fill of each file can be ordered, (n,)."""
+        """Returns, for each file, whether a fill of the file can be ordered, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 

@@ -68,7 +68,7 @@ class PlacementTask:
 
     words : (entries,) a copy of the catalog's words
     rooms : the room of this node's tiers, without the staging area
-    nodes : None for one node alone
+    nodes : the nodes that work together; None if this node works alone
     is_first : whether this is the first placement. A later placement does not change which nodes
         keep each file: all nodes would have to make that change at the same time, but each node
         makes its later placements at times of its own
@@ -153,7 +153,7 @@ class PlacementTask:
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
     ) -> tuple[Holders, Bools]:
         """Returns the holders of each file, the owner first, and which files this node holds. Every
-        node computes the same answer, from the plans, the catalog and the nodes' quotas."""
+        node computes the same holders, from the plans, the catalog and the nodes' quotas."""
         if self.nodes is None or len(self.nodes.cluster.members) == 1:
             nobody = np.full((len(ids), ASKED), NOBODY, dtype=np.int32)
             return nobody, np.ones(len(ids), dtype=bool)

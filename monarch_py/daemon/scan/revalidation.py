@@ -27,8 +27,8 @@ log = logging.getLogger("monarch.metadata")
 # this time after a change is young: it may have changed again after the listing without a new
 # timestamp.
 YOUNG_S = 2.0
-# How many directories and files one call of the C code compares. Between two calls the thread
-# applies the configured rate limit, and checks whether it should stop.
+# The number of directories and files that one call of the C code compares. Between two calls the
+# thread applies the configured rate limit, and checks whether it should stop.
 SLICE = 256
 
 

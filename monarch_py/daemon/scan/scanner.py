@@ -60,7 +60,8 @@ class Validator:
     ) -> None:
         """Prepares the rows of one tier's manifest for `match`.
 
-        known : the source numbers that the manifest uses, by the sources' paths
+        known : the paths of sources, each with the number by which the manifest identifies the
+            source
         """
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
@@ -164,7 +165,7 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """A bit mask of the sources whose files the engine may add to the catalog by itself when
+        """A bit mask of the sources whose files the engine may add to the catalog on its own when
         programs hand them over. The engine may do so on four conditions: the configuration excludes
         none of the source's files; no tier can have copies from an earlier session; no directory
         was renamed in this session; and shared memory has room for more entries."""
@@ -278,14 +279,14 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows of copies of datasets that are not configured,
-        (n,). Forgets these rows."""
+        """Returns, by tier, the manifest rows of foreign copies, (n,): copies that belong to
+        datasets that are not configured. Forgets these rows."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows of copies whose files are gone or were replaced,
-        (n,). Forgets these rows."""
+        """Returns, by tier, the manifest rows of stale copies, (n,): copies whose files are gone or
+        were replaced. Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -428,7 +429,7 @@ class Scanner:
 
     def look(self, number: int, path: str) -> Seen | None:
         """Examines one file at the source; returns None if there is no file at the path. The call
-        may take long. It does not use the catalog, so any thread may make it."""
+        may take a long time. It does not use the catalog, so any thread may make the call."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]

@@ -1,8 +1,9 @@
 """Shared memory that is divided into slots: workers write batches into slots for the training.
 
-The memory is a memfd. A memfd has no name, so it ends with the last process that maps it, however
-that process ends. The size of /dev/shm (64 MiB in many containers) does not limit a memfd. A slot
-has room for the largest batch allowed, but uses only as much memory as its largest batch so far.
+The memory is a memfd. A memfd has no name, so it is freed when the last process that maps it ends,
+even if that process is killed. The size of /dev/shm (64 MiB in many containers) does not limit a
+memfd. A slot has room for the largest batch allowed, but uses only as much memory as its largest
+batch so far.
 """
 
 import mmap

@@ -1,4 +1,4 @@
-"""Memory that processes of a node share by a key, and that ends with the last of these processes.
+"""Memory that processes of a node share by a key. It is freed when the last of them ends.
 
 The memory is a memfd, which has no name. A small file, the list, contains a line for each process
 that has created or opened the memory. It contains no lines for children that inherit the memory. A
@@ -35,7 +35,7 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    A child process also gets the memory if it was forked, or if a SharedMemory is among the
+    A child process also receives the memory if it was forked, or if a SharedMemory is among the
     arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
     opens the memory by the key when it is unpickled.
 

@@ -20,8 +20,8 @@ from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 
-# The most bytes that pickling adds to a sample. `keep` reserves this much more memory for each kept
-# sample.
+# The most bytes that pickling adds to a sample. `keep` reserves this much additional memory for
+# each kept sample.
 PICKLED_BYTES = 512
 
 

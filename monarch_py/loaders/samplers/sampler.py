@@ -183,7 +183,7 @@ class ScheduledSampler(ABC):
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
     def check_dataset(self, dataset: Any) -> None:
-        """Raises ConfigError if the dataset has another number of samples than this sampler."""
+        """Raises ConfigError if the dataset and this sampler differ in their number of samples."""
         if (wrong := other_length(self._at.length, dataset)) is not None:
             raise wrong
 

@@ -148,7 +148,7 @@ class StagedLoader:
 
     def iterate_slots(self) -> Iterator[Batch]:
         """Yields the batches of an epoch as slots of the ring. A slot is valid until the next batch
-        is asked for. If samples are read in place, `bounds` tells where they lie in the slot."""
+        is asked for. If samples are read in place, `bounds` yields their positions in the slot."""
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
@@ -308,7 +308,7 @@ def _check_workers(workers: int | str) -> int:
 
 
 def _resumes(batch_sampler: Any) -> bool:
-    """Whether the batch sampler can resume an epoch by itself. If not, the loader skips batches."""
+    """Whether the batch sampler itself can resume an epoch. If not, the loader skips batches."""
     if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
         return False
     return "done" in signature(batch_sampler.state_dict).parameters
