@@ -80,8 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog entry that a (device, inode) belongs to, and determines whether the
-    (device, inode) identifies the file at the source or a copy of the file."""
+    """Finds the catalog entry to which an open file belongs, and determines whether the open file
+    is the source's own file or a copy of it. Open files are identified by (device, inode)."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging

@@ -20,7 +20,7 @@ UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
 # as close together with a probability of at most e ** -UNLIKELY. This bound is low because `locate`
-# tries many places, and is called for many runs (a run: the units that a node uses in one epoch).
+# tries many places, and is called for many runs (see Run in plan/timeline.py).
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 

@@ -1,8 +1,8 @@
 """Reads HDF5 rows that lie in chunks. A row is not always one contiguous range of the file.
 
-A filtered (encoded) chunk is read whole and decoded once, for all wanted rows in it. An unfiltered
-chunk may contain only a part of each row. From an unfiltered chunk, only the parts of wanted rows
-are read.
+A filtered (encoded) chunk is read completely and decoded once, for all wanted rows in it. An
+unfiltered chunk may contain only a part of each row. From an unfiltered chunk, only the parts of
+wanted rows are read.
 """
 
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 class RowParts:
     """Rows in chunks without filters. A row may be divided among several chunks; each of these
-    chunks has one contiguous part of the row.
+    chunks contains one contiguous part of the row.
 
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the number of each wanted row in the file

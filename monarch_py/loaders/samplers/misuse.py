@@ -28,8 +28,8 @@ _MENDS = {
 
 
 def _sharding(thing: Any) -> str | None:
-    """Returns which name in SHARDING is the name of the class of `thing`, or of one of its base
-    classes. Returns None if there is no such name."""
+    """Returns the name of the class of `thing`, or of one of its base classes, if that name is in
+    SHARDING. Returns None otherwise."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
