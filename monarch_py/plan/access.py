@@ -1,5 +1,5 @@
-"""Statistics of a timeline: how often a node accesses each unit, and at which positions its first
-and its next access to the unit are.
+"""Statistics of a timeline: how often a node accesses each unit, and the positions of its first and
+its next access to the unit.
 
 A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
 grows with the number of units, not with the number of epochs. The loops over accesses are in C

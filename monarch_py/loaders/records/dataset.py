@@ -394,8 +394,8 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     MOST_GAP [bytes].
 
     The duration of a request is a latency plus a time for each byte. Since `in_flight` requests
-    wait at once, a further request costs only `latency / in_flight`. Unwanted bytes are worth
-    reading if reading them takes no longer than this cost.
+    wait at the same time, a further request costs only `latency / in_flight`. Unwanted bytes are
+    worth reading if reading them takes no longer than this cost.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """
