@@ -1,7 +1,7 @@
-"""Finds which process has which file of a source open, and whether the source or a copy serves it.
+"""Finds which processes have files of a source open, and whether the source or a copy serves them.
 
 Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). The catalog's index of copies tells which file a copy belongs to.
+/proc/PID/maps). The catalog's index of copies shows which file a copy belongs to.
 """
 
 import os
@@ -21,10 +21,10 @@ from monarch_py.util.processes import own_processes
 # One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
 # `fd`; `fd` is None for a mapping.
 Opened = tuple[dict[str, Any], int, int]
-# The line of /proc/PID/fdinfo/FD with the open(2) flags of the descriptor, in octal digits.
+# Matches the line of /proc/PID/fdinfo/FD that contains the descriptor's open(2) flags in octal.
 _FLAGS = re.compile(rb"^flags:\s*([0-7]+)", re.MULTILINE)
-# How much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of this file. In
-# the files of some kinds of descriptors, long lines follow.
+# This much of /proc/PID/fdinfo/FD is read [bytes]. The flags are near the beginning of the file.
+# For some kinds of descriptors, long lines follow them.
 _FDINFO_BYTES = 4096
 
 
@@ -33,11 +33,11 @@ def _regular_files(
 ) -> Iterator[tuple[int, os.stat_result]]:
     """Yields a process's descriptors of regular files, each with the attributes of its file.
 
-    is_meant : a function that takes the path of a descriptor's file in /proc/PID/fdinfo, and
-        returns whether the descriptor is to be examined
+    is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor, and returns
+        whether the descriptor is to be examined
     """
-    # Paths are strings here, because Path objects would take three times as long. The time matters,
-    # because the daemon's start calls this function for every process of the user (`writers`).
+    # Paths are strings here, because Path objects would take three times as long. The time matters:
+    # when the daemon starts, `writers` calls this function for every process of the user.
     home = str(process)
     try:
         names = os.listdir(f"{home}/fd")
@@ -80,8 +80,8 @@ def _mappings(process: Path) -> Iterator[tuple[int, int]]:
 
 
 class _Finder:
-    """Finds the catalog entry that a (device, inode) belongs to, and determines whether the
-    (device, inode) identifies the file at the source or a copy of the file."""
+    """Finds the catalog entry to which an open file belongs, and determines whether the open file
+    is the source's own file or a copy of it. Open files are identified by (device, inode)."""
 
     def __init__(self, shared: Shared, staging: int) -> None:
         self.shared, self.staging = shared, staging

@@ -101,7 +101,7 @@ class _Watch(ABC):
     def _take_over(self) -> bool:
         """Records that this watch ends the daemon, so that no run need end it. If a new run has
         begun, returns False and records nothing. If the result is True, this process holds the lock
-        `turn` until the process ends. So no run can start the next daemon before that."""
+        `turn` until it ends, so that no run can start the next daemon before then."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():
@@ -128,7 +128,7 @@ class OrphanWatch(_Watch):
         self._shares.note_daemon(self._me)
 
     def _is_ours(self) -> bool:
-        # If another daemon or none is recorded, `monarch start` has taken this daemon over.
+        # If this daemon is no longer recorded, `monarch start` has taken it over.
         return self._shares.daemon() == self._me
 
     def _is_used(self) -> bool:

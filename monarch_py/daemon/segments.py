@@ -21,9 +21,9 @@ from monarch_py.storage.tiers import Tier
 READ_EVERYTHING = 1 << 1 | 1 << 2
 # The names of a client's counters, in the order of the fields of struct monarch_stats.
 COUNTERS = [name for name, _ in ffi.typeof("struct monarch_stats").fields if name != "unused"]
-# Clients mark files in three bitmaps: files that they have opened, files that they want to have
-# filled, and files that they have read to their end. At most this many files are taken from each
-# bitmap in one iteration of the loop.
+# Clients mark files in three bitmaps: files that they have opened, files that are to be filled, and
+# files that they have read to their end. At most this many files are taken from each bitmap in one
+# iteration of the loop.
 TAKEN = 65536
 
 
@@ -233,8 +233,8 @@ class Shared:
         self.control.follow_opens = 1
 
     def take_opened(self) -> Uints:
-        """Returns entries that clients have opened for reading since the last call, (n,). How often
-        and in which order they were opened is not known."""
+        """Returns the entries that clients have opened for reading since the last call, (n,). It is
+        not known how often and in which order the entries were opened."""
         if not self.control.follow_opens:
             return NO_IDS
         return self._take(self.clients.opened)

@@ -48,8 +48,8 @@ log = logging.getLogger("monarch.daemon")
 TURN_MS = 250
 # How long the loop sleeps [ms] after QUIET_TURNS iterations in which no client rang the doorbell.
 # The sleep is long, because an iteration after a sleep is expensive: the processor caches are cold.
-# On a node that only sent files to other nodes, four iterations a second took a fifth of the
-# processor time that the sending took.
+# On a node that only sent files to other nodes, four iterations a second took a fifth as much
+# processor time as the sending.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -87,15 +87,19 @@ REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 WORTH_HASTE_S = 100e-6
 # Interval between two checks whether files of the session were removed [s].
 LOOK_S = 0.5
-# During an iteration, the engine may not order fills by itself. If an iteration takes longer
-# than this time [s], the engine may order fills for a moment between two parts of the iteration. A
-# shorter time would cost too much, because the free room of all tiers must be computed each time.
+# During an iteration, the engine may not order fills on its own. If an iteration takes longer than
+# this time [s], the engine may order fills for a moment between two parts of the iteration. A
+# shorter time would cost too much, because the free room of all tiers is computed for each such
+# moment.
 LET_S = 0.001
 
 
 def _is_waiting(opens: int, open_s: float) -> bool:
-    """Whether programs wait for the sources. opens, open_s : how many files programs have opened at
-    the sources, and the total time of these opens [s]"""
+    """Whether programs wait for the sources.
+
+    opens, open_s : how many files programs have opened at the sources, and the total time of these
+        opens [s]
+    """
     return open_s > WORTH_HASTE_S * opens
 
 
@@ -123,7 +127,7 @@ class Daemon:
 
     awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
     stays : whether the daemon continues to run while no process uses it
-    lost : the file of the session whose removal has ended the daemon; None if no file was removed
+    lost : the session file whose removal has ended the daemon; None if no file was removed
     at_end : callbacks that run at the end, before the daemon's parts are closed
     """
 
@@ -187,8 +191,8 @@ class Daemon:
         files = (SYSTEM_SWITCH_FILE, config.switch_file)
         self._switches = Switches([path for path in files if path is not None])
         self.at_end.callback(self._switches.close)
-        # The files of the session whose removal ends the daemon. One of them is the lock: without
-        # the lock's file, a second daemon could start.
+        # The session files whose removal ends the daemon. One of them is the lock: without the
+        # lock's file, a second daemon could start.
         self._names: dict[Path, FileId | None] = {session.lock: id_of(session.lock)}
         self._lost_tiers: list[tuple[int, str]] = []
         self.at_end.callback(TierWatch(self.tiers, self._lose_tier).close)
@@ -368,8 +372,8 @@ class Daemon:
         self._let_engine_order()
         wanted = np.concatenate([self.scanner.take_hints(), *self._meet_read()])
         self.filler.checks.adopt_found()
-        # `wanted` names files that programs opened before the catalog knew them. These files are
-        # filled only if the configuration says that an open is enough to have a file filled.
+        # `wanted` contains the entries of files that programs opened before the catalog knew them.
+        # These files are filled only if the configuration says that an open is enough for a fill.
         if self.config.prefetch != "none" and not self.config.fill_after:
             self.filler.requests.want(wanted)
         self._take_opened(wanted)
@@ -389,8 +393,8 @@ class Daemon:
             more |= self.filler.feed()
         self.plan_manager.step()
         self.ranks.step(self.plan_manager.due_bytes)
-        # The calls above may have dropped copies. The engine gets the orders to remove them in the
-        # same iteration, because readers may wait for the room that the copies occupy.
+        # The calls above may have dropped copies. The engine is ordered to remove these copies in
+        # the same iteration, because readers may wait for the room that the copies occupy.
         self.filler.copies.feed_drops()
         self.metadata.step()
         self.filler.answer()
@@ -434,10 +438,11 @@ class Daemon:
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 
     def _let_engine_order(self) -> None:
-        """Lets the engine order fills if it has not been allowed to order any for LET_S. Called
-        between two parts of the loop's iteration: programs hand over descriptors of files at any
-        time, and without this call, the fills of these files would be ordered only after the
-        iteration. An iteration takes long if there are more running threads than processors."""
+        """Lets the engine order fills for a moment, if the last such moment was more than LET_S
+        ago. The loop calls this method between two parts of an iteration, because programs hand
+        over descriptors of files at any time. Without the call, the fills of these files would be
+        ordered only after the iteration, which takes long if there are more running threads than
+        processors."""
         if time.monotonic() - self._begun_s > LET_S:
             self.filler.end_turn()
             self._begin_turn()
@@ -455,7 +460,8 @@ class Daemon:
                 yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """Tells the daemon's parts which files programs have opened since the last iteration.
+        """Informs the daemon's parts of the files that programs have opened since the last
+        iteration.
 
         unmet : files that programs opened before the catalog knew them
         """

@@ -77,7 +77,7 @@ class StartupInfo:
 
 
 def ignore_the_jobs() -> None:
-    """Makes this process ignore SIGUSR1 and SIGUSR2. These signals are meant for the training
+    """Makes this process ignore SIGUSR1 and SIGUSR2. These signals are meant for the training run
     (Slurm's --signal), but also reach this process."""
     handle((signal.SIGUSR1, signal.SIGUSR2), signal.SIG_IGN)
 

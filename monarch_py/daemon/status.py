@@ -132,7 +132,7 @@ def status(
 
     told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have computed
     why : for each configured tier, the reason why it is not used; "" for a tier in use
-    evicted : the number of copies that each tier has evicted, by its number
+    evicted : the number of copies that each tier has evicted, by tier number
     """
     shared, scanner, nodes, routes = filler.shared, filler.scanner, filler.nodes, filler.routes
     tiers = zip(scanner.config.tiers, filler.tiers, why, strict=False)

@@ -21,7 +21,7 @@ PATIENCE_S = 0.05
 
 
 class Switches:
-    """Tells whether Monarch is switched off, which is the case while one of `files` exists.
+    """Determines whether Monarch is switched off, which is the case while one of `files` exists.
 
     A separate thread checks the files, so that the daemon's loop continues even if their file
     system hangs. While the file system hangs, the result of the last check remains valid. Until the

@@ -1,4 +1,4 @@
-"""Creates a small dataset for training. Equal seeds and sizes give equal bytes.
+"""Creates a small dataset for training. The same seed and size always produce the same bytes.
 
 The dataset has images of ten classes in three layouts that are usual in training jobs, each in its
 own directory::

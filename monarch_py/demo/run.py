@@ -28,7 +28,7 @@ from monarch_py.util.units import GIB, MIB, format_size
 EPOCHS = 3
 SEED = 0
 
-# The rate and the latencies that one of many jobs gets from a busy parallel file system.
+# The rate and the latencies that a busy parallel file system offers to one of many jobs.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 
@@ -70,9 +70,9 @@ def run_demo(console: Console, *, size_bytes: int, workdir: Path | None, keep: b
 
     All files except the copies in memory are written below `workdir`, by default the directory for
     temporary files. The file system of `workdir` must have two and a half times `size_bytes` free.
-    The files are removed afterwards, unless `keep` is set. Returns 0 if both training runs gave the
-    same numbers, and 1 otherwise; different numbers would be a bug in Monarch. Raises MonarchError
-    if a run fails, or if the size is too small or too large.
+    The files are removed afterwards, unless `keep` is set. Returns 0 if both training runs produced
+    the same numbers, and 1 otherwise; different numbers would be a bug in Monarch. Raises
+    MonarchError if a run fails, or if the size is too small or too large.
     """
     with _workdir(workdir, size_bytes, keep) as directory:
         if keep:
@@ -174,8 +174,8 @@ def _run_in_lockstep(
 ) -> list[dict[str, int]]:
     """Runs a training command. Returns the counts of `source` at the start and after each epoch.
 
-    At the end of an epoch the training waits until this function tells it to continue. So the
-    counts of an epoch include no operation of the next epoch. Raises MonarchError if the training
+    At the end of each epoch, the training script waits until this function tells it to continue. So
+    the counts of an epoch include no operation of the next epoch. Raises MonarchError if the script
     fails.
     """
     counts = [source.counts() if source else {}]
@@ -197,8 +197,8 @@ def _run_in_lockstep(
                 if not line.startswith("end of epoch "):
                     continue
                 counts.append(source.counts() if source else {})
-                # If the training has died, the write fails. The check of the exit status below then
-                # reports the training's death.
+                # If the training script has died, the write fails. The check of the exit status
+                # below then reports the script's death.
                 with suppress(BrokenPipeError):
                     process.stdin.write("go on\n")
                     process.stdin.flush()
@@ -282,7 +282,7 @@ def _tier(directory: Path, quota_bytes: int, kind: str) -> dict[str, Any]:
 
 
 def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Table:
-    """Returns the table that compares the two trainings.
+    """Returns the table that compares the two training runs.
 
     is_plain : whether the output goes to a file or a pipe; if so, no box is drawn around the table
     """
@@ -308,7 +308,7 @@ def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Tabl
 
 
 def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int:
-    """Prints whether the trainings agree, and returns the exit status."""
+    """Prints whether the two training runs agree, and returns the exit status."""
     for number, (old, new) in enumerate(zip(without, gained, strict=True), start=1):
         if old.result != new.result:
             console.print(

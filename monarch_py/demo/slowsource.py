@@ -122,8 +122,8 @@ class SlowSource:
         self._mapped()["rate"] = max(1, round(bytes_per_s)) if bytes_per_s else 0
 
     def latency(self, **seconds_per_kind: float) -> None:
-        """Sets the delays of kinds of operations: latency(open=0.002) delays each `open` by 2 ms.
-        The delays of other kinds stay unchanged."""
+        """Sets how long operations of the given kinds are delayed: latency(open=0.002) delays each
+        `open` by 2 ms. The delays of other kinds stay unchanged."""
         control = self._mapped()
         for kind, seconds in seconds_per_kind.items():
             if kind not in control.kinds:

@@ -48,7 +48,7 @@ Floats = NDArray[np.float64]
 Sample = tuple[int, Bytes]
 # The results of an epoch, as the module's docstring lists them.
 Record = dict[str, float]
-# Reads one file from its beginning to its end.
+# A function that reads one file from its beginning to its end.
 Reader = Callable[[], Iterator[Sample]]
 
 

@@ -83,7 +83,7 @@ class CatalogReader:
 
     def beginnings(self, ids: Ids, length: int) -> Array:
         """Returns the first `length` bytes of each entry's path. `length` must be at least 1, and
-        every path at least `length` bytes long."""
+        none of the paths may be shorter than `length` bytes."""
         pool = np.frombuffer(self.segment.memory, dtype=np.uint8, offset=int(self.c.pool_at))
         at = self._table["path"][ids].astype(np.intp)
         return np.asarray(pool[at[:, None] + np.arange(length)].view(f"S{length}")[:, 0])
@@ -113,9 +113,10 @@ class CatalogReader:
 
 
 class Catalog(CatalogReader):
-    """The catalog as the daemon uses it, which adds entries and changes their words. The word of an
-    entry contains the entry's state, and the tier and number of the entry's copy. If the catalog is
-    full, its content is copied into a larger segment, which is published as the next generation.
+    """The catalog as the daemon uses it: the daemon adds entries and changes their words. The word
+    of an entry contains the entry's state, and the tier and number of the entry's copy. If the
+    catalog is full, its content is copied into a larger segment, which is published as the next
+    generation.
 
     generation : a `uint64_t *`, from which clients read the number of the newest generation. The
         number is written only after clients can open the segment of that generation

@@ -33,8 +33,8 @@ MAX_SHM_PATH_BYTES = 180
 # The size [bytes] of the first catalog of a session. The catalog occupies this room even while it
 # is empty.
 FIRST_CATALOG_BYTES = MIB
-# A file's device and inode number. No other file gets these numbers while the file is open or
-# mapped.
+# A file's device and inode number. While the file is open or mapped, no other file can have these
+# two numbers.
 FileId = tuple[int, int]
 
 
@@ -219,7 +219,7 @@ class Segment:
         """Creates a segment of zeros under a temporary name; `publish` renames it to `path`.
 
         Every page is allocated now. Otherwise a process that accesses an unallocated page of the
-        mapping would get SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no
+        mapping would receive SIGBUS once the tmpfs is full. Raises OSError (ENOSPC) if there is no
         room.
         """
         hidden = path.with_name(f".{path.name}.{os.getpid()}")

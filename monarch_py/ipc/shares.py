@@ -12,7 +12,7 @@ from monarch_py.ipc.session import SessionDir, open_private
 from monarch_py.util.processes import Identity
 
 # At most this many bytes of the file `users` are read. The file has at most two lines for each run
-# in the daemon's life: one for the run, and one for its command.
+# that has used the daemon: one for the run, and one for its command.
 MOST_BYTES = 1 << 20
 # TURN_LIMIT_S: how long [s] a process waits for the lock `turn` before it gives up. A process that
 # starts or ends a daemon holds the lock for seconds, or longer if many copies must be removed.

@@ -1,1 +1,1 @@
-"""Packs: tar files that hold many small files of a source, with an index next to each."""
+"""Packs: tar files that contain many small files of a source, with an index next to each tar."""

@@ -47,7 +47,7 @@ class Packed:
     index : the index that was written
     files : how many files of the directory, or members of an existing tar, were examined
     changed : the names of the files that are not in the index, because they were changing, or
-        because the directory and the tar have different versions of them
+        because the directory and the tar contain different versions of them
     """
 
     index: PackIndex
@@ -129,7 +129,7 @@ def _version(found: os.stat_result) -> tuple[int, ...]:
 def _young_s(found: os.stat_result) -> float:
     """Returns how long to wait [s] until every further change of the file is certain to alter its
     modification time; 0 if no wait is needed. A change during the wait may leave the modification
-    time as it is."""
+    time unchanged."""
     left_s = found.st_mtime_ns / SECOND_NS + TIME_STEP_S - time.time()
     # A modification time slightly in the future comes from a file server whose clock is ahead. A
     # time far in the future was set by a program. It needs no wait, because every later change of
@@ -265,8 +265,8 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 
 def write_pack(root: Path, output: Path) -> Packed:
-    """Writes the files and links below `root` into the tar `output`, and the tar's index next to
-    the tar. Each of the two is replaced completely or not at all.
+    """Writes the files and links below `root` into the tar `output`, and writes the tar's index
+    next to it. The tar is replaced completely or not at all, and so is the index.
 
     A small file that changes while it is packed is left out. Raises MonarchError if a large file
     changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot

@@ -1,7 +1,7 @@
 """The client's side of the connections to one peer: connects links, and decides when to retry after
 a failure.
 
-C (csrc/peers/peer.c) keeps the idle links. It calls this module to get a new link, and to report
+C (csrc/peers/peer.c) keeps the idle links. It calls this module to obtain a new link, and to report
 the outcome of an exchange.
 """
 
@@ -17,7 +17,7 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 log = logging.getLogger("monarch.peers")
 
 # After a failure the peer is not contacted for this time [s], which is about the time that a daemon
-# needs to restart. After each further failure in a row, the pause is twice as long as before.
+# needs to restart. With each further failure in a row, the pause doubles.
 FIRST_PAUSE_S = 0.5
 # The longest pause after failures [s]. It limits how long a peer stays unused once it works again.
 LONGEST_PAUSE_S = 30.0
@@ -34,9 +34,9 @@ class Peer:
     """A node from which the engine fetches files. This object connects the links to the node. The
     constructor raises MemoryError if there is no memory for the peer.
 
-    connect : takes a node's rank, and returns a new link (struct monarch_peer_link *) to that node.
-        Raises Unreachable if no link can be made within the time limits. This object closes the
-        link
+    connect : a function that takes a node's rank, and returns a new link (struct
+        monarch_peer_link *) to that node. It raises Unreachable if no link can be made within the
+        time limits. This object closes the link
     last_failure : the last failure; OK if an exchange has succeeded after it
     """
 

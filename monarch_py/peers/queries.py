@@ -54,7 +54,7 @@ class StatusResponder:
     """Sends this node's status to peers. Each answer has a thread of its own, because computing the
     status may take a while.
 
-    status : returns the status
+    status : a function that returns the status
     """
 
     def __init__(self, status: Callable[[], bytes]) -> None:
@@ -62,8 +62,8 @@ class StatusResponder:
         self._free = threading.BoundedSemaphore(MOST_AT_A_TIME)
 
     def tell(self, connection: socket.socket, keys: Keys) -> None:
-        """Takes ownership of the connection, and sends the status on it. Closes the connection if
-        too many answers are in progress."""
+        """Takes ownership of the connection, and sends the status through it. Closes the connection
+        without an answer if too many answers are in progress."""
         if not self._free.acquire(blocking=False):
             connection.close()
             return

@@ -1,5 +1,5 @@
-"""Statistics of a timeline: how often a node accesses each unit, and when its first and its next
-access to the unit are.
+"""Statistics of a timeline: how often a node accesses each unit, and the positions of its first and
+its next access to the unit.
 
 A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
 grows with the number of units, not with the number of epochs. The loops over accesses are in C
@@ -120,7 +120,7 @@ def spread(frequency: npt.NDArray[np.uint32]) -> float:
     mean; 0 without accesses.
 
     If the coefficient is near 0, a policy that exploits differences between units gains nothing.
-    For example, files of many samples are all accessed about equally often.
+    For example, files that contain many samples are all accessed about equally often.
     """
     mean = float(frequency.mean()) if len(frequency) else 0.0
     return float(frequency.std()) / mean if mean else 0.0

@@ -106,7 +106,7 @@ def _index_shards(
     samples of a file are in the order in which they lie in the file.
 
     root : a directory, or one file
-    read : returns the samples of a file
+    read : a function that returns the offsets and lengths of a file's samples
     """
     if root.is_file():
         root, names = root.parent, [root.name]
@@ -258,7 +258,7 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    # A row gets a length of 0 bytes if none of its chunks was written.
+    # A row whose chunks were all never written has a length of 0 bytes.
     low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]

@@ -1,4 +1,4 @@
-"""Compares how well observed accesses fit a plan with how well random accesses would fit it."""
+"""Determines whether observed accesses fit a plan better than random accesses would."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ UNSEEN = 1.5
 # `locate` finds a node's position under two conditions. First, at least the share FOUND of the
 # node's last SEARCHED accesses lies close together in the plan. Second, random accesses would lie
 # as close together with a probability of at most e ** -UNLIKELY. This bound is low because `locate`
-# tries many places, and is called for many runs (a run: the units that a node uses in one epoch).
+# tries many places, and is called for many runs (see Run in plan/timeline.py).
 FOUND, SEARCHED, UNLIKELY = 0.7, 32, 12.0
 
 
@@ -60,7 +60,7 @@ class Evidence:
 
     @classmethod
     def of(cls, fits: int, chances: list[tuple[int, float]]) -> "Evidence":
-        """Returns the evidence of several observations.
+        """Returns the evidence from several observations together.
 
         fits : how many accesses of all observations fit
         chances : for each observation, (accesses, the share that would fit by chance)

@@ -215,8 +215,8 @@ class Loader:
         return np.asarray(np.broadcast_to(order[:, np.newaxis], (len(order), self.world_size)))
 
     def _without_rests(self, rows: Order) -> Order:
-        """Returns the rows, with NONE instead of the samples of incomplete last batches. The ranks
-        that have fewer samples than others have such a batch."""
+        """Returns the rows, with NONE instead of the samples of incomplete last batches. Only ranks
+        that have fewer samples than others can have such a batch."""
         short = np.flatnonzero(rows[-1] == NONE)
         if len(short):
             rows = rows.copy()

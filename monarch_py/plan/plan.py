@@ -80,8 +80,8 @@ class Plan:
     # --- derived from the plan ------------------------------------------------------------------
 
     def units(self) -> list[Units]:
-        """Returns the units of each dataset. Units are numbered through all datasets: a dataset's
-        first unit follows the last unit of the previous dataset."""
+        """Returns the units of each dataset. Units are numbered consecutively across all datasets:
+        a dataset's first unit follows the last unit of the previous dataset."""
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
 
     def timeline(self) -> Timeline:

@@ -26,9 +26,10 @@ LOOK = 65536
 # The files of the window leave 1/WINDOW_LEAVES of the staging area free, for files that readers
 # demand, and for files that were used just now.
 WINDOW_LEAVES = 8
-# At most MOST_FILES files, of at most MOST_BYTES [bytes] together, are being fetched ahead at a
-# time; LEAST_FILES files are allowed whatever their size. The limits are low, because a file that
-# becomes known later may be used sooner, and must not wait for many fetches.
+# At any time, at most MOST_FILES files are being fetched ahead, and these files have at most
+# MOST_BYTES [bytes] in total. LEAST_FILES files are allowed whatever their size. The limits are
+# low, because a file that becomes known later may be used sooner, and must not wait for many
+# fetches.
 LEAST_FILES, MOST_FILES, MOST_BYTES = 4, 64, 32 << 20
 # The shortest interval between two computations of the window [s].
 LOOK_S = 0.02
@@ -38,8 +39,8 @@ MEMORY_S = 2.0
 
 
 class FetchAhead:
-    """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
-    loop and never blocks."""
+    """Orders fetches ahead, and informs the policy of the files that are used next. Runs in the
+    daemon's loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers
@@ -57,7 +58,7 @@ class FetchAhead:
         self._policy.foresee(NO_IDS)
         self._kept_order = order  # kept files whose fetch is still to be ordered
         self._queue: Ids = NO_IDS
-        # The files that are used next and have their copies in slow tiers.
+        # Files that are used next and whose copies are in slow tiers.
         self._paged: Ids = NO_IDS
         self._horizon = 0  # the number of files in the window
         self._begun: Ids = NO_IDS  # files whose fetch was ordered and may not have ended
@@ -101,14 +102,14 @@ class FetchAhead:
         inside = np.cumsum(np.where(staged, takes, 0)) <= window
         self._horizon = int(inside.sum())
         self._queue = ids[self._is_absent(ids) & inside & (~staged | (takes <= capacity))]
-        # Some of the files that are used next have their copies in slow tiers. These copies are
-        # read into the page cache, at most `window` bytes of them.
+        # The copies of some of these files are in slow tiers. At most `window` bytes of such copies
+        # are read into the page cache.
         paged = ids[self.filler.readahead.is_for(ids)]
         sizes = catalog.entries["size"][paged]
         self._paged = paged[np.cumsum(sizes, dtype=np.float64) <= window]
 
     def _is_absent(self, ids: Ids) -> Bools:
-        """Returns whether a fill of each file can be ordered, (n,)."""
+        """Returns, for each file, whether a fill of the file can be ordered, (n,)."""
         words = self.shared.catalog.words[ids]
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
@@ -182,6 +183,6 @@ class Pace:
         if now_s - self._last > MEMORY_S or since <= 0:
             return np.full(len(files), np.inf)
         # At a steady pace r, the weighted count at time t after the start is r M (1 - exp(-t / M)),
-        # with M = MEMORY_S. The factor behind r is `span`, so r is the count divided by `span`.
+        # with M = MEMORY_S. `span` is M (1 - exp(-t / M)), so r is the count divided by `span`.
         span = -MEMORY_S * math.expm1(-since / MEMORY_S)
         return np.asarray(files * span / self._files)

@@ -114,11 +114,11 @@ class PlanManager:
         next, although they have just been used. If copies were dropped before this call, the copies
         of these entries would be kept, and copies that are still needed would be dropped instead.
 
-        The plans are tried in descending order of the number of opens that have fitted them so far.
-        Each open is assigned to the first plan that it fits. An open that does not fit a plan
-        counts against this plan, with two exceptions. First, the open may be assigned to another
-        plan. Second, the job of another plan may have opened the same entry a short time ago; the
-        present open may then be a repetition.
+        Each open is assigned to the first plan that it fits. The plans are tried one after the
+        other; the plan that most opens have fitted so far comes first. An open that does not fit a
+        plan counts against this plan, with two exceptions. First, the open may be assigned to
+        another plan. Second, the job of another plan may have opened the same entry a short time
+        ago; the present open may then be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()
@@ -247,8 +247,8 @@ class PlanManager:
         return found
 
     def _has_other(self, tracker: PlanTracker) -> bool:
-        """Whether the job that did not follow a dropped plan has ended, and programs have opened
-        files since its end."""
+        """Whether the job that did not follow this dropped plan has ended, and whether programs
+        have opened files since then."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 

@@ -68,10 +68,10 @@ class PlacementTask:
 
     words : (entries,) a copy of the catalog's words
     rooms : the room of this node's tiers, without the staging area
-    nodes : None for one node alone
+    nodes : the nodes that work together; None if this node works alone
     is_first : whether this is the first placement. A later placement does not change which nodes
-        keep each file, because all nodes would have to make this change at the same time, but they
-        make later placements at different times
+        keep each file: all nodes would have to make that change at the same time, but each node
+        makes its later placements at times of its own
     """
 
     trackers: Sequence[PlanTracker]
@@ -153,7 +153,7 @@ class PlacementTask:
         self, good: list[int], where: list[Any], ids: Ids, sizes: Uints
     ) -> tuple[Holders, Bools]:
         """Returns the holders of each file, the owner first, and which files this node holds. Every
-        node computes the same answer, from the plans, the catalog and the nodes' quotas."""
+        node computes the same holders, from the plans, the catalog and the nodes' quotas."""
         if self.nodes is None or len(self.nodes.cluster.members) == 1:
             nobody = np.full((len(ids), ASKED), NOBODY, dtype=np.int32)
             return nobody, np.ones(len(ids), dtype=bool)
@@ -201,9 +201,9 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """For plans that assign samples to nodes: returns the holders of each file, and which files
-        this node holds. Files that these plans do not assign, for example the files of another
-        plan, stay on the nodes that their hashes have chosen."""
+        """Returns the holders of each file, and which files this node holds, for plans that assign
+        samples to nodes. Files that these plans do not assign, for example the files of another
+        plan, stay on the nodes that were chosen by the files' hashes."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]
         for parts, at in zip(told, where, strict=True):
@@ -217,7 +217,7 @@ class PlacementTask:
 
 def _uses(tracker: PlanTracker) -> tuple[npt.NDArray[np.uint32], Ints]:
     """Returns how often this node uses each file of a plan, and the position of this node's first
-    use of each file, both (files,). For a file that this node never uses, this is the position of
+    use of each file, both (files,). For a file that this node never uses, the position is that of
     the first use by any node."""
     access = analyse(tracker.timeline, tracker.node)
     first = access.first_use

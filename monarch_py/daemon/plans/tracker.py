@@ -190,8 +190,8 @@ class PlanTracker:
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
-        Returns (number, run, position); None if chance can explain the result for every run. Runs
-        in the executor's thread."""
+        Returns (number, run, position); None if, for every run, the result may be due to chance.
+        Runs in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)
@@ -253,8 +253,8 @@ class PlanTracker:
         return again
 
     def judge(self, ids: Ids, fits: Bools, *, alone: bool = True) -> None:
-        """Counts how well the opens of these entries fit this plan. The caller leaves out opens
-        that another plan explains.
+        """Adds the opens of these entries to the evidence for and against this plan. The caller
+        leaves out opens that another plan explains.
 
         ids : (n,) the entries;  fits : (n,) whether each open fits this plan
         alone : whether there is no other plan
@@ -269,14 +269,14 @@ class PlanTracker:
         return np.asarray(known)
 
     def upcoming(self, most: int) -> Ids:
-        """Returns the entries that are needed next, (n,), but no more than `most`."""
+        """Returns the entries that are needed next, (n,), where n is at most `most`."""
         if self.estimator is None:
             return NO_IDS
         return self.entries[self.estimator.upcoming(most)]
 
     def due(self) -> tuple[Ids, Ints]:
-        """Returns entries that the workers of this node's ranks may be reading now, and the ranks
-        that need these entries, both (n,). Ranks are numbered from 0 on this node."""
+        """Returns the entries that the workers of this node's ranks may be reading now, and the
+        rank that needs each entry, both (n,). This node's ranks are numbered from 0."""
         if self.estimator is None:
             return NO_IDS, np.zeros(0, dtype=np.int64)
         run = self.estimator.run

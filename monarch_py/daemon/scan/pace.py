@@ -8,8 +8,8 @@ from monarch_py.scan.walk import ALL_NAMES
 # lead is limited, because the kernel caches a file's attributes for only about a second after the
 # scan has requested them. A fill that begins or ends after that second has to request them again.
 # The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
-# minimum is LEAST files. For large files the minimum is smaller: the number of files whose total
-# size is RISING_BYTES, but at least one. The scan takes names in portions (PORTION in
+# minimum is usually LEAST files. If fewer files have a total size of RISING_BYTES, the minimum is
+# the number of these files, but at least one. The scan takes names in portions (PORTION in
 # csrc/scan/scan.h), so it may exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
 # How far the scan may be ahead of the fills depends on the rate of fills. The rate is measured in
@@ -37,8 +37,8 @@ IDLE_S = 1.0
 # The scan waits for a program's first open for at most this long [s]. The time is long, because
 # many programs import large packages before they open their first file.
 AWAIT_S = 10.0
-# This long [s] after its start, the scan begins to run without a limit, even while programs read.
-# The scan must come to an end, because directories are compared with the source (`revalidate`) only
+# From this time [s] after its start, the scan runs without a limit, even while programs read. The
+# scan must come to an end, because directories are compared with the source (`revalidate`) only
 # once the scan is complete.
 MOST_S = 120.0
 
@@ -56,8 +56,9 @@ class ScanPace:
         self._active_until = now_s + awaits_s
         self._seen = 0, 0
         self._rate = 0.0  # rate of fills [files/s]
-        # A pair for each call of `_soon_filled` in the last AHEAD_S, and for the last call before
-        # these: the time of the call [s], and the number of files that had been filled by then.
+        # A pair for each call of `_soon_filled` in the last AHEAD_S seconds, and for the last call
+        # before that period. The pair contains the time of the call [s], and the number of files
+        # that had been filled by then.
         self._filled = deque([(now_s, 0)])
         self._others = 0.0
         self._found, self._found_by_s = -1, now_s

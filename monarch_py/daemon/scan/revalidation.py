@@ -27,14 +27,15 @@ log = logging.getLogger("monarch.metadata")
 # this time after a change is young: it may have changed again after the listing without a new
 # timestamp.
 YOUNG_S = 2.0
-# How many directories and files one call of the C code compares. Between two calls the thread
-# applies the configured rate limit, and checks whether it should stop.
+# The number of directories and files that one call of the C code compares. Between two calls the
+# thread applies the configured rate limit, and checks whether it should stop.
 SLICE = 256
 
 
 class Metadata:
-    """Compares directories with the source. `step` runs in the daemon's loop. It never accesses the
-    source, because the source may hang. Instead, it starts a thread for each task that does."""
+    """Compares directories with the source. `step` runs in the daemon's loop, and never accesses
+    the source, because the source may hang. Each task that accesses the source runs in a thread
+    that `step` starts."""
 
     def __init__(self, config: Config, shared: Shared, scanner: Scanner) -> None:
         self.config, self.shared, self.scanner = config, shared, scanner

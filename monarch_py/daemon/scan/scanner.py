@@ -37,15 +37,15 @@ NAMES = 4
 # this many of them are counted for their directories.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions. If n of the files have such a copy, this is enough as long as at most n + MISSES of them
-# have none.
+# sessions. If n files have such a copy, this is enough as long as at most n + MISSES files have
+# none.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
 MOST_COUNTED = 65536
 
 
-# One file as the source has described it: its source, its entry (1,), and the memory with its path.
+# One file, as found at the source: its source, its entry (1,), and the memory that holds its path.
 Seen = tuple[Source, Array, Any]
 # Copies of earlier sessions in one tier that match their files: the files' entries, the copies'
 # rows of the manifest, and the number of the tier.
@@ -53,14 +53,15 @@ Adopted = tuple[Ids, Array, int]
 
 
 class Validator:
-    """Matches files that the scan finds with the rows of one tier's manifest."""
+    """Matches the rows of one tier's manifest with the files that the scan finds."""
 
     def __init__(
         self, tier_number: int, rows: Array, known: dict[str, int], sources: list[Source]
     ) -> None:
         """Prepares the rows of one tier's manifest for `match`.
 
-        known : the source numbers that the manifest uses, by the sources' paths
+        known : the paths of sources, each with the number by which the manifest identifies the
+            source
         """
         self.tier_number = tier_number
         here = {str(source.config.real_path): source.number for source in sources}
@@ -106,8 +107,8 @@ class Validator:
 class Scanner:
     """Drives the scans of all sources, one after the other, in the daemon's loop.
 
-    told : the record of the scan that one node has made for all nodes; None if this daemon scans by
-        itself
+    told : the record of the scan that one node has made for all nodes; None if this daemon scans
+        the sources itself
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class Scanner:
 
     @property
     def met_by_engine(self) -> int:
-        """A bit mask of the sources whose files the engine may add to the catalog by itself when
+        """A bit mask of the sources whose files the engine may add to the catalog on its own when
         programs hand them over. The engine may do so on four conditions: the configuration excludes
         none of the source's files; no tier can have copies from an earlier session; no directory
         was renamed in this session; and shared memory has room for more entries."""
@@ -278,14 +279,14 @@ class Scanner:
     # --- the scan -----------------------------------------------------------------------------
 
     def take_foreign(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows of copies of datasets that are not configured,
-        (n,). Forgets these rows."""
+        """Returns, by tier, the manifest rows of foreign copies, (n,): copies that belong to
+        datasets that are not configured. Forgets these rows."""
         foreign, self.foreign = self.foreign, {}
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest's rows of copies whose files are gone or were replaced,
-        (n,). Forgets these rows."""
+        """Returns, by tier, the manifest rows of stale copies, (n,): copies whose files are gone or
+        were replaced. Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -428,7 +429,7 @@ class Scanner:
 
     def look(self, number: int, path: str) -> Seen | None:
         """Examines one file at the source; returns None if there is no file at the path. The call
-        may take long. It does not use the catalog, so any thread may make it."""
+        may take a long time. It does not use the catalog, so any thread may make the call."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
         source = self.sources[number]

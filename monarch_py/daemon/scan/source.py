@@ -66,7 +66,7 @@ class Parts:
 class Source:
     """One source: its root's descriptor, its filter, its scan.
 
-    recorded : the scan that another node has made; None if this node scans by itself
+    recorded : the scan that another node has made; None if this node scans the source itself
     is_lazy : whether directories are listed only on request
     """
 
@@ -80,8 +80,8 @@ class Source:
         self.filter = PathFilter(config.include, config.exclude)
         self.fd = os.open(config.real_path, os.O_RDONLY | os.O_DIRECTORY)
         self.scan: Scan | None = None
-        # `is_whole` : whether the whole source is known now.
-        # `becomes_whole` : whether it will be known once the current scan has ended.
+        # `is_whole` : whether all files of the source are known now.
+        # `becomes_whole` : whether all files will be known once the current scan has ended.
         self.is_whole = self.becomes_whole = False
         # How many names could not be read, and the error of the first of them.
         self.errors, self.error = 0, ""

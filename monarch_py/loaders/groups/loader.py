@@ -1,9 +1,9 @@
-"""GroupLoader: reads groups of neighbouring samples ahead, as in Lee and others (2021), section
+"""GroupLoader: reads ahead groups of neighbouring samples, as in Lee and others (2021), section
 III.
 
-A full shuffle of small samples needs a request for each sample. A group is many neighbouring
-samples, and is read as a whole. Groups are read in random order, and the samples within a group are
-used in random order.
+A full shuffle of small samples needs a request for each sample. A group consists of many
+neighbouring samples, which are read together. Groups are read in random order, and the samples
+within a group are used in random order.
 """
 
 import math
@@ -56,14 +56,15 @@ class GroupTimes:
         )
 
 
-# (group, slot, task): task number `task` asks the reading process to read the group into the slot.
+# (run, slot, task): the task with the number `task` asks the reading process to read the samples of
+# the run into the slot.
 Asked = tuple[Run, int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class GroupsAhead:
-    """An epoch that an iteration will go through. The reading process may already read the epoch's
-    first groups.
+    """An epoch that an iteration will go through. The reading process may already be reading the
+    epoch's first groups.
 
     groups : all groups of the epoch
     runs : the groups that have not been requested from the reading process yet
@@ -195,9 +196,9 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that the state counts as done. If the number of ranks, the
-        batch size, the group size or `drop_last` has changed since the state was taken, ranks get
-        other batches than before. Then the training can continue only from the end of an epoch, and
-        a state from the middle of an epoch raises ConfigError."""
+        batch size, the group size or `drop_last` differs from that in the state, the ranks receive
+        different batches. Then the training can continue only from the end of an epoch, and a state
+        from the middle of an epoch raises ConfigError."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")
         is_whole = state.get("done") in (0, state.get("steps"))
@@ -315,7 +316,7 @@ class GroupLoader:
         return batch, as_tensor(self.labels[numbers])
 
     def close(self) -> None:
-        """Ends the reading process. The next epoch starts a new one."""
+        """Ends the reading process. The next epoch starts a new process."""
         if self._reader is not None:
             self._reader.close()
             self._reader = self._ahead = None

@@ -12,7 +12,7 @@ from monarch_py.plan.schedule import EpochSchedule
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Consecutive samples of a rank's epoch that are of the same group.
+    """Consecutive samples of a rank's epoch that belong to the same group.
 
     begin : the position of the first sample in the rank's epoch
     end : the position after the last sample

@@ -26,7 +26,7 @@ def largest(sizes: Ints, group: int) -> int:
 
 
 def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
-    """Returns the number of samples in a group that 'auto' chooses.
+    """Returns the number of samples per group that 'auto' chooses.
 
     sizes : (samples,) [bytes];  epochs, ranks : the training's numbers of epochs and ranks
     memory : the most memory for two groups [bytes]
@@ -40,7 +40,7 @@ def fitting(sizes: Ints, epochs: int, ranks: int, memory: int) -> int:
 
 
 def warn(group: int, epochs: int, labels: Array | None) -> None:
-    """Warns if groups may make the training worse than a full shuffle would."""
+    """Warns if a training run with groups may have worse results than one with a full shuffle."""
     if epochs >= group:
         warnings.warn(
             f"{epochs} epochs with groups of {group} samples: the training may be worse than with a"

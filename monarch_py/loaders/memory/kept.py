@@ -44,8 +44,8 @@ class KeptDataset:
 
     On each node, the processes of one user's job share the memory if they make a KeptDataset from
     the same dataset. The workers of these processes share the memory too. The first process that
-    reads a sample stores it. Other processes find the sample only after all of it is stored.
-    Nothing is evicted. The memory ends with the last process that maps it.
+    reads a sample stores it. Other processes find the sample only once it is stored completely.
+    Nothing is evicted. The memory is freed when the last process that maps it ends.
 
     A stored sample does not change after it was first read. So apply random augmentations after
     this dataset, and not in `dataset`.
@@ -56,7 +56,7 @@ class KeptDataset:
         whose `holders` name the nodes that keep each sample; None to keep all samples
     quota : the most memory that all processes of the node use together; less is used if the node
         has less available
-    name : identifies the dataset on this node; None identifies it by its pickled form
+    name : identifies the dataset on this node; None to identify it by its pickled form
 
     Raises ConfigError for arguments that cannot work, and MonarchError if memory cannot be mapped.
     """
@@ -191,8 +191,8 @@ class KeptDataset:
 
     def close(self) -> None:
         """Removes this process from the memory's list of processes (`shared.SharedMemory`). Later
-        processes then do not open the memory through this process. The memory ends with the last
-        process that maps it."""
+        processes then do not open the memory through this process. The memory is freed when the
+        last process that maps it ends."""
         self._shared.close()
 
     # --- one sample -----------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Shared memory that is divided into slots: workers write batches into slots for the training.
 
-The memory is a memfd. A memfd has no name, so it ends with the last process that maps it, however
-that process ends. The size of /dev/shm (64 MiB in many containers) does not limit a memfd. A slot
-has room for the largest batch allowed, but uses only as much memory as its largest batch so far.
+The memory is a memfd. A memfd has no name, so it is freed when the last process that maps it ends,
+even if that process is killed. The size of /dev/shm (64 MiB in many containers) does not limit a
+memfd. A slot has room for the largest batch allowed, but uses only as much memory as its largest
+batch so far.
 """
 
 import mmap
@@ -35,14 +36,15 @@ def check_owner(owner: int) -> None:
 
 @dataclass(frozen=True)
 class Pickled:
-    """A request for samples: the beginning of a slot contains the samples' keys as a pickle of
-    `n_bytes`."""
+    """A request for samples: the beginning of a slot contains the samples' keys, pickled into
+    `n_bytes` bytes."""
 
     n_bytes: int
 
 
 class Ring:
-    """Slots of shared memory. Other processes get the ring by fork, or as an argument of a Process.
+    """Slots of shared memory. Another process receives the ring by fork, or as an argument of its
+    Process.
 
     slots : the number of slots
     slot_bytes : the size of the largest batch [bytes]. The attribute of the same name is this size,
@@ -84,8 +86,8 @@ class Ring:
         because that might cause a deadlock: the training would block while it sends many numbers,
         and the worker would block at the same time while it sends a large answer.
 
-        Returns the argument `written` of `read_numbers`: how many numbers were written, a Pickled
-        for other keys, or `numbers` itself if the slot is too small."""
+        Returns the value that `read_numbers` needs as its argument `written`: how many numbers were
+        written, a Pickled for other keys, or `numbers` itself if the slot is too small."""
         count = len(numbers)
         if not all(issubclass(kind, (int, np.integer)) for kind in set(map(type, numbers))):
             pickled = pickle.dumps(list(numbers), 5)

@@ -1,4 +1,4 @@
-"""Memory that processes of a node share by a key, and that ends with the last of these processes.
+"""Memory that processes of a node share by a key. It is freed when the last of them ends.
 
 The memory is a memfd, which has no name. A small file, the list, contains a line for each process
 that has created or opened the memory. It contains no lines for children that inherit the memory. A
@@ -35,13 +35,13 @@ class SharedMemory:
     """Memory that a key identifies. The first process creates it, filled with zeros; other
     processes open it.
 
-    A child process also gets the memory if it was forked, or if a SharedMemory is among the
+    A child process also receives the memory if it was forked, or if a SharedMemory is among the
     arguments of its multiprocessing.Process. If a SharedMemory is pickled for another purpose, it
     opens the memory by the key when it is unpickled.
 
     key : the name of the file that lists the processes with this memory
     n_bytes : the size of the memory [bytes]
-    begin : called by the first process, with the memory, to initialize it
+    begin : a function with which the first process initializes the memory
     """
 
     def __init__(self, key: str, n_bytes: int, begin: Callable[[mmap.mmap], None]) -> None:
@@ -122,8 +122,8 @@ class SharedMemory:
         if state["fd"] is None:
             self._attach()
             return
-        # This process needs no line of its own in the list of processes that have the memory: the
-        # process that started it has one.
+        # This process needs no line of its own in the list of processes that have the memory: its
+        # parent process, which has passed the descriptor on, is in the list.
         self._map(state["fd"].detach())
         self._leave = weakref.finalize(self, os.close, self._fd)
 

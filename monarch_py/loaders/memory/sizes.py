@@ -1,4 +1,4 @@
-"""Sizes of memory as users give them to loaders."""
+"""Parses the sizes of memory that users pass to loaders."""
 
 from monarch_py.errors import ConfigError
 from monarch_py.util.units import parse_size

@@ -1,4 +1,4 @@
-"""Makes tensors of torch from arrays, if torch is installed."""
+"""Makes torch tensors from arrays, if torch is installed."""
 
 import importlib.util
 from functools import cache

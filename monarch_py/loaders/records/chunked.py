@@ -1,8 +1,8 @@
 """Reads HDF5 rows that lie in chunks. A row is not always one contiguous range of the file.
 
-A filtered (encoded) chunk is read whole and decoded once, for all wanted rows in it. An unfiltered
-chunk may contain only a part of each row. From an unfiltered chunk, only the parts of wanted rows
-are read.
+A filtered (encoded) chunk is read completely and decoded once, for all wanted rows in it. An
+unfiltered chunk may contain only a part of each row. From an unfiltered chunk, only the parts of
+wanted rows are read.
 """
 
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from monarch_py.loaders.records.joining import Extents
 class Part(Protocol):
     """The reads that a batch needs from one file, and the rows that are made from these reads.
 
-    extents : the reads; `start` is the place in the scratch buffer to which each read goes
+    extents : the reads; `start` is the offset in the scratch buffer at which each read is stored
     scratch : the size of the scratch buffer [bytes]
     """
 
@@ -49,7 +49,7 @@ def _at(first: Any, rest: tuple[slice, ...]) -> tuple[Any, ...]:
 
 class RowParts:
     """Rows in chunks without filters. A row may be divided among several chunks; each of these
-    chunks has one contiguous part of the row.
+    chunks contains one contiguous part of the row.
 
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the number of each wanted row in the file
@@ -134,7 +134,7 @@ class Bands:
 
 
 def plain_offsets(rows: Rows) -> Ints | None:
-    """Returns each row's offset in the file, (rows,) int64. Returns None if not every row is one
+    """Returns each row's offset in the file, (rows,) int64. Returns None if a row may not be one
     contiguous range of the file."""
     if rows.offset is not None:
         return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)

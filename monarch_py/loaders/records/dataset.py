@@ -56,9 +56,9 @@ class RecordDataset:
     Samples are numbered file by file, in the order of the files' paths, and within a file in the
     file's order.
 
-    A DataLoader gets a batch through `__getitems__`, which has up to `in_flight` reads under way at
-    once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one after
-    the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
+    A DataLoader requests a batch from `__getitems__`, which keeps up to `in_flight` reads under way
+    at once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one
+    after the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
     (compressed) chunk is decoded once per batch.
 
     Reads of neighbouring samples are joined, which helps if the training reads groups or runs of
@@ -393,9 +393,9 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     """Returns the largest gap of unwanted bytes that one read may include, from LEAST_GAP to
     MOST_GAP [bytes].
 
-    A request takes a latency, and then a time per byte. Since `in_flight` requests wait at once,
-    each request costs `latency / in_flight`. Unwanted bytes are worth reading if reading them takes
-    no longer than this cost.
+    The duration of a request is a latency plus a time for each byte. Since `in_flight` requests
+    wait at the same time, a further request costs only `latency / in_flight`. Unwanted bytes are
+    worth reading if reading them takes no longer than this cost.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

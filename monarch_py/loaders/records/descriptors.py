@@ -19,7 +19,7 @@ class Descriptors:
     """Descriptors of a dataset's files. A file is opened when its descriptor is first needed.
     MonarchError is then raised if the size of the file differs from its size in the index.
 
-    path_of : returns the path of a file by its number
+    path_of : a function that returns the path of a file, given the file's number
     sizes : (files,) the files' sizes in the index [bytes]
     """
 

@@ -230,7 +230,8 @@ class Decoder:
 
 class _InMemory:
     """A dataset in memory, with the same filters as a dataset in a file. To decode a chunk of the
-    file, `decode` writes the chunk into this dataset as it is, and reads the chunk's rows back."""
+    file, `decode` writes the encoded chunk into this dataset unchanged, and then reads the decoded
+    rows from it."""
 
     _numbers = count()
 
@@ -256,9 +257,9 @@ class _InMemory:
         self._found.read_direct(out, self._rows)
 
     def _forget_chunk(self, skipped: int) -> None:
-        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers the
-        skipped filters of the chunk that it has used last, and `write_direct_chunk` does not update
-        them. A read from the second chunk replaces them."""
+        """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers which
+        filters were skipped for the chunk that it used last, and `write_direct_chunk` does not
+        update this information. A read from the second chunk does."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

@@ -6,9 +6,9 @@ import numpy as np
 
 from monarch_py.arrays import Array, Int32s, Ints
 
-# A read that is longer than this size [bytes] is cut at the multiples of this size. Linux reads
-# ahead this much by default, and many network file systems request this much from their servers at
-# once.
+# A read that is longer than this size [bytes] is cut at the offsets in the file that are multiples
+# of this size. Linux reads ahead this much by default, and many network file systems request this
+# much from their servers at once.
 PIECE = 128 << 10
 
 
@@ -41,7 +41,7 @@ class Extents:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """The reads that together read a set of extents.
+    """The reads that together cover a set of extents.
 
     A read goes straight into the caller's buffer if its extents lie in that buffer as in the file:
     contiguous and in the same order. Otherwise it goes into a scratch buffer, from which its
@@ -60,7 +60,7 @@ class Joined:
 
 
 def join(extents: Extents, gap: int) -> Joined:
-    """Returns the reads that together read the extents.
+    """Returns the reads that together cover the extents.
 
     gap : the largest gap of unwanted bytes between two extents that one read may include. Two
         extents that overlap are always joined. Two extents that do not overlap are never joined if

@@ -1,4 +1,4 @@
-"""Many reads in flight at once, made by threads in C (csrc/loaders/reads.c).
+"""Keeps many reads in flight at once, with threads in C (csrc/loaders/reads.c).
 
 A parallel file system takes milliseconds to answer a request, but answers many requests at a time.
 The threads do not hold Python's global interpreter lock, and receive no signals. A forked child

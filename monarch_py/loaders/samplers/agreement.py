@@ -1,6 +1,6 @@
 """Exchanges data between ranks through the store of torch's process group.
 
-Each rank computes its schedule alone; `Agreement` checks that all ranks use the same inputs.
+Each rank computes its schedule itself; `Agreement` checks that all ranks use the same inputs.
 `once` lets one rank do work for all ranks, such as determining the sizes of files.
 """
 

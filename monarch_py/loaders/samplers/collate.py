@@ -8,7 +8,7 @@ class AllowEmpty:
     """A collate function for DataLoader that can also make a batch without samples. An empty batch
     has the same form as other batches, but its tensors have the length 0.
 
-    example : a sample of the dataset, which gives the form
+    example : a sample of the dataset, from which the form of the empty batch is derived
     collate : the collate function for other batches; None for torch's default
     """
 

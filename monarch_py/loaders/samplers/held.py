@@ -20,8 +20,8 @@ from monarch_py.loaders.samplers.misuse import refuse_sampler
 from monarch_py.loaders.samplers.ranks import Ranks
 from monarch_py.loaders.samplers.sampler import ScheduledSampler
 
-# The most bytes that pickling adds to a sample. `keep` reserves this much more memory for each kept
-# sample.
+# The most bytes that pickling adds to a sample. `keep` reserves this much additional memory for
+# each kept sample.
 PICKLED_BYTES = 512
 
 
@@ -83,7 +83,7 @@ class HeldSampler(ScheduledSampler):
 
     def keep(self, dataset: Any) -> KeptDataset:
         """Returns a dataset that reads `dataset`, and keeps in memory the samples whose holder is
-        this node. Give the returned dataset to the loader. A kept sample is always returned as it
+        this node. Pass the returned dataset to the loader. A kept sample is always returned as it
         was first read. So apply random augmentations to the samples of the returned dataset, not in
         `dataset`. Raises ConfigError for a sampler without a quota, because then daemons keep the
         files."""

@@ -28,8 +28,8 @@ _MENDS = {
 
 
 def _sharding(thing: Any) -> str | None:
-    """Returns the name of the class of `thing`, or of a base class, that is in SHARDING. Returns
-    None if there is no such class."""
+    """Returns the name of the class of `thing`, or of one of its base classes, if that name is in
+    SHARDING. Returns None otherwise."""
     return next((c.__name__ for c in type(thing).__mro__ if c.__name__ in SHARDING), None)
 
 
@@ -52,8 +52,8 @@ def refuse_sampler(files: Any) -> None:
 
 
 def other_length(samples: int, dataset: Any) -> ConfigError | None:
-    """Returns an error if the dataset has another number of samples than the sampler. Returns None
-    if the numbers are equal, or if the dataset has no length."""
+    """Returns an error if the dataset and the sampler differ in their number of samples. Returns
+    None if the numbers are equal, or if the dataset has no length."""
     if not hasattr(dataset, "__len__") or len(dataset) == samples:
         return None
     return ConfigError(

@@ -7,7 +7,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.loaders.samplers.agreement import process_group
 
 # Environment variables that torchrun, srun, Open MPI and MPICH set. Each key names the variable
-# that contains the number of all ranks. The value names the variable that contains the number of
+# that contains the total number of ranks. The value names the variable that contains the number of
 # ranks on this node. SLURM_NTASKS is not used, since it is also set for a single process in an
 # allocation for several tasks.
 LAUNCHERS = {
@@ -22,7 +22,7 @@ LAUNCHERS = {
 class Ranks:
     """This process's rank among all ranks. Rank r is on node r // per_node.
 
-    rank : the rank of this process;  world_size : the number of all ranks
+    rank : the rank of this process;  world_size : the total number of ranks
     per_node : the number of ranks on a node
     is_found : whether `rank` and `world_size` were detected, not given by the user. Detected
         numbers must stay equal to the numbers of the process group

@@ -1,7 +1,7 @@
 """Batch samplers that follow a schedule. A thread computes an epoch's schedule while the previous
 epoch runs.
 
-Every rank computes the schedule by itself, in a thread of its process. The computation takes a
+Every rank computes the schedule itself, in a thread of its process. The computation takes a
 second or two for 19 million samples, and next to nothing for one million. The ranks of a node do
 not share one schedule: for that, they would need shared memory, and would have to wait for each
 other.
@@ -92,8 +92,8 @@ class _Ahead:
     def result(self) -> RankEpoch:
         if self._pid == os.getpid():
             self._thread.join()
-        # If the thread has failed, there is no result. Computing the result again, in this thread,
-        # raises the thread's error for the caller.
+        # If the thread has failed, there is no result. The result is then computed again in the
+        # calling thread, where this raises the same error.
         return self._make() if self._found is None else self._found
 
 
@@ -183,7 +183,7 @@ class ScheduledSampler(ABC):
         self._move(epoch, 0 if epoch != self._at.epoch else self._begin)
 
     def check_dataset(self, dataset: Any) -> None:
-        """Raises ConfigError if the dataset has another number of samples than this sampler."""
+        """Raises ConfigError if the dataset and this sampler differ in their number of samples."""
         if (wrong := other_length(self._at.length, dataset)) is not None:
             raise wrong
 

@@ -39,7 +39,7 @@ class State:
     capacity: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the state as a dict of types that JSON has."""
+        """Returns the state as a dict of types that JSON supports."""
         return {"monarch": VERSION, **asdict(self)}
 
     @classmethod

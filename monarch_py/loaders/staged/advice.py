@@ -1,9 +1,9 @@
 """Computes how many worker processes a training run needs, as in section 4.1 of the Lobster paper.
 
-The model gives the time that a sample takes [s] as piecewise linear functions of the number of
-workers. The time for computing and the time for waiting are modelled separately: the computing time
-grows when the processors are saturated, and the waiting time grows when the source is saturated.
-Each size class of samples has its own model, because large samples take longer.
+The model consists of two piecewise linear functions of the number of workers: the computing time
+per sample [s], which grows when the processors are saturated, and the waiting time per sample [s],
+which grows when the source is saturated. Each size class of samples has its own model, because
+large samples take longer.
 """
 
 import time
@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# The chosen number of workers is the smallest with which an epoch takes at most this much longer
-# than with the best number, as a share of the time with the best number.
+# An epoch may take this much longer than with the best number of workers, as a share of the time
+# with the best number. The smallest number of workers for which this holds is chosen.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.
@@ -67,7 +67,8 @@ def size_class(n_bytes: float) -> int:
 
 @dataclass(frozen=True)
 class SampleTime:
-    """The seconds that a worker takes for a sample of one size class, by the number of workers.
+    """The time [s] that a worker takes for a sample of one size class, as a function of the number
+    of workers.
 
     counts : the numbers of workers that were measured, ascending
     """
@@ -102,7 +103,7 @@ class SampleTime:
 
 @dataclass(frozen=True)
 class Model:
-    """The seconds that batches take, by the number of workers.
+    """The time that batches take [s], as a function of the number of workers.
 
     times : (size classes,) the model of each class
     shares : (size classes,) each class's share of all samples

@@ -1,4 +1,4 @@
-"""Starts and ends the worker processes of a loader, gives them tasks and receives their answers."""
+"""Starts and ends the worker processes of a loader, sends them tasks and receives their answers."""
 
 import multiprocessing
 import os
@@ -49,7 +49,8 @@ class Crew:
 
     method : multiprocessing's start method for the workers, for example "spawn"; None for the
         default
-    seed : the seed of the first worker's random generators; each later worker takes the next number
+    seed : the seed of the first worker's random generators; the seed of each later worker is
+        greater by 1
     init : called by each worker at its start, with the worker's number
     """
 
@@ -106,7 +107,7 @@ class Crew:
         self._poll.register(ours, select.POLLIN)
 
     def give(self, task: tuple[int, int, Any]) -> None:
-        """Gives a task to the worker that has the fewest unanswered tasks."""
+        """Sends a task to the worker that has the fewest unanswered tasks."""
         worker = min(self._workers.values(), key=lambda worker: worker.tasks)
         try:
             worker.link.send_bytes(pickle.dumps(task, 5))

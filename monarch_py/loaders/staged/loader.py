@@ -1,7 +1,7 @@
 """StagedLoader: like torch's DataLoader, but batches are read into a reused ring of shared memory.
 
-Worker processes read samples straight into a slot of the ring, and the training gets views of the
-slot. So a sample is written once, and nothing is allocated, sent or mapped for a batch::
+Worker processes read samples straight into a slot of the ring, and the training receives views of
+the slot. So a sample is written once, and nothing is allocated, sent or mapped for a batch::
 
     loader = StagedLoader(dataset, batch_sampler=sampler, workers=4)
     for epoch in range(epochs):
@@ -62,7 +62,8 @@ class StagedLoader:
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit takes address space, but only as much memory as the largest batches so far need
+        limit reserves much address space. The memory in use is only what the largest batches so far
+        have needed
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
 
@@ -113,7 +114,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # the number of the newest iteration; iterators of earlier ones end
+        self._epoch = 0  # the number of the newest iteration; all earlier iterations end
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
@@ -147,7 +148,7 @@ class StagedLoader:
 
     def iterate_slots(self) -> Iterator[Batch]:
         """Yields the batches of an epoch as slots of the ring. A slot is valid until the next batch
-        is asked for. If samples are read in place, `bounds` tells where they lie in the slot."""
+        is asked for. If samples are read in place, `bounds` yields their positions in the slot."""
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
@@ -184,8 +185,8 @@ class StagedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state: the next iteration continues the state's epoch after the batches
         that were delivered. If `set_epoch` then sets another epoch, that epoch begins at its
-        first batch. If the batch sampler has no epochs and the state was taken after a whole epoch,
-        the next iteration begins at the first batch."""
+        first batch. If the batch sampler has no epochs and the state was saved at the end of an
+        epoch, the next iteration begins at the first batch."""
         self._epoch += 1
         done = int(state["delivered"])
         sampler: Any = self.batch_sampler
@@ -253,7 +254,7 @@ class StagedLoader:
         return batch
 
     def views(self, batch: Batch) -> Any:
-        """Returns the batch as the training gets it: views of the slot, or copies."""
+        """Returns the batch as the training receives it: views of the slot, or copies."""
         slot = self._stage.ring.slot(batch.slot)
         if self._pinned is not None:
             self._pinned.register(batch.slot, batch.n_bytes)
@@ -307,7 +308,7 @@ def _check_workers(workers: int | str) -> int:
 
 
 def _resumes(batch_sampler: Any) -> bool:
-    """Whether the batch sampler can resume an epoch by itself. If not, the loader skips batches."""
+    """Whether the batch sampler itself can resume an epoch. If not, the loader skips batches."""
     if not (hasattr(batch_sampler, "state_dict") and hasattr(batch_sampler, "load_state_dict")):
         return False
     return "done" in signature(batch_sampler.state_dict).parameters

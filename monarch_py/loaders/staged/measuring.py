@@ -29,7 +29,7 @@ COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Measuring ends when the last two steps in COUNTS together raised the speed by less than this
 # factor. At least four numbers of workers are measured, because the model has two straight lines,
 # and each line needs two points. If all samples are of one size class, measuring also ends when
-# batches come more than twice as fast as the training uses them.
+# batches are read more than twice as fast as the training uses them.
 GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.

@@ -49,7 +49,8 @@ class Job:
 
     dataset : the root of an ImageFolder, or a dataset with `read_into` and `sizes`. It may have
         `labels`, one for each sample
-    batch_size : samples of a batch of this rank;  epochs : the number of the training's epochs
+    batch_size : the number of samples in a batch of this rank
+    epochs : the number of epochs of the training run
     distr_scheme : "uniform": each epoch has a new random order
     drop_last_batch : whether the last batch is left out if it is not full
     seed : the seed of the random orders; the same on all ranks

@@ -1,4 +1,4 @@
-"""Splits a batch into arrays, which go into a slot, and a tree that tells where each array is.
+"""Splits a batch into arrays, which go into a slot, and a tree that shows where each array is.
 
 Arrays, and torch's tensors in main memory, are written into the slot. Everything else in a batch
 (names, numbers, objects) stays in the tree, which is pickled and sent to the training.

@@ -79,7 +79,8 @@ class Stage:
 
     workers : the number of processes; 0 to read in the training's own process
     prefetch : the number of batches to read ahead, per worker
-    may_reuse : returns whether a slot that the training has given back may be written now
+    may_reuse : a function that returns whether a slot may be overwritten now; it is called for
+        slots that the training no longer uses
     """
 
     def __init__(

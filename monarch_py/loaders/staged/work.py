@@ -1,4 +1,4 @@
-"""The worker process: reads batches into slots of the ring, and tells where their arrays lie."""
+"""The worker process: reads batches into slots of the ring, and reports where their arrays lie."""
 
 import os
 import pickle

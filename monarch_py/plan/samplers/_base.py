@@ -25,7 +25,7 @@ NONE = -1
 # memory at a time.
 BLOCK_EPOCHS = 8
 
-# The largest number of samples: an Order holds that many different numbers besides NONE.
+# The largest number of samples: an Order can contain that many different numbers besides NONE.
 MAX_SAMPLES = (1 << 31) - 2
 
 
