@@ -197,10 +197,10 @@ class Recorded:
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. If their number is given, the opens are divided equally
-        among the epochs. Otherwise the plan defines the epochs or, without a plan, an epoch has
-        `files` / `nodes` opens. Unless the plan defines the epochs, returns an empty list if no
-        file was opened, or if there would be more than MOST_EPOCHS epochs.
+        """Returns the epochs of the run. If `given` is a number, the opens are divided equally
+        among that many epochs. If `given` is None, the plan defines the epochs; without a plan, an
+        epoch has `files` / `nodes` opens. If the plan does not define the epochs, the result is
+        empty if no file was opened, or if there would be more than MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """

@@ -51,7 +51,7 @@ def own_processes() -> Iterator[Path]:
 
 def mapping(beginning: str) -> Iterator[Path]:
     """Yields the processes among `own_processes` that have mapped a file whose path starts with
-    `beginning`, or contains it elsewhere."""
+    `beginning`. (A path that contains `beginning` elsewhere counts too.)"""
     for process in own_processes():
         with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():

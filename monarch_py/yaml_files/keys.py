@@ -189,8 +189,8 @@ def named_paths(value: Any) -> Iterator[Path]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # A key's description may end with ", see " and a link within the reference. The message of the
-    # error has the description without this end.
+    # A key's description may end with ", see " and a link within the reference. The error message
+    # omits this end.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 

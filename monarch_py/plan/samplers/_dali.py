@@ -100,8 +100,9 @@ class DALIReader(Sampler):
 
 
 def _minstd_state(seed: int) -> int:
-    """Returns the initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}:
-    the last of four words that the standard's formula yields ([rand.util.seedseq])."""
+    """Returns the initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}.
+    This is the last of the four words that the standard's formula ([rand.util.seedseq]) yields,
+    modulo _MINSTD_MODULUS, with 0 replaced by 1."""
     words, n = [0x8B8B8B8B] * 4, 4
 
     def mixed(value: int) -> int:

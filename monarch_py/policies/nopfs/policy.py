@@ -34,7 +34,7 @@ def nopfs(job: Job) -> Decision:
     reached the number of the other node's first access to the file.
 
     The storage classes are filled during training, in order of first use. If a node reads a file
-    that it should hold and does not hold yet, it keeps the file.
+    that it should hold but does not hold yet, it keeps the file.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -172,7 +172,7 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
     """Puts each file without a copy into the first class that has room for it, or that would have
-    room if one file was dropped. Drops only files that another node holds too. Changes `parts`.
+    room if one file were dropped. Drops only files that another node holds too. Changes `parts`.
 
     first : (files,), first use by any node
     """
