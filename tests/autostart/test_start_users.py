@@ -27,7 +27,8 @@ open_place = pytest.fixture(users.open_place)
 
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
-    """Yields a session of Alice. All users may write to its shared memory and its tier."""
+    """Yields a session of the user Alice. All users may write to the session's shared memory and
+    tier."""
     as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
