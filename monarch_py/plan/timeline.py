@@ -35,7 +35,7 @@ Units = Int32s
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset, for example the loop of the training or of the validation.
+    """One loop over a dataset, for example the training loop or the validation loop.
 
     every : n if the loop runs in every n-th epoch
     lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE. The

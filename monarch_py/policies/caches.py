@@ -108,8 +108,8 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     farther than that of every held file (Belady 1966, with bypass).
 
     If all files have one size and nodes do not share, no policy loads less. In every epoch but the
-    If all files have one size and nodes do not share, no policy loads less. In every epoch but the
     first, the number of bytes loaded is then the dataset's size minus the cache's. The docstring
+    of `first_fit` explains this bound.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
     starts = np.cumsum([0, *(each.size for each in known)])

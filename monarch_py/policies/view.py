@@ -1,7 +1,7 @@
 """The interface of policies in the simulator: their input, a `Job`, and their output, a `Decision`.
 
-A policy reads a `Job`, changes nothing, and returns a `Decision`. All data are arrays over all
-files, or over all accesses of an epoch, never single files.
+A policy reads a `Job`, changes nothing, and returns a `Decision`. All data are arrays that cover
+all files, or all accesses of an epoch.
 """
 
 from collections.abc import Callable, Sequence

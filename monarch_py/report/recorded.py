@@ -210,7 +210,7 @@ class Recorded:
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
             # Each point of the history has the totals up to its time, and the epoch at that time.
-            # So an epoch is taken to end at the first point that has a later epoch.
+            # So an epoch is assumed to end at the first point that has a later epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

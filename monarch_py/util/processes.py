@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-# The pause between two checks whether a process has ended [s].
+# The pause between two checks of whether a process has ended [s].
 LOOK_S = 0.01
 # How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
 # the process at once. A parent that does not wait may never reap it.

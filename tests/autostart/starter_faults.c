@@ -4,7 +4,7 @@
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made in the given order, each fault once. WHO is
+ * The faults are injected in the given order, each fault once. WHO is
  *
  *   program  COMMAND; only the calls that the library makes for a start
  *   beside   a process that shares the program's memory because it has not called exec yet

@@ -113,8 +113,8 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """Returns the session directories that starters have made. These are searched for below
-    MONARCH_SHM and also below /dev/shm, because the library may have to ignore MONARCH_SHM."""
+    """Returns the session directories that starters have made. Searches MONARCH_SHM and also
+    /dev/shm, because the library may have to ignore MONARCH_SHM."""
     name = site.session.paths.path.name
     return [
         found for top in (site.session.shm, Path("/dev/shm")) for found in top.glob(f"*/{name}")

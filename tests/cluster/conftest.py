@@ -126,7 +126,7 @@ class Local:
         return SessionDir(self.shm / f"monarch-{os.geteuid()}" / key)
 
     def daemons(self) -> list[psutil.Process]:
-        """Returns all living daemons whose configuration lies below the directory."""
+        """Returns all running daemons whose configuration files are below the directory."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

@@ -31,8 +31,8 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank. In each epoch, a reader reads one shard: always the same shard with
-    `stick_to_shard`, otherwise the next shard. The order of a shard that has one sample fewer than
+    """One reader per rank. In each epoch, a reader reads one shard: with `stick_to_shard` always
+    the same shard, otherwise the next shard. The order of a shard that has one sample fewer than
     other shards ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names

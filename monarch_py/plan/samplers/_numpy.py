@@ -23,7 +23,7 @@ class NumpySampler(Sampler):
     method : 'permutation' to draw rng.permutation(length) in each epoch, or 'shuffle' to apply
         rng.shuffle in each epoch to one array, which still has the order of the previous epoch
     reseed : True if a new generator is created in each epoch, from seed + epoch; False if one
-        generator runs on from epoch to epoch
+        generator serves all epochs
     """
 
     length: int

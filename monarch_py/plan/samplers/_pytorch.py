@@ -214,7 +214,7 @@ class GlobalRandomSampler(Sampler):
 
     torch draws a new seed from its global generator whenever the sampler is iterated over. Between
     two epochs, dropout, augmentation and initialisation draw unknown numbers from that generator.
-    So only the epoch that begins with the recorded state is known.
+    So the order is known only for the epoch that begins with the recorded state.
 
     state : the global generator's state right before iter(DataLoader), as the bytes of
         torch.get_rng_state()

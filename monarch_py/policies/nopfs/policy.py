@@ -26,8 +26,8 @@ def nopfs(job: Job) -> Decision:
     the paper, every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). A node reads a file from the fastest of its own copy,
-    another node's copy and the file system (section 4).
+    no node holds (the paper's scenario 4). A node reads a file from the fastest of three places:
+    its own copy, another node's copy, or the file system (section 4).
 
     Nodes do not tell each other which files they hold. Instead, each node infers this from its own
     progress (section 5.2.2). It assumes that another node holds a file once its own accesses have
