@@ -74,11 +74,11 @@ class Deal:
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
-    cap : the most samples of a rank in a step, as a multiple of per_step / ranks. With None, all
-        batches of a step have the same size, or sizes that differ by one sample if `per_step` is
-        not a multiple of `ranks`
-    least : the fewest samples of a rank in a step. A rank may get fewer if the step has too few
-        samples for all ranks
+    cap : the largest number of samples of a rank in a step, as a multiple of per_step / ranks. With
+        None, all batches of a step have the same size, or sizes that differ by one sample if
+        `per_step` is not a multiple of `ranks`
+    least : the smallest number of samples of a rank in a step. A rank may get fewer if the step has
+        too few samples for all ranks
     """
 
     per_step: int

@@ -13,7 +13,7 @@ NOWHERE = -1
 # tier, and yet the sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# The most bytes of a tier's quota that are kept free of copies; see `slack_of`.
+# The largest part of a tier's quota that is kept free of copies [bytes]; see `slack_of`.
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]

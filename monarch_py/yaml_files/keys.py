@@ -41,7 +41,7 @@ class Key:
 
     name : the key, if it differs from the field's name
     aliases : other names that a user may write for the key
-    default : what the reference shows as the default, if not the field's default
+    default : what the reference shows as the default, if this differs from the field's default
     like : the name of another key. If the declared key is missing, it gets the value of the other
         key
     alone : whether the user may write a single item in place of a list of one item
