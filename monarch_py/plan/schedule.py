@@ -74,11 +74,11 @@ class Deal:
 
     per_step : samples of all ranks in a step; the last step of an epoch may have fewer
     ranks, nodes : the numbers of ranks and of nodes; rank r is on node r // (ranks // nodes)
-    cap : the most samples of a rank in a step, as a multiple of per_step / ranks. With None, all
-        batches of a step have the same size, or sizes that differ by one sample if `per_step` is
-        not a multiple of `ranks`
-    least : the fewest samples of a rank in a step. A rank may get fewer if the step has too few
-        samples for all ranks
+    cap : the largest number of samples of a rank in a step, as a multiple of per_step / ranks. With
+        None, all batches of a step have the same size, or sizes that differ by one sample if
+        `per_step` is not a multiple of `ranks`
+    least : the smallest number of samples of a rank in a step. A rank may get fewer if the step has
+        too few samples for all ranks
     """
 
     per_step: int
@@ -121,9 +121,9 @@ class Deal:
         """Returns a schedule that assigns the samples of an epoch to ranks, `per_step` samples in
         each step. Raises ConfigError for samples or nodes that do not exist.
 
-        In each step, as many samples as possible go to a node that holds them. The other samples
-        are assigned so that all nodes load equally many samples, as far as the sizes of the batches
-        allow.
+        In each step, as many samples as possible are assigned to nodes that hold them. The other
+        samples are assigned so that all nodes load equally many samples, as far as the sizes of the
+        batches allow.
 
         order : the samples of the epoch, in their global order
         holders : (samples,) or (samples, n) int32, up to n nodes that hold each sample, padded with
@@ -187,10 +187,10 @@ def group_schedule(  # noqa: PLR0917
     order. The samples within a group are shuffled.
 
     A group that two ranks share is divided before it is shuffled. So each rank reads a contiguous
-    range of each of its groups. Every sample occurs once. In addition, the first (-length) % ranks
-    samples of the epoch are repeated at its end, on the last ranks. With `drop_last`, the epoch
-    leaves out its last length % ranks samples instead, and each rank leaves out its last batch if
-    that batch is not full.
+    range of each of its groups. Without `drop_last`, every sample occurs, and the first
+    (-length) % ranks samples of the epoch are repeated at the epoch's end, on the last ranks. With
+    `drop_last`, the last length % ranks samples of the epoch are left out, and each rank leaves out
+    its last batch if that batch is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

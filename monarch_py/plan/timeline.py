@@ -26,8 +26,8 @@ MAX_EPOCHS = 1_000_000
 USUAL_AHEAD, SLACK, AMPLE_SHARE = 32, 2, 4
 # A GroupLoader reads this many groups ahead, one into each of its buffers.
 AHEAD_GROUPS = 2
-# plan/position.py estimates a node's position (the front) from the places of the last RECENT
-# accesses that fitted the plan. A quarter of these places lies before the front.
+# plan/position.py estimates a node's position (the front) from the places (`Run.place`) of the last
+# RECENT accesses that fitted the plan. A quarter of these places lies before the front.
 RECENT = 32
 
 Units = Int32s
@@ -35,7 +35,7 @@ Units = Int32s
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One loop over a dataset, for example the loop of the training or of the validation.
+    """One loop over a dataset, for example the training loop or the validation loop.
 
     every : n if the loop runs in every n-th epoch
     lookup : (samples + 1,) int32, the unit in which each sample lies; the last element is NONE. The
@@ -62,9 +62,9 @@ class Part:
         return (epoch + 1) % self.every == 0
 
     def number(self, epoch: int) -> int:
-        """Returns the number by which the part's sampler knows an epoch of the training. This is
-        the same number if the sampler counts all epochs (Sampler.by_epoch). Otherwise the sampler
-        counts only the epochs in which its part runs."""
+        """Returns the epoch number that the part's sampler uses for an epoch of the training run.
+        If the sampler counts all epochs (Sampler.by_epoch), the two numbers are the same. Otherwise
+        the sampler counts only the epochs in which its part runs."""
         return epoch if self.loader.sampler.by_epoch else (epoch + 1) // self.every - 1
 
     def units(self, rows: Order) -> Order:
@@ -115,7 +115,7 @@ class Run:
     place : (units of the plan,) int32, the index of each unit in `units`; NONE for a unit that is
         not in `units`
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : the largest number of places by which an access may come earlier than in the plan
+    window : how early an access may come: at most this many indices in `units` before its turn
     """
 
     epoch: int
@@ -143,9 +143,9 @@ class Run:
         # the training waits for one more batch.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
-        # `early` is a number of accesses. The code below converts it to a number of places. The
-        # number of places may be smaller, because a unit that is used several times has only one
-        # place.
+        # `early` is a number of accesses. The code below converts it to a number of indices in
+        # `order`. That number may be smaller, because a unit that is used several times occurs only
+        # once in `order`.
         early = steps * section.per_step
         if isinstance(loader.sampler, GroupShuffle):
             # A GroupLoader reads AHEAD_GROUPS groups ahead. It reads the samples of a group in
@@ -169,8 +169,8 @@ class Timeline:
     not fit the numbers of nodes, ranks and units.
 
     A unit is a sample, a file or a block of a file. All accesses of a node are numbered from the
-    first section to the last. This number is the access's position. A NONE in the place of an
-    access has a position too. Consecutive positions belong to the node's ranks in rotation. A
+    first section to the last. This number is the access's position. A NONE that stands for a
+    missing access has a position too. Consecutive positions belong to the node's ranks in turn. A
     section has the same positions on every node.
 
     parts : the loops, in the order in which they run in an epoch

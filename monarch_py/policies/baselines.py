@@ -59,8 +59,8 @@ def lbann_preloading(job: Job) -> Decision:
 
 
 def lbann_dynamic(job: Job) -> Decision:
-    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that
-    reads a sample first keeps it in memory for all nodes.
+    """Dynamic mode of LBANN's data store (Jacobs et al. 2019): in the first epoch, the node that is
+    the first to read a sample keeps the sample in memory for all nodes.
 
     Assumption: a node whose memory is full keeps no further samples. The samples that no node keeps
     are read from the file system in every epoch. One node's memory may be full while another node's

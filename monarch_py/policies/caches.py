@@ -108,7 +108,7 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
     farther than that of every held file (Belady 1966, with bypass).
 
     If all files have one size and nodes do not share, no policy loads less. In every epoch but the
-    first, this policy then loads the size of the dataset minus the size of the cache. The docstring
+    first, the number of bytes loaded is then the dataset's size minus the cache's. The docstring
     of `first_fit` explains this bound.
     """
     known, sizes = next_uses(job, together=shared), job.sizes.tolist()
@@ -128,8 +128,10 @@ def belady(job: Job, *, shared: bool = False) -> Decision:
 
 
 def used_in_order(first: npt.NDArray[np.int64]) -> Int32s:
-    """Returns the files that are used, in order of first use.  first : (files,), the first use of
-    each file, as in `Job.first_use`"""
+    """Returns the files that are used, in order of first use.
+
+    first : (files,), the first use of each file, as in `Job.first_use`
+    """
     order = np.argsort(first, kind="stable").astype(np.int32)
     return order[: np.count_nonzero(first != np.iinfo(np.int64).max)]
 

@@ -29,11 +29,11 @@ class Uses:
     """The results of accesses to a cache. Each field has one element for each access: a class, or
     MISS if there is no such class.
 
-    found : the class that had the file before the access
+    found : the class that held the file before the access
     into : the class that took the accessed file. In LeastRecent, the files that this class drops to
         make room go to the next slower class
-    down : the slowest class that took any file: the accessed file, or a file that a faster class
-        dropped
+    down : the slowest class that took a file, whether the accessed file or a file that a faster
+        class dropped
     """
 
     def __init__(self, accesses: int) -> None:
@@ -131,9 +131,9 @@ class FarthestUse:
     """Evicts the file whose next use is farthest. A file is not admitted if its next use is farther
     than that of every held file (Belady 1966, with bypass).
 
-    If all files have the same size, no policy has more hits. Otherwise this is a heuristic. To make
-    room for a file, the cache evicts as many files as needed, but only files with a farther next
-    use. A copy stays in the class that admitted it.
+    If all files have the same size, no policy has more hits than this one. If sizes differ, it is a
+    heuristic. To make room for a file, the cache evicts as many files as needed, but only files
+    with a farther next use. A copy stays in the class that admitted it.
 
     capacity : (classes,) [bytes], including the staging buffer, which takes no files
     sizes : (files,) [bytes], a list, which the caches of all nodes may share
@@ -160,8 +160,10 @@ class FarthestUse:
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
-        """Notes a use of a held file.  upcoming : the file's next use; if NEVER, the file is
-        dropped"""
+        """Notes a use of a held file.
+
+        upcoming : the file's next use; if it is NEVER, the file is dropped
+        """
         if upcoming == NEVER:
             self.drop(file)
         else:

@@ -84,7 +84,7 @@ def owners_of(copies: Copies, wanted: Ints) -> Int32s:
 
 def shards(job: Job, classes: int | None = None) -> Copies:
     """Divides the dataset into one contiguous part for each node, with nearly equal numbers of
-    files. Returns the copies with which each node holds its part, as far as its classes have room.
+    files. Returns the copies of each part on its node, as far as the node's classes have room.
 
     classes : how many classes to use, including the staging buffer (None = all)
     """

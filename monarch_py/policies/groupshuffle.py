@@ -60,7 +60,11 @@ def _fitting(job: Job) -> int:
 
 
 def largest_group(sizes: Ints, group: int) -> int:
-    """Returns the size of the largest contiguous group [bytes].  sizes : (files,) [bytes]"""
+    """Returns the size [bytes] of the largest group if the dataset is cut into groups of `group`
+    contiguous files.
+
+    sizes : (files,) [bytes]
+    """
     return int(np.add.reduceat(sizes, np.arange(0, len(sizes), group)).max())
 
 

@@ -33,7 +33,7 @@ def planned_tiers(
     most often get the fastest tier; if files are used equally often, the first use decides (NoPFS
     5.1). NOWHERE marks a file that fits into no tier, even if the tiers together have room for it.
 
-    frequency, first_use : (n,) how often this node uses each file, and when it does so first
+    frequency, first_use : (n,) how often this node uses each file, and when it first uses the file
     sizes : (n,) [bytes]
     rooms : the room of the tiers, fastest first
     """

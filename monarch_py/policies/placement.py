@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 # Used instead of a tier's number if no tier has room for the file.
 NOWHERE = -1
-# Computations use this size for every file that is larger [bytes]. It exceeds every tier, and yet
-# the sum of 2048 such sizes fits into 64 bits.
+# A file that is larger than this [bytes] is treated as if it had this size. The size exceeds every
+# tier, and yet the sum of 2048 such sizes fits into 64 bits.
 LARGEST = np.uint64(1 << 51)
 
-# The most bytes of a tier's quota that are kept free of copies; see `slack_of`.
+# The largest part of a tier's quota that is kept free of copies [bytes]; see `slack_of`.
 SLACK_BYTES = 256 * 1024
 
 Sizes = npt.NDArray[np.integer[Any]]

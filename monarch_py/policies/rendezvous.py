@@ -45,7 +45,7 @@ def scores(keys: Keys, weights: Floats) -> Floats:
     """
     nodes = _mixed(np.arange(1, len(weights) + 1, dtype=np.uint64) * _GOLDEN)
     drawn = _mixed(keys[:, None] ^ nodes[None, :])
-    # A half is added to 52 random bits, so that the number is neither 0 nor 1.
+    # Adding 0.5 to a number of 52 random bits ensures that `uniform` is neither 0 nor 1.
     uniform = ((drawn >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     with np.errstate(divide="ignore"):
         found: Floats = -np.log(uniform) / weights[None, :]
@@ -63,7 +63,10 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
     """Returns the node with the least score for each file, (files,) int32, even if the node is
-    full; PFS if all weights are 0.  keys : (files,);  weights : (nodes,) >= 0"""
+    full; PFS if all weights are 0.
+
+    keys : (files,);  weights : (nodes,) >= 0
+    """
     return _next_choice(keys, weights, np.zeros(len(keys)))[0]
 
 

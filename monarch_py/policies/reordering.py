@@ -113,7 +113,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     them.
 
     order : (nodes, steps, batch), files
-    holder : the same shape, the node that holds each file, or PFS.
+    holder : (nodes, steps, batch), the node that holds each of these files, or PFS
 
     Returns an order of the same shape. Every step has the same files as before, and each node gets
     `batch` of the step's files. First, each node gets the step's files that it holds, but at most

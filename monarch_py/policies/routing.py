@@ -90,8 +90,8 @@ class Routing:
     def _is_source_better(self, node: int, size: int, due_s: float) -> bool:
         """Whether to read a file from the source although a node has the file. All nodes share the
         source, so each node reads the source as little as possible. Returns False if the node
-        delivers the file in time, if the source is hardly faster, or if the speed of the node is
-        not known or must be found out again. Adds the file to the queue of the chosen place."""
+        delivers the file in time, if the source is hardly faster, or if the node's speed is unknown
+        or must be measured again. Adds the file to the queue of the chosen place."""
         node_s = self._node_seconds(node, size)
         source_s = self._seconds(SOURCES, size, self.at_source, self.source_threads)
         if source_s is None and self._is_due(SOURCES):

@@ -1,7 +1,7 @@
 """The interface of policies in the simulator: their input, a `Job`, and their output, a `Decision`.
 
-A policy reads a `Job`, changes nothing, and returns a `Decision`. All data are arrays over all
-files, or over all accesses of an epoch, never single files.
+A policy reads a `Job`, changes nothing, and returns a `Decision`. All data are arrays that cover
+all files, or all accesses of an epoch.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class Job:
 
     sizes : (files,) int64 [bytes]
     epochs : number of epochs
-    batch : the number of samples in a step of the node that has the most ranks
+    batch : the number of samples that the node with the most ranks takes in a step
     orders : epoch -> (nodes, steps, batch) int32, the files in the sampler's order. A node takes
         the files of a step one after the other. All nodes wait for each other at the end of each
         step. If a node has fewer ranks than others, NO_FILE follows its files

@@ -103,9 +103,9 @@ class _Machine:
 
 
 def typical_rate(amounts: Floats, seconds: Floats) -> float:
-    """Returns the rate [bytes/s] at which most of the bytes came; 0 if no bytes came. The result is
-    a mean of the intervals' rates. Each interval is weighted by its bytes, so that intervals with
-    few bytes have little influence.
+    """Returns the rate [bytes/s] at which most of the bytes arrived; 0 if no bytes arrived. The
+    result is a mean of the intervals' rates. Each interval is weighted by its bytes, so that
+    intervals with few bytes have little influence.
 
     amounts, seconds : (n,) the bytes in each interval, and the length of each interval
     """

@@ -17,7 +17,7 @@ from monarch_py.report.recorded import Recorded
 from monarch_py.util.units import MIB, format_size
 
 # SIZE: the width and the height of a figure [inches]. LETTERS: its font size [points]. With these
-# values, the labels are as large as the page's text on a telephone.
+# values, a figure's labels are as large as the page's text on a phone.
 SIZE, LETTERS = (4.8, 3.0), 11
 # The colour of text and axes in a drawing. `_svg` replaces it by the colour of the page's text.
 INK = "#010203"
@@ -36,7 +36,7 @@ ROW_GROUPS = 50
 class Figure:
     """A figure of the page.
 
-    title : the heading;  text : says what the figure shows
+    title : the heading;  text : an explanation of what the figure shows
     svg : the drawing; "" if there is none
     columns, rows : the table with the numbers of the drawing
     """
@@ -80,8 +80,8 @@ def _style() -> Any:
 
     colours = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     settings: Any = dict.fromkeys(colours, INK)
-    # Write text as text of SVG, not as outlines of letters. The fixed salt makes repeated drawings
-    # of one run identical.
+    # Write text as SVG text, not as outlines of letters. The fixed salt makes repeated drawings of
+    # one run identical.
     settings |= {"font.size": LETTERS, "svg.fonttype": "none", "svg.hashsalt": "monarch"}
     return rc_context(settings)
 

@@ -13,9 +13,9 @@ from monarch_py.report.rates import Report
 # A dashboard of these metrics, for import into Grafana.
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
-# The metrics that are made from `totals`. A row has the metric's name, its help, its label, and the
-# field of `totals` for each value of the label. If a metric has no label, its label is "" and the
-# only value of the label is "".
+# The metrics that are made from `totals`. A row contains the metric's name, its help text, its
+# label, and a mapping from each value of the label to a field of `totals`. Without a label, both
+# the label and its only value are "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",

@@ -11,8 +11,8 @@ class Rates:
     """The rates between two reports of a daemon. They are per second, except `hit_ratio` and
     `waiting`.
 
-    opens, hits : opens of dataset files, and how many of them got a copy
-    tier_bytes : the sizes of the files whose opens got a copy
+    opens, hits : opens of dataset files, and opens that got a copy instead of the source file
+    tier_bytes : the sizes of the files that were opened as copies
     fill_bytes : bytes that fills read from the sources
     program_bytes : bytes that programs themselves read from the sources
     peer_bytes, served_bytes : bytes that came from other nodes, and bytes that went to other nodes

@@ -197,10 +197,10 @@ class Recorded:
         return any(epoch is not None for epoch in self._epochs)
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
-        """Returns the epochs of the run. If their number is given, the opens are divided equally
-        among the epochs. Otherwise the plan defines the epochs or, without a plan, an epoch has
-        `files` / `nodes` opens. Unless the plan defines the epochs, returns an empty list if no
-        file was opened, or if there would be more than MOST_EPOCHS epochs.
+        """Returns the epochs of the run. If `given` is a number, the opens are divided equally
+        among that many epochs. If `given` is None, the plan defines the epochs; without a plan, an
+        epoch has `files` / `nodes` opens. If the plan does not define the epochs, the result is
+        empty if no file was opened, or if there would be more than MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """
@@ -210,7 +210,7 @@ class Recorded:
             before = np.maximum.accumulate([-1, *known])[:-1]
             is_new = (np.array(known) > before) & (before >= 0)
             # Each point of the history has the totals up to its time, and the epoch at that time.
-            # So an epoch is taken to end at the first point that has a later epoch.
+            # So an epoch is assumed to end at the first point that has a later epoch.
             ends = np.array([0.0, *at[1:-1][is_new], self.length])
         else:
             count = given or round(float(opens[-1]) * self.nodes / max(1, self.files))

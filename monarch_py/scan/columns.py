@@ -29,9 +29,9 @@ FROM_BEFORE = ("ino", "mtime_ns", "place")
 
 
 def pack(entries: Array, text: bytes) -> bytes:
-    """Packs entries (n,) of dtype ENTRY.
+    """Packs entries (n,) of dtype ENTRY into the bytes that `unpack` reads.
 
-    text : the entries' paths and links' targets, one after the other
+    text : the paths of the entries and the targets of links, one after the other
     """
     told = {name: entries[name].copy() for name in COLUMNS}
     for name, other in FROM_OTHER.items():
@@ -82,7 +82,7 @@ def _bytewise(column: Array) -> bytes:
 
 
 def _blocks_of(sizes: Array) -> Uints:
-    """Returns how many 512-byte blocks a file of each size needs at least. Most files occupy
+    """Returns the least number of 512-byte blocks that a file of each size needs. Most files occupy
     exactly this number."""
     return np.asarray((sizes + (BLOCK - np.uint64(1))) // BLOCK)
 

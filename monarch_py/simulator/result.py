@@ -4,15 +4,15 @@ The JSON (``--json``) is an object::
 
     {"schema": 1, "scenario": NAME, "assumptions": [...], "policies": {POLICY: {...}, ...}}
 
-For each policy it gives seconds [s], bytes, and shares of all samples' bytes from 0 to 1:
+For each policy it contains times [s], numbers of bytes, and shares from 0 to 1:
 
 ====================== =================================================================
 ``total_seconds``       the time from the start to the end of the last batch, including the wait for
                         the first fill
 ``epoch_seconds``       the time of each epoch; the sum is the total (the time before the first
                         batch belongs to the first epoch)
-``stall_seconds``       how long a rank waited for samples, mean over the ranks, without waits for
-                        other ranks at a barrier and without a fill before the first batch
+``stall_seconds``       how long a rank waited for samples, as the mean over the ranks. Waits for
+                        other ranks at a barrier, and a fill before the first batch, do not count
 ``initial_seconds``     the part of the total before the first batch
 ``share``, ``bytes``    how much came from each place, ``staging``, ``local``, ``remote`` or
                         ``pfs``. A sample counts once: at the place from which it reached the
@@ -24,7 +24,7 @@ For each policy it gives seconds [s], bytes, and shares of all samples' bytes fr
                         epochs, on this node or another; mean over the epochs after the first. It
                         cannot exceed the caches' capacity divided by the dataset's size
 ``ready_ratio``         the share of samples that were in the node's memory when they were
-                        requested, including prefetched ones
+                        requested, prefetched samples included
 ``imbalanced_iterations`` the share of batches in which the slowest rank took more than 1.1 times
                         as long as the fastest
 ====================== =================================================================

@@ -101,7 +101,7 @@ class Keeper:
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
         copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
-        room for the copy. If copies were lost, notes in the tier how many, as a sentence for
+        room for the copy. If copies were lost, stores a sentence about them in the tier, for
         users."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
@@ -168,7 +168,7 @@ class Keeper:
                     return
             except (OSError, sqlite3.Error) as error:
                 self._fail(str(error))
-            # The thread must go on after any error, such as a MemoryError. Otherwise it would
+            # The thread must continue after any error, such as a MemoryError. Otherwise it would
             # record no further copy, and nobody would notice.
             except Exception as error:
                 note_failure(error)
@@ -178,8 +178,8 @@ class Keeper:
                 time.sleep(BATCH_S)
 
     def _commit_next(self) -> bool:
-        """Waits for rows and commits them. After `end` was called, does not wait. Returns False if
-        there are no rows to commit; the thread can then end."""
+        """Waits for rows and commits them. Once `end` was called, commits without waiting. Returns
+        False if there are no rows to commit; the thread can then end."""
         with self._lock:
             while not (self._add or self._remove or self._ending):
                 self._lock.wait()

@@ -241,8 +241,11 @@ class Manifest:
         return self.sources[path]
 
     def change(self, add: Iterable[Row], remove: Iterable[int]) -> None:
-        """Adds and removes rows in one transaction. add : rows of copies that are on the disk;
-        remove : the numbers of the copies whose rows are removed."""
+        """Adds and removes rows in one transaction.
+
+        add : rows of copies that are on the disk
+        remove : the numbers of the copies whose rows are removed
+        """
         self._db.execute("BEGIN IMMEDIATE")
         try:
             rows = [row.values(self.source_number(row.source)) for row in add]

@@ -67,9 +67,9 @@ class OpenTiers:
         return tier
 
     def end_unused(self) -> None:
-        """Ends the keepers of a daemon that has served nothing. If this daemon would have had to
-        check the copies of a tier, the next daemon must check them instead. The manifests of all
-        other persistent tiers record a clean end."""
+        """Ends the keepers of a daemon that has served nothing. This daemon has checked no copies.
+        So if the copies of a tier had to be checked, the next daemon must check them. The manifests
+        of all other persistent tiers record a clean end."""
         for keeper in self.keepers.values():
             if keeper.must_check:
                 keeper.distrust()

@@ -35,11 +35,11 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# If the catalog grows on the tier's file system, this room [bytes], but at most half of the file
-# system, is kept free for the catalog. CATALOG_BYTES are enough for three million files.
+# The room [bytes] that is kept free for the catalog if the catalog grows on the tier's file system.
+# It is at most half of the file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
-# The daemon places small files in up to a thousand portions a second. For each portion it needs the
-# room that the tier's directories take, and reading this value takes several system calls. So the
+# The daemon places small files in up to a thousand portions a second. For each portion it must know
+# how much room the tier's directories take. Finding this out takes several system calls, so the
 # value is kept for LOOK_S [s].
 LOOK_S = 0.25
 # Errors that do not mean that a tier is broken: the process or the node has no free descriptor at
@@ -353,8 +353,8 @@ class Tier:
         return TierRoom(min(limits), max(0, inodes - 16), self.block_bytes, self.entry_bytes)
 
     def shortage(self) -> str:
-        """A sentence on the tier's file system if it has less room than the quota; "" if it has
-        enough room, or if the tier is not used."""
+        """A sentence about the tier's file system if the file system has less room than the quota;
+        "" if it has enough room, or if the tier is not used."""
         config, used = self.config, self.used_bytes - self.reserved_bytes
         if not self.usable:
             return ""
@@ -364,7 +364,10 @@ class Tier:
         return -(-size // self.block_bytes) * self.block_bytes
 
     def reserve(self, sizes: Uints) -> None:
-        """Reserves room for fills; sizes : (fills,) [bytes]."""
+        """Reserves room for fills.
+
+        sizes : (fills,) [bytes]
+        """
         needed = int(self.rounded_all(sizes).sum())
         self.used_bytes += needed
         self._promise(needed)
@@ -399,7 +402,10 @@ class Tier:
         self._memory.reserve(size_bytes)
 
     def adopt(self, sizes: Uints) -> None:
-        """Counts copies that earlier sessions have left in the tier; sizes : (copies,) [bytes]."""
+        """Counts copies that earlier sessions have left in the tier.
+
+        sizes : (copies,) [bytes]
+        """
         self.used_bytes += int(self.rounded_all(sizes).sum())
         self.used_inodes += len(sizes)
         self.files += len(sizes)
@@ -408,8 +414,10 @@ class Tier:
         return TierRoom(0, 0, self.block_bytes).rounded(sizes)
 
     def release(self, number: int, size: int) -> None:
-        """Counts the room of a removed copy as free. number : the copy's number;  size : the copy's
-        size [bytes]"""
+        """Counts the room of a removed copy as free.
+
+        number, size : the copy's number, and its size [bytes]
+        """
         took = self.rounded(size) + self._excess.pop(number, 0)
         self.used_bytes = max(0, self.used_bytes - took)
         self.used_inodes -= 1
@@ -446,7 +454,10 @@ class Tier:
         log.warning("%s", self.lost)
 
     def note_unrecorded(self, why: str) -> None:
-        """Notes that copies could not be recorded in the manifest; why : the error."""
+        """Notes that copies could not be recorded in the manifest.
+
+        why : the error
+        """
         self.unrecorded = (
             f"tier {self.config.mount_point}: copies cannot be recorded ({why}), so the next daemon"
             " has to make them again; remove the cause, then run `monarch stop` and `monarch start`"
@@ -455,7 +466,10 @@ class Tier:
 
     def fail(self, error: int) -> None:
         """Stops placing copies here after an error of the file system. Copies that can be read are
-        still served. error : the errno"""
+        still served.
+
+        error : the errno
+        """
         if self.usable:
             log.warning("%s", self.broken(OSError(error, os.strerror(error))))
         self.usable = False

@@ -1,4 +1,5 @@
-"""Watches whether the tiers' paths still lead to the directories that the daemon holds open.
+"""Checks every second whether the tiers' paths still lead to the directories that the daemon has
+open.
 
 Clients open copies by path, while the daemon itself uses the directory's descriptor. So the daemon
 gives a tier up once the tier's path leads elsewhere, or once another user could make the path lead

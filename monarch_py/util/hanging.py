@@ -20,7 +20,7 @@ LIMIT_S = 5.0
 
 def hanging(paths: Sequence[Path]) -> list[Path]:
     """Returns the paths whose file systems do not answer within LIMIT_S. An error counts as an
-    answer. A path that cannot be probed, because no process or descriptor is free, is left out."""
+    answer. The result leaves out a path if no process or descriptor is available to probe it."""
     deadline = time.monotonic() + LIMIT_S
     asked = {path: ask for path in dict.fromkeys(paths) if (ask := _ask(path)) is not None}
     answered = []

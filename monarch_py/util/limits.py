@@ -1,4 +1,4 @@
-"""Names the limit of this process (`ulimit`) because of which a system call has failed."""
+"""Names the limit (`ulimit`) that has made a system call of this process fail."""
 
 import errno
 import resource

@@ -110,9 +110,9 @@ def _may_be_root(uid: int) -> bool:
 
 
 def _writers(path: Path, st: os.stat_result) -> str:
-    """Returns who else may write to `path` through the write bit of the group; "" if nobody else
-    may. The bit is the group's permission. But if `path` has an access control list, the bit is the
-    mask of the list.
+    """Returns who else may write to `path` because the group's write bit is set; "" if nobody else
+    may. The bit is normally the group's permission. If `path` has an access control list, the bit
+    belongs to the list's mask.
     """
     try:
         os.getxattr(path, "system.posix_acl_access", follow_symlinks=False)

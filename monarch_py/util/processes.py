@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
-# The pause between two checks whether a process has ended [s].
+# The pause between two checks of whether a process has ended [s].
 LOOK_S = 0.01
 # How long to wait until an ended process is reaped [s]. A parent that waits for its children reaps
 # the process at once. A parent that does not wait may never reap it.
@@ -51,7 +51,7 @@ def own_processes() -> Iterator[Path]:
 
 def mapping(beginning: str) -> Iterator[Path]:
     """Yields the processes among `own_processes` that have mapped a file whose path starts with
-    `beginning`, or contains it elsewhere."""
+    `beginning`. (A path that contains `beginning` elsewhere counts too.)"""
     for process in own_processes():
         with suppress(OSError):  # the process has ended, or this process may not examine it
             if os.fsencode(beginning) in (process / "maps").read_bytes():

@@ -58,8 +58,8 @@ def parse_rate(rate: str) -> float:
 
 
 def _parsed(text: str, written: str, what: str) -> tuple[Fraction, int]:
-    """Returns the exact number of bytes that `text` means, and how many bytes one of the text's
-    units has.
+    """Returns the exact number of bytes that `text` means, and the number of bytes in the text's
+    unit.
 
     written : what the user has written, of which `text` may be a part; error messages quote it
     what : "size" or "rate", for error messages

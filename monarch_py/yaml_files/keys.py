@@ -41,7 +41,7 @@ class Key:
 
     name : the key, if it differs from the field's name
     aliases : other names that a user may write for the key
-    default : what the reference shows as the default, if not the field's default
+    default : what the reference shows as the default, if this differs from the field's default
     like : the name of another key. If the declared key is missing, it gets the value of the other
         key
     alone : whether the user may write a single item in place of a list of one item
@@ -189,8 +189,8 @@ def named_paths(value: Any) -> Iterator[Path]:
 
 def missing(spot: Spot, keys: type[Keys], name: str) -> ConfigError:
     """Returns the error to raise for a key that the mapping at `spot` lacks."""
-    # A key's description may end with ", see " and a link within the reference. The message of the
-    # error has the description without this end.
+    # A key's description may end with ", see " and a link within the reference. The error message
+    # omits this end.
     meaning = declared(keys)[name].meaning.partition(", see ")[0]
     return spot.of(name).error("is missing", f"add '{name}: ...' ({meaning})")
 

@@ -35,7 +35,7 @@ TEXT = {"type": "string"}
 NUMBER = {"type": ["string", "number"]}
 
 
-# `eq=False` makes a Kind hashable. A union of annotated types requires this.
+# `eq=False` makes a Kind hashable. The annotations in a union of types must be hashable.
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
     """A kind of value, such as a size or a path.

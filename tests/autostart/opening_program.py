@@ -62,8 +62,8 @@ class Opens:
 
 
 class Faulter:
-    """The faults that starter_faults.c makes in a program and in the processes that it starts. The
-    program is run by a command line that begins with `prefix`.
+    """The faults that starter_faults.c injects into a program and into the processes that this
+    program starts. The program is run by a command line that begins with `prefix`.
 
     faults : WHO:CALL:NUMBER:FAULT as in starter_faults.c; FAULT may also be the name of an errno
     """

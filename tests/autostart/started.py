@@ -38,7 +38,7 @@ open(sys.argv[1], "rb").read()
 while step() != "end":
     open(sys.argv[1], "rb").read()
 """
-# As READER, but does not read the file when the program begins.
+# Like READER, but does not read the file when the program begins.
 IDLE_READER = """
 while step() != "end":
     open(sys.argv[1], "rb").read()
@@ -154,8 +154,8 @@ class Started:
         with (
             patch.dict(os.environ, {"MONARCH_SHM": str(self.session.shm), **variables}),
             # `start` first records the configuration. Then it starts a daemon only if
-            # `_is_open_below` returns True: a process under the library has a file of the source
-            # open.
+            # `_is_open_below` returns True, which means that a process under the library has a file
+            # of the source open.
             patch.object(autostart, "_is_open_below", return_value=False),
         ):
             assert not autostart.start(self.session.config, "/elsewhere")

@@ -1,10 +1,10 @@
-/* Makes faults in the processes that take part when a program starts a daemon. A tracer cannot
- * follow these processes, because they are cloned with CLONE_UNTRACED. But they inherit a seccomp
- * filter, which asks a supervisor before each of the listed system calls.
+/* Injects faults into the processes that take part in the start of a daemon. A tracer cannot follow
+ * these processes, because they are cloned with CLONE_UNTRACED. But they inherit a seccomp filter,
+ * which asks a supervisor before each of the listed system calls.
  *
  *   starter_faults LOG WHO:CALL:NUMBER:FAULT... -- COMMAND...
  *
- * The faults are made in the given order, each fault once. WHO is
+ * The faults are injected in the given order, each fault once. WHO is
  *
  *   program  COMMAND; only the calls that the library makes for a start
  *   beside   a process that shares the program's memory because it has not called exec yet
@@ -12,10 +12,10 @@
  *   daemon   the daemon
  *   any      any process
  *
- * CALL is a name from the table below. The fault is made when one process makes the CALL for the
- * NUMBERth time, counted from 1. A fault whose NUMBER is 0 is not part of the order: it is made
- * whenever a process makes the CALL. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For
- * each fault that is made, LOG gets a line with the index of the fault, counted from 0, and the
+ * CALL is a name from the table below. The fault is injected when a process makes its NUMBERth
+ * CALL, counted from 1. A fault whose NUMBER is 0 is not part of the order: it is injected whenever
+ * a process makes the CALL. FAULT is "kill" (SIGKILL), "stop" (SIGSTOP) or an errno. For each
+ * injected fault, a line is written to LOG: the index of the fault, counted from 0, and the
  * process. */
 #include <errno.h>
 #include <fcntl.h>
@@ -166,8 +166,8 @@ static int met_by(const struct seccomp_notif *asked) {
 }
 
 /* Answers one question of the filter. If the call is to get a fault, either makes the call fail or
- * sends the process a signal. Until the answer, the process is blocked in the system call, so the
- * signal ends or stops it in this call. */
+ * sends the process a signal. The process is blocked in the system call until the answer arrives,
+ * so the signal kills or stops the process in this call. */
 static void answer(int listener, const struct seccomp_notif *asked) {
     struct seccomp_notif_resp response = {.id = asked->id,
                                           .flags = SECCOMP_USER_NOTIF_FLAG_CONTINUE};

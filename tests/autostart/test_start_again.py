@@ -50,8 +50,8 @@ def test_a_kill_at_any_step_costs_nothing_but_the_daemon(site: Started, files: F
         kill(site.daemons, "the daemon of the second start, before it serves")
         site.wait_for_starter()
         kill(lambda: site.daemons() if site.session.connection.serves() else [], "the third")
-        # The program goes on, but does not make a fourth start within ten minutes of the first
-        # start.
+        # The program keeps reading, but does not make a fourth start within ten minutes of the
+        # first start.
         for _ in range(20):
             read()
         assert (site.starts(), site.starters()) == (3, [])
@@ -103,7 +103,7 @@ def killed_and_started_again_by_short_programs(site: Started, file: Path) -> Non
 @pytest.mark.long
 def test_short_programs_start_a_killed_daemon_again(site: Started, files: Files) -> None:
     """Programs start a killed daemon again even if none of them lives long enough to notice that
-    its heartbeat has stopped."""
+    the daemon's heartbeat has stopped."""
     assert site.run(CAT, files.path("f00001")).returncode == 0
     site.daemon()
     killed_and_started_again_by_short_programs(site, files.path("f00001"))

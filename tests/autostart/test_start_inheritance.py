@@ -1,4 +1,4 @@
-"""A daemon that a program starts inherits little from this program, and ends by itself."""
+"""A daemon that a program starts inherits little from this program, and ends on its own."""
 
 from __future__ import annotations
 

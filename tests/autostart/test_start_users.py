@@ -27,7 +27,8 @@ open_place = pytest.fixture(users.open_place)
 
 @pytest.fixture
 def alices(open_place: Path) -> Iterator[Started]:
-    """Yields a session of Alice. All users may write to its shared memory and its tier."""
+    """Yields a session of the user Alice. All users may write to the session's shared memory and
+    tier."""
     as_user(ALICE)  # skips the test if no program can run as Alice
 
     def make() -> Session:
@@ -112,8 +113,8 @@ def built(site: Started, place: Path, how: str) -> tuple[Path, Path]:
 
 
 def sessions(site: Started) -> list[Path]:
-    """Returns the session directories that starters have made. These are searched for below
-    MONARCH_SHM and also below /dev/shm, because the library may have to ignore MONARCH_SHM."""
+    """Returns the session directories that starters have made. Searches MONARCH_SHM and also
+    /dev/shm, because the library may have to ignore MONARCH_SHM."""
     name = site.session.paths.path.name
     return [
         found for top in (site.session.shm, Path("/dev/shm")) for found in top.glob(f"*/{name}")

@@ -218,7 +218,7 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
 
 
 def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
-    """The catalog takes the new attributes of a few files without growing, so it is not copied."""
+    """The catalog stores the new attributes of a few files without growing, so it is not copied."""
     rows = many(10)
     catalog.add(*batch(rows))
     generation = catalog.c.generation

@@ -1,4 +1,4 @@
-"""A small source, a session on it, and a daemon that `monarch start` leaves behind."""
+"""A small source, a session on it, and a daemon that `monarch start` has started."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def examined(session: Session, **environment: str) -> tuple[int, dict[str, dict[
 
 @pytest.fixture(autouse=True)
 def outside(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Makes doctor find no container, even if the tests run in one. Without the fixture `mpi`,
-    doctor also does not look for MPI, because this search starts a separate process."""
+    """Makes doctor find no container, even if the tests run in one. Unless a test uses the fixture
+    `mpi`, doctor does not look for MPI either, because this search starts a separate process."""
     monkeypatch.setattr(doctor, "container", lambda: "")
     if "mpi" not in request.fixturenames:
         monkeypatch.setattr(doctor, "_many_nodes", lambda: Finding("ok", "many nodes", ""))
@@ -169,7 +169,7 @@ def test_what_looks_like_markup_is_text(monarch: Monarch, tmp_path: Path) -> Non
 
 
 def test_a_path_stays_in_one_piece_on_a_narrow_terminal(session: Session) -> None:
-    """On a narrow terminal no path is broken over two lines, so that the user can copy it."""
+    """On a narrow terminal no path is split across two lines, so that the user can copy it."""
     status, shown = on_a_terminal(session, "doctor", columns=60, environment={})
     assert status == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown)

@@ -149,7 +149,7 @@ def test_a_named_directory_that_hangs_is_not_looked_at(
 
 def test_a_mount_in_a_closed_directory_is_left_out(open_place: Path) -> None:
     """`monarch init` leaves out mounts below a directory that the user may not enter, for example
-    those of containers."""
+    the mounts of containers."""
     closed = open_place / "closed/merged"
     closed.mkdir(parents=True)
     closed.parent.chmod(0o700)

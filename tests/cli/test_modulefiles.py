@@ -336,8 +336,8 @@ def test_two_users_share_nothing(cluster: Cluster, accounts: list[str]) -> None:
 
 
 def test_doctor_finds_mpi_beside_the_package(cluster: Cluster) -> None:
-    """doctor finds an mpi4py in the directory of Monarch's installation, which the interpreter does
-    not search by itself."""
+    """doctor finds an mpi4py in the directory of Monarch's installation, although the interpreter
+    does not search this directory by default."""
     prefix = install(cluster.place / "opt" / "own", cluster.python)
     packages = prefix / "lib" / PYTHON / "site-packages"
     own = packages / "mpi4py"

@@ -62,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Maps the first word of each advised change to the simulated time [s] of the run with this
-    change."""
+    """Returns a dict from the first word of each advised change to the simulated time [s] of the
+    run with this change."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 

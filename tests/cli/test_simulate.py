@@ -149,7 +149,8 @@ def test_the_list_has_policies_and_scenarios(run: Run) -> None:
 
 def test_a_shipped_scenario_needs_no_path(run: Run) -> None:
     said = run("nopfs_fig8_1", "-p", "perfect", "--json")
-    # Five epochs of 49,920 files of 784 bytes. Each of the 4 nodes reads a quarter at 64 MiB/s.
+    # Five epochs of 49,920 files of 784 bytes. Each of the 4 nodes computes a quarter of the bytes,
+    # at 64 MiB/s.
     total = json.loads(said.out)["policies"]["perfect"]["total_seconds"]
     assert total == pytest.approx(5 * 49_920 * 784 / 4 / (64 * 2**20))
 

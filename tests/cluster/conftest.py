@@ -93,7 +93,7 @@ class Local:
     def ranks(
         self, *words: str | Path, count: int | None = None, **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `monarch` under mpiexec, in as many ranks as there are configurations."""
+        """Runs `monarch` under mpiexec, by default in as many ranks as there are configurations."""
         return self._run(self.command(*words, count=count), env)
 
     def command(self, *words: str | Path, count: int | None = None) -> list[str | Path]:
@@ -126,7 +126,7 @@ class Local:
         return SessionDir(self.shm / f"monarch-{os.geteuid()}" / key)
 
     def daemons(self) -> list[psutil.Process]:
-        """Returns all living daemons whose configuration lies below the directory."""
+        """Returns all running daemons whose configuration files are below the directory."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):

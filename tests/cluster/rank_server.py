@@ -75,8 +75,8 @@ def main() -> None:
 
 
 def _keep(stub: socket.socket) -> None:
-    """Forks the process of a rank, and passes on to it the signals that the stub has received. If
-    the stub ends, the process is killed. If the process ends, the stub gets the exit status."""
+    """Forks the process of a rank, and sends it the signals that the stub has received. If the stub
+    ends, the process is killed. If the process ends, the stub gets the exit status."""
     data, fds, *_ = socket.recv_fds(stub, LARGEST_REQUEST, MOST_DESCRIPTORS)
     request = marshal.loads(data)
     pid = os.fork()

@@ -89,9 +89,9 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
     """A node's daemon died and cannot be started again, because its address is in use. If a process
-    holds the session's lock, it is an earlier daemon of the node that still has the address but
-    does not answer. The error then contains the process ID of this daemon. Otherwise the error says
-    that the port must be freed."""
+    holds the session's lock, it is the node's earlier daemon, which still has the address but does
+    not answer. The error then contains the process ID of this daemon. Otherwise the error says that
+    the port must be freed."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"

@@ -31,8 +31,8 @@ _WORD = 0xFFFFFFFF
 
 @dataclass(frozen=True)
 class DALIReader(Sampler):
-    """One reader per rank. In each epoch, a reader reads one shard: always the same shard with
-    `stick_to_shard`, otherwise the next shard. The order of a shard that has one sample fewer than
+    """One reader per rank. In each epoch, a reader reads one shard: with `stick_to_shard` always
+    the same shard, otherwise the next shard. The order of a shard that has one sample fewer than
     other shards ends with NONE.
 
     random_shuffle, stick_to_shard, initial_fill : DALI's arguments of these names
@@ -100,8 +100,9 @@ class DALIReader(Sampler):
 
 
 def _minstd_state(seed: int) -> int:
-    """Returns the initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}:
-    the last of four words that the standard's formula yields ([rand.util.seedseq])."""
+    """Returns the initial state of a std::minstd_rand0 that was seeded with std::seed_seq{seed}.
+    This is the last of the four words that the standard's formula ([rand.util.seedseq]) yields,
+    modulo _MINSTD_MODULUS, with 0 replaced by 1."""
     words, n = [0x8B8B8B8B] * 4, 4
 
     def mixed(value: int) -> int:

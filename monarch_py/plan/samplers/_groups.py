@@ -19,9 +19,9 @@ class GroupShuffle(Sampler):
     first run, rank 1 the second, and so on.
 
     A group on the border of two ranks is divided before it is shuffled. So every rank reads a
-    contiguous range of each of its groups. Every sample occurs once. In addition, the first
-    (-length) % ranks samples of the epoch are repeated at its end, on the last ranks. With
-    `drop_last`, the epoch leaves out its last length % ranks samples instead.
+    contiguous range of each of its groups. Without `drop_last`, every sample occurs, and the first
+    (-length) % ranks samples of the epoch are repeated at the epoch's end, on the last ranks. With
+    `drop_last`, the last length % ranks samples of the epoch are left out.
 
     group : the number of samples in a group
     """

@@ -20,10 +20,10 @@ class NumpySampler(Sampler):
     """Draws a permutation with numpy.random in each epoch.
 
     generator : 'RandomState' (the kind that np.random.seed seeds) or 'default_rng'
-    method : 'permutation' for rng.permutation(length) in each epoch, or 'shuffle' for rng.shuffle
-        of one array, starting from the order of the previous epoch
+    method : 'permutation' to draw rng.permutation(length) in each epoch, or 'shuffle' to apply
+        rng.shuffle in each epoch to one array, which still has the order of the previous epoch
     reseed : True if a new generator is created in each epoch, from seed + epoch; False if one
-        generator runs on from epoch to epoch
+        generator serves all epochs
     """
 
     length: int

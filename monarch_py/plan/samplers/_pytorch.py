@@ -186,8 +186,8 @@ class RandomSampler(_Generated):
             yield self._one(generator, buffers)
 
     def _draws(self) -> int:
-        """Returns how many numbers one epoch draws. Without replacement, torch draws one more
-        permutation at the end of an epoch, before it finds that no samples are left to yield."""
+        """Returns how many numbers the sampler draws in one epoch. Without replacement, torch draws
+        one more permutation at the end of an epoch, before it finds that no samples are left."""
         if self.replacement:
             return self.count * (2 if self.length >= WIDE_RANDINT else 1)
         return (self.count // self.length + 1) * randperm_draws(self.length)
@@ -214,10 +214,10 @@ class GlobalRandomSampler(Sampler):
 
     torch draws a new seed from its global generator whenever the sampler is iterated over. Between
     two epochs, dropout, augmentation and initialisation draw unknown numbers from that generator.
-    So only the epoch that begins with the recorded state is known.
+    So the order is known only for the epoch that begins with the recorded state.
 
-    state : state of the global generator right before iter(DataLoader), torch.get_rng_state() as
-        bytes
+    state : the global generator's state right before iter(DataLoader), as the bytes of
+        torch.get_rng_state()
     loader : whether a DataLoader iterates over the sampler; a DataLoader draws its workers' seed
         before the sampler draws
     """

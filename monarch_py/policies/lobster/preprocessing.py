@@ -30,12 +30,12 @@ class PiecewiseLinear:
         y : (points,), for example seconds per batch
         pieces : the largest number of lines
 
-        Each line has at least two different x, unless all points have the same x. Dynamic
-        programming compares all ways to split the points (Bellman 1961), so the sum of squares is
-        minimal. Raises PolicyError for no points or `pieces` below 1.
+        Each line is fitted to points with at least two different x, unless all points have the same
+        x. Dynamic programming compares all ways to split the points (Bellman 1961), so the sum of
+        squares is minimal. Raises PolicyError for no points or `pieces` below 1.
 
         Speed rises with the number of threads until cores or memory are used up; with more threads,
-        it falls. Two or three lines can model this, one line cannot.
+        it falls. Two or three lines can model this; one line cannot.
         """
         xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         if not len(xs) or len(xs) != len(ys) or pieces < 1:
@@ -70,7 +70,8 @@ def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
 
 
 def _best_cuts(x: Floats, y: Floats, pieces: int) -> list[int]:
-    """Returns the points at which pieces begin. Points with the same x stay in one piece."""
+    """Returns the index of the first point of each piece. Points that have the same x belong to the
+    same piece."""
     starts = [0, *(np.flatnonzero(np.diff(x)) + 1).tolist()]
     ends = [*starts[1:], len(x)]
     cost = {

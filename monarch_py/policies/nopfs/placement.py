@@ -201,7 +201,8 @@ def _most_used(frequency: Array, sizes: Ints, own: Bools, room: int) -> npt.NDAr
         return np.zeros(0, dtype=np.int64)
     used = np.asarray(frequency)[others]
     most = used.max()
-    # NumPy sorts integers of 8 or 16 bits by radix sort, ten times as fast as wider ones.
+    # NumPy sorts integers of 8 or 16 bits by radix sort. Sorting wider integers takes ten times as
+    # long.
     rank = (most - used).astype(np.min_scalar_type(int(most)))
     others = others[np.argsort(rank, kind="stable")]
     return others[take(sizes[others], room)]

@@ -26,15 +26,15 @@ def nopfs(job: Job) -> Decision:
     the paper, every file that fits anywhere has an owner.
 
     The staging buffer is filled in the exact order of access, even on one node and for files that
-    no node holds (the paper's scenario 4). A node reads a file from the fastest of its own copy,
-    another node's copy and the file system (section 4).
+    no node holds (the paper's scenario 4). A node reads a file from the fastest of three places:
+    its own copy, another node's copy, or the file system (section 4).
 
     Nodes do not tell each other which files they hold. Instead, each node infers this from its own
     progress (section 5.2.2). It assumes that another node holds a file once its own accesses have
     reached the number of the other node's first access to the file.
 
     The storage classes are filled during training, in order of first use. If a node reads a file
-    that it should hold and does not hold yet, it keeps the file.
+    that it should hold but does not hold yet, it keeps the file.
 
     Raises PolicyError if frequencies do not differ (`need_differences`).
     """
@@ -172,7 +172,7 @@ def policy_of(job: Job, node: int, held: Ints) -> NodePolicy:
 
 def _rehouse(job: Job, parts: list[list[Ints]], lost: Ints, first: Ints) -> None:
     """Puts each file without a copy into the first class that has room for it, or that would have
-    room if one file was dropped. Drops only files that another node holds too. Changes `parts`.
+    room if one file were dropped. Drops only files that another node holds too. Changes `parts`.
 
     first : (files,), first use by any node
     """

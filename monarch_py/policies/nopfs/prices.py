@@ -59,7 +59,8 @@ class Program:
 class Prices:
     """Prices of room, and the noise with which they were computed.
 
-    room : (nodes,), the price of a byte of room;  width : the width of the noise that breaks ties;
+    room : (nodes,), the price of a byte of room
+    width : the width of the noise that breaks ties
     draws : (files,), random numbers, uniform in [0, 1), from which the noise is derived
     """
 

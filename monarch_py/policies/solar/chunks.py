@@ -34,8 +34,8 @@ def join(samples: Ints, gap: int, chunk: int, vain: float = np.inf) -> Reads:
 
     samples : (samples,), numbers of samples within the dataset, in any order, each once
     gap : a read may include at most this many unwanted samples between two wanted samples
-    chunk : how many samples a chunk of the file has. A read ends with its chunk, since chunks need
-        not lie one after the other
+    chunk : how many samples a chunk of the file has. A read stays within one chunk, since chunks
+        need not be adjacent in the file
     vain : the largest number of unwanted samples that all reads together may include. Reads are
         joined over the narrowest gaps first
 

@@ -113,7 +113,7 @@ def _successors(costs: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], 
 
 
 def _nearest(costs: Floats) -> npt.NDArray[np.int64]:
-    """Returns the path that starts with the cheapest edge, and goes on from each epoch by the
+    """Returns the path that starts with the cheapest edge, and continues from each epoch along the
     cheapest edge to an epoch that is not on the path yet."""
     open_costs = costs.copy()
     np.fill_diagonal(open_costs, np.inf)
@@ -138,7 +138,7 @@ def _patched(costs: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         if cycle.max() == 0:
             break
         now = table[np.arange(n), successor]
-        # For each pair of epochs, `change` has the additional cost if the two exchange their
+        # For each pair of epochs, `change` is the additional cost if the two epochs exchange their
         # successors. If the two are in different cycles, the exchange joins these cycles.
         crossed = table[:, successor]
         change = crossed + crossed.T - now[:, None] - now[None, :]

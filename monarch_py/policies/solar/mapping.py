@@ -22,8 +22,8 @@ def balanced(held: Ints, loads: int, cap: int) -> npt.NDArray[np.int64]:
         all samples of the step
 
     The result is (nodes,) int64, and its sum is `loads`. All nodes that stay below the cap load the
-    same number of samples. If the loads do not divide evenly, the nodes that have the most room
-    left load one more.
+    same number of samples. If the loads do not divide evenly, some of these nodes load one sample
+    more: those that have the most room left.
     """
     room = cap - np.asarray(held, dtype=np.int64)
     share = np.zeros(len(room), dtype=np.int64)

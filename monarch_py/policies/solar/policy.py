@@ -35,7 +35,7 @@ class Solar:
 
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
         (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
-    chunk : how many samples a chunk of the file has; a read ends with its chunk
+    chunk : how many samples a chunk of the file has; a read stays within one chunk
     gap : a read may include at most this many unwanted samples between two wanted samples
     vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
         larger value, there are fewer reads, but they include more unwanted bytes
@@ -149,7 +149,10 @@ def _places(node: Ints) -> npt.NDArray[np.int64]:
 
 
 class _Buffers:
-    """The buffers of all nodes.  holder : (files,) int32, the node that holds each file, or PFS"""
+    """The buffers of all nodes.
+
+    holder : (files,) int32, the node that holds each file, or PFS
+    """
 
     def __init__(self, job: Job) -> None:
         sizes = job.sizes.tolist()
