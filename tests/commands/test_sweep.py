@@ -60,9 +60,9 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Arguments: the configuration, and 0 or 1. Opens the tiers and the staging area, as a daemon does
-# at its start. Then, before there is a control segment, the program kills itself. With 1, it kills
-# itself earlier, while it makes the directory of a tier's copies.
+# Arguments: the configuration, and 0 or 1. With 0, the program opens the tiers and the staging
+# area, as a daemon does at its start, and kills itself before it makes a control segment. With 1,
+# it kills itself earlier, while it makes the directory for a tier's copies.
 STARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -285,7 +285,7 @@ def test_a_session_of_another_version_is_named(
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
     # `monarch sweep --stop` is run at the end of a user's last job. So it removes even what another
-    # version has left in shared memory.
+    # version of Monarch has left in shared memory.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0

@@ -45,8 +45,8 @@ static struct job order_of(uint64_t member) {
     return (struct job){.pack = p, .member = (uint32_t)member, .handed = -1, .peer = {-1}};
 }
 
-/* Orders the member, reads it and checks its bytes. Returns how many bytes this has read from the
- * pack's file. */
+/* Orders the member, reads it and checks its bytes. Returns how many bytes this read fetched from
+ * the pack's file. */
 static uint64_t read_member(uint64_t member, int in_use) {
     struct job job = order_of(member);
     uint64_t before = e->counts[MONARCH_BYTES];

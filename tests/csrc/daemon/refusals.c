@@ -146,8 +146,8 @@ TEST(an_order_may_have_descriptor_zero) {
     done(0);
 }
 
-/* A source that refuses O_DIRECT once is read through the page cache from then on. Other sources
- * are still asked. */
+/* A source that refuses O_DIRECT once is read through the page cache from then on. For other
+ * sources, O_DIRECT is still tried. */
 TEST(a_source_that_refuses_is_not_asked_again) {
     static char buffer[MONARCH_CHUNK] __attribute__((aligned(4096)));
     make(1);

@@ -43,7 +43,7 @@ static int wait_for_event(int epoll, struct epoll_event *event, int most, int ti
     return event_name != UINT64_MAX;
 }
 
-/* room: the size of a send buffer that the kernel reports. */
+/* room: the size that the kernel reports for a send buffer; -1: the real size. */
 static int room = -1, asked_room;
 static int get_option(int fd, int level, int name, void *value, socklen_t *n) {
     if (room < 0 || name != SO_SNDBUF)

@@ -23,7 +23,8 @@ static int noted_fstat(int fd, struct stat *st) {
 static char buffer[MONARCH_CHUNK];
 static int here;
 
-/* Makes a source file with the name "file", a copy of it, and an order of this kind for both. */
+/* Makes a source file with the name "file", a copy of it, and an order of the given kind for
+ * both. */
 static struct job *order(struct monarch_engine *e, enum monarch_job_kind kind, uint64_t size) {
     char name[MONARCH_COPY_NAME + 4];
     uint64_t bytes;
@@ -303,7 +304,7 @@ TEST(a_copy_that_was_read_is_in_memory) {
     done_with(e, job);
 }
 
-/* A range of bytes counts as in memory only if all its pages are. */
+/* A range of bytes counts as in memory only if all of its pages are in memory. */
 TEST(a_single_page_that_is_missing_is_noticed) {
     const uint64_t size = MONARCH_CHUNK;
     int fd = make_file("file", size, 1);

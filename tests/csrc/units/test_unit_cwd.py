@@ -89,8 +89,9 @@ def test_a_position_that_is_found_during_a_move_is_forgotten(
     lib: Any, session: Made, somewhere: Path
 ) -> None:
     """The position says whether the working directory is near a source. A call that changes the
-    working directory makes the position unknown. If another thread finds a position during the
-    call, it is unknown again after the call, because it may be that of the old directory."""
+    working directory makes the position unknown. If another thread determines a position during the
+    call, the position is unknown again after the call, because that thread may have looked at the
+    old directory."""
     session.control.sources = 1
     source, path = session.control.source[0], bytes(somewhere / "data")
     source.path, source.path_len = path, len(path)
