@@ -454,7 +454,8 @@ TEST(a_peer_that_is_gone_ends_the_connection) {
     done();
 }
 
-/* After a while, a thread leaves a busy connection for others, even between small answers. */
+/* A step of a busy connection ends after a limited number of answers, however small they are, so
+ * that the thread can serve other connections. */
 TEST(a_busy_connection_leaves_time_to_others) {
     make(1000);
     uint64_t bytes;

@@ -386,9 +386,9 @@ TEST(without_the_writer_descriptors_wait) {
 
 /* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* If a fill of the descriptor's file from the source is queued already, this fill is taken over for
- * the descriptor: it becomes a fill of a file in use and leaves its queue. A fill that asks a peer,
- * or that waits for another descriptor, stays as it is. */
+/* If a fill that reads the descriptor's file from the source is queued already, it is taken over
+ * for the descriptor: it becomes a fill of a file in use, and leaves its queue. A fill that asks a
+ * peer, or that waits for another descriptor, stays as it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();
