@@ -211,7 +211,7 @@ def test_a_daemon_in_a_container_is_stopped(
 ) -> None:
     """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
     the daemon's lock is not valid in the test's namespace. If this daemon is suspended, `sweep`
-    cannot end it, and reports this."""
+    cannot end it, and reports that it does not end."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

@@ -136,7 +136,7 @@ shared_tpool_size: "6"
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
     # In Listing 1, the block size is the size of reads. In Monarch, a copy is divided into blocks,
-    # each with a checksum of its own, and their size is the same in all tiers.
+    # each with a checksum of its own. All tiers have the same block size.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")

@@ -211,9 +211,9 @@ class Tree:
     # --- notation of results --------------------------------------------------------------------
 
     def names_of(self, wanted: Identity | None) -> list[str]:
-        """Returns all paths of the file `wanted` in the tree, or of all files if it is None.
-        Results identify a file by its paths, because its inode number differs between the two
-        runs."""
+        """Returns all paths of the file `wanted` in the tree; if `wanted` is None, the paths of all
+        files and directories. Results identify a file by its paths, because its inode number
+        differs between the two runs."""
         found = []
         for folder, folders, names in os.walk(self.work):
             for name in (*folders, *names):

@@ -101,7 +101,7 @@ def compile_all(
     """Compiles the sources, and returns their objects in the same order. A source that is already
     an object is not compiled, but returned unchanged.
 
-    silent : whether to fail if the compiler gives a warning
+    silent : whether to fail if the compiler issues a warning
     """
 
     def compile_one(numbered: tuple[int, Path]) -> Path:

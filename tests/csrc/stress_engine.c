@@ -583,7 +583,7 @@ static uint64_t make_pack(int pack, struct monarch_member *members) {
     return n;
 }
 
-/* Makes a pack and gives it to the engine. Stores the descriptor of the pack in *pack. */
+/* Makes a pack and passes it to the engine. Stores the descriptor of the pack in *pack. */
 static void add_pack(int *pack) {
     char path[PATH_BYTES];
     struct stat st;

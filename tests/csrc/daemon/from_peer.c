@@ -198,7 +198,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
         CHECK(asked[4] == 1 && asked[6] == 2);
         SAME(monarch_giver_of(&fill), 6);
         fill.gave |= 1;
-        SAME(monarch_giver_of(&fill), -1); /* two gave bytes */
+        SAME(monarch_giver_of(&fill), -1); /* two peers gave bytes */
         fill.gave = 2;
         fill.from = 3;
         SAME(monarch_giver_of(&fill), -1); /* the source gave bytes too */

@@ -287,9 +287,9 @@ TEST(an_ended_grant_tells_its_fills) {
 
 /* --- homes ------------------------------------------------------------------------------------ */
 
-/* The home of a file tells which node keeps the file. When Python tells the engine a file's home,
- * the engine stores it in its table of homes and in the catalog. The table grows as needed. A file
- * whose home was not told has the home MONARCH_NOT_TOLD in the table. */
+/* The home of a file names the node that keeps the file. When Python reports a file's home, the
+ * engine stores this home in the table of homes and in the catalog. The table grows as needed. A
+ * file whose home was not reported has the home MONARCH_NOT_TOLD in the table. */
 TEST(homes_are_kept_for_each_file) {
     make();
     const struct monarch_home own = {.asked_first = -1, .storage = MONARCH_IN_TIERS},

@@ -354,8 +354,8 @@ TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     done();
 }
 
-/* After a fill has failed, no more bytes come. When a fill has ended, the entry tells whether there
- * is a copy. */
+/* After a fill has failed, no more bytes come. When a fill has ended, the file's entry shows
+ * whether there is a copy. */
 TEST(the_end_of_a_fill_is_noticed) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

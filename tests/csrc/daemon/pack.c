@@ -515,7 +515,7 @@ TEST(a_pack_that_failed_is_read_again_after_a_while) {
 }
 
 /* If a pack ends before its last member does, it has changed (ESTALE). If it cannot be read, the
- * error tells why. */
+ * result is the errno of the read. */
 TEST(a_failed_read_tells_why) {
     begin();
     add(0, 1000);

@@ -15,8 +15,8 @@ static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g
     return *tag = l->tag++, 0;
 }
 /* Replacements for the clock and for the waits on condition variables. If `steps` is set, the clock
- * stands still, and a wait only records its end in `ends` and takes the next step. Otherwise, the
- * real clock is read and the wait is real. */
+ * stands still, and a wait only records its deadline in `ends` and takes the next step. Otherwise,
+ * the real clock is read and the wait is real. */
 struct step;
 static const struct step *steps;
 static uint64_t time_ns, ends[8];
@@ -202,7 +202,7 @@ TEST(a_lack_of_room_here_is_not_reported) {
     monarch_peer_free(p);
 }
 
-/* If no link to the peer can be made, the status of every range tells the reason. The next success
+/* If no link to the peer can be made, the status of every range shows the reason. The next success
  * is reported. */
 TEST(a_peer_that_cannot_be_reached_says_why) {
     make();
@@ -422,8 +422,9 @@ TEST(small_requests_wait_for_links) {
     }
 }
 
-/* Each request gives its link back, whether it works, fails, replaces a link that was closed, or
- * cannot connect. If it passes the link on to another request, the link still counts as in use. */
+/* Each request releases its link, whether the request works, fails, replaces a link that was
+ * closed, or cannot connect. If it passes the link on to another request, the link still counts as
+ * in use. */
 TEST(each_request_releases_its_link) {
     for (int way = 0; way < 6; way++) {
         make();

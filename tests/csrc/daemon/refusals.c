@@ -78,7 +78,7 @@ static void make(int zero) {
     job->claim = 11;
     e->clients->claim[11] =
         monarch_claim_of(11, MONARCH_CLAIM_HANDED, monarch_now_ns()) | MONARCH_CLAIM_RECALLED;
-    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* tells this file from its replacement */
+    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* distinguishes this file from its replacement */
     f = (struct fill){.job = job, .units = 1, .from = handed};
     dups = 0;
     dup_errors = NULL;

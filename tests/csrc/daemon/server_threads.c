@@ -225,8 +225,9 @@ static enum monarch_peer_io_state wait_again(connection *c, const struct monarch
     return MONARCH_PEER_TO_READ;
 }
 
-/* A thread gives each event to its connection, until the server stops. It wakes often while any
- * connection has a request, and rarely otherwise. Signals are left to other threads. */
+/* A thread passes each event to the connection that it concerns, until the server stops. It wakes
+ * often while any connection has a request, and rarely otherwise. Signals are left to other
+ * threads. */
 TEST(a_thread_handles_events_until_the_server_stops) {
     make();
     take_step = wait_again;

@@ -448,7 +448,7 @@ TEST(a_refused_direct_read_is_made_again) {
     done();
 }
 
-/* Reads that are interrupted or short still bring all bytes of the range, and no others. */
+/* Even if reads are interrupted or short, all bytes of the range are read, and no others. */
 TEST(interrupted_reads_bring_all_bytes) {
     make(50000);
     int fd = open("file", O_RDONLY | O_CLOEXEC);

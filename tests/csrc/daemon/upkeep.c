@@ -77,8 +77,8 @@ TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     SAME(open_descriptors(), before);
 }
 
-/* A copy with the right bytes passes a check. The result tells how much room the copy takes in its
- * tier. */
+/* A copy with the right bytes passes a check. The result reports how much room the copy takes in
+ * its tier. */
 TEST(a_check_finds_a_good_copy_good) {
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct monarch_engine *e = make_engine(BLOCK);
@@ -251,8 +251,8 @@ TEST(a_drop_removes_the_copy) {
     }
 }
 
-/* A copy that cannot be removed still takes room. So the result tells the daemon why the copy is
- * left. */
+/* A copy that cannot be removed still takes room. So the result reports to the daemon why the copy
+ * was not removed. */
 TEST(a_drop_tells_why_a_copy_is_left) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_DROP, 100);

@@ -24,7 +24,7 @@ static uint64_t now_ns(void) { return is_hasty ? ++tenths * 100000000 : monarch_
 #include "made.h"
 
 /* path: the file that the thread opens. gate: the number of a descriptor that is open in the
- * process. The other members are what the thread finds out. */
+ * process. The other members record what the thread finds. */
 struct look {
     const char *path;
     int gate;

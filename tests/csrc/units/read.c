@@ -29,8 +29,9 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* The reports of the library. n: number of reported reads; bytes, at: the size and offset of the
- * last of these; unseen: the bytes in the last report on reads that the library will not see. */
+/* The reports of the library. n: number of reported reads; bytes, at: the result and the offset of
+ * the last reported read; unseen: the bytes in the last report on reads that the library will not
+ * see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;

@@ -34,8 +34,8 @@ def sources(session: Made) -> Made:
 def test_a_directory_above_or_below_a_source_is_near(
     lib: Any, sources: Made, cwd: str, is_near: int
 ) -> None:
-    """A source's directory has a path and may have an alias. A directory is near if it is above or
-    below one of them."""
+    """A source has a path and may have an alias. A directory is near the source if it is above or
+    below the source's path or alias."""
     assert lib.cwd_is_near(sources.s, cwd.encode()) == is_near
 
 

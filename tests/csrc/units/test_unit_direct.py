@@ -110,9 +110,9 @@ def test_one_read_tells_whether_a_file_is_read_at_random(
 
 
 def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
-    """Each wait that brings no copy makes some of the following opens skip their waits: one open
-    after the first wait in vain, 3 opens after the second, then 7, 15 and so on, but at most 64.
-    After a wait that brings a copy, no open skips its wait."""
+    """Each wait that ends without a copy makes some of the following opens skip their waits: one
+    open after the first wait in vain, 3 opens after the second, then 7, 15 and so on, but at most
+    64. After a wait that ends with a copy, no open skips its wait."""
 
     def skipped() -> int:
         n = 0
