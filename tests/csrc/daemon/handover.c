@@ -265,7 +265,7 @@ TEST(policy_learns_of_new_files_once) {
 
 /* A descriptor without an order is given up only if three conditions hold: the daemon's policy
  * knows of its file, the daemon's loop has had ITERATIONS iterations since then, and more than
- * ORDER_NS have passed since the descriptor came. */
+ * ORDER_NS have passed since the descriptor arrived. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};

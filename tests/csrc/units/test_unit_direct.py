@@ -78,8 +78,8 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
 def test_a_file_is_read_directly_until_its_fill_is_under_way(
     lib: Any, session: Made, state: int, wanted: bool, filled: bool, is_direct: bool
 ) -> None:
-    """A file is read directly as long as its fill is only queued, because the program's reads come
-    sooner than the fill."""
+    """A file is read directly as long as its fill is only queued, because the program's reads
+    happen sooner than the fill."""
     session.entries[ENTRY].word = word = state | 9 << 12
     session.clients.wanted.word[0] = wanted << ENTRY
     session.fills.word[4] = word if filled else word + (1 << 12)
