@@ -1,5 +1,5 @@
-"""Fixtures for the tests in all folders. Fixtures that need root, FUSE or a mount skip a test if
-these are missing, and say what is missing."""
+"""Fixtures for the tests in all folders. A fixture that needs root, FUSE or a mount skips the test
+if it is missing, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _apart(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Spreads the tests' directories over the block groups of an ext4. Tests create and remove
-    thousands of files, which is slow in a single block group."""
+    """Spreads the tests' directories over the block groups of an ext4 file system. Tests create and
+    remove thousands of files, which is slow in a single block group."""
     spread_subdirectories(tmp_path_factory.getbasetemp())
 
 
@@ -89,7 +89,8 @@ def alone() -> None:
 @pytest.fixture(scope="session")
 def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        # The checkout's own source is preferred, because a package built earlier may be older.
+        # The program is built from this checkout if possible, because one that is already installed
+        # may be older.
         built: Path | None = build_slowsource(tmp_path_factory.mktemp("binary"))
     except (OSError, subprocess.CalledProcessError):
         built = find_slowsource()

@@ -87,7 +87,8 @@ def test_sources_that_differ(
 
 
 def test_plans_that_differ(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """All ranks must have the same plan, because the files' owners follow from it."""
+    """If two ranks have different plans, or if one has no plan, `start` is refused, because the
+    plan determines which rank owns which file."""
     local = local_factory(tree, 2)
     files = {f"f{i}": (tree / "a" / f"f{i}").stat().st_size for i in range(5)}
     for rank, seed in enumerate((1, 2)):
@@ -160,7 +161,8 @@ def test_a_placeholder_takes_a_launcher(tree: Path, local_factory: Callable[...,
 
 
 def test_a_launcher_of_another_mpi(tree: Path, local_factory: Callable[..., Local]) -> None:
-    """Under srun without --mpi, each task is the only rank that its MPI sees."""
+    """If srun runs without --mpi, the MPI library of each task sees only this task as a rank.
+    `start` refuses to run, and names the option."""
     local = local_factory(tree, 2)
     env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
     done = local.monarch("start", "-c", local.template, **env)

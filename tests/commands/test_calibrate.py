@@ -71,8 +71,9 @@ def test_every_curve_is_one_and_nothing_is_left(place: Path) -> None:
 
 
 def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate that `monarch calibrate` gives for 4 threads is the sum of the four threads' rates.
-    Here, each read of a file takes 50 ms, however many threads read at the same time."""
+    """The rate that `monarch calibrate` reports for 4 threads is the sum of the four threads'
+    rates. In this test, each read of a file takes 50 ms, however many threads read at the same
+    time."""
 
     def slow(path: Path, _: float, most: int = 0) -> int:
         time.sleep(0.05)
@@ -242,8 +243,8 @@ def test_the_command_writes_the_file(place: Path, monarch: Monarch) -> None:  # 
     assert "measuring" not in done.stderr
 
 
-# Runs `monarch calibrate`, which measures a tier so slowly here that a test has time to cancel the
-# command.
+# Runs `monarch calibrate` with an artificially slow measurement of the tier, so that a test has
+# time to cancel the command.
 SLOW = """
 import time
 from monarch_py import cli

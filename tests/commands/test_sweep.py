@@ -60,9 +60,9 @@ def copies(mount_point: Path) -> list[Path]:
     return sorted(tier_root(mount_point).glob("**/c/*"))
 
 
-# Arguments: the configuration, and 0 or 1. Opens the tiers and the staging area, as a daemon does
-# at its start. Then, before there is a control segment, the program kills itself. With 1, it kills
-# itself earlier, while it makes the directory of a tier's copies.
+# Arguments: the configuration, and 0 or 1. With 0, the program opens the tiers and the staging
+# area, as a daemon does at its start, and kills itself before it makes a control segment. With 1,
+# it kills itself earlier, while it makes the directory for a tier's copies.
 STARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -211,7 +211,7 @@ def test_a_daemon_in_a_container_is_stopped(
 ) -> None:
     """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
     the daemon's lock is not valid in the test's namespace. If this daemon is suspended, `sweep`
-    cannot end it, and reports this."""
+    cannot end it, and reports that it does not end."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -285,7 +285,7 @@ def test_a_session_of_another_version_is_named(
     assert "control was made by another version of Monarch; " in done.stderr
     assert copies(session.tiers[0]) == before
     # `monarch sweep --stop` is run at the end of a user's last job. So it removes even what another
-    # version has left in shared memory.
+    # version of Monarch has left in shared memory.
     assert swept(session, "--stop").returncode == 1
     assert [*session.shm.iterdir()] == []
     assert swept(session, "--stop").returncode == 0

@@ -9,7 +9,8 @@ import re
 
 __all__ = ["glob_to_regex"]
 
-# One step of a glob. `**/` is one step, because it may match nothing, not even its slash.
+# One step of a glob. `**/` is a single step, because it may match the empty string, without a
+# slash.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -29,8 +30,8 @@ def glob_to_regex(glob: str) -> str:
         if step is None:
             what = "an unclosed '['" if glob[at] == "[" else "a backslash with nothing behind it"
             raise ValueError(f"the pattern {glob!r} has {what}")
-        # In `a**/b`, the stars continue the name that begins with `a`. So `**/` cannot match
-        # nothing here: there must be a slash.
+        # In `a**/b`, the stars continue the name that begins with `a`. So `**/` cannot match the
+        # empty string here: the path must contain the slash.
         if step["dirs"] and at > 0 and glob[at - 1] != "/":
             parts.append(".*/")
         else:

@@ -120,8 +120,8 @@ def test_peers_have_an_address_in_numbers(site: Site, address: str) -> None:
 
 
 def test_the_listing_of_the_original_is_read(site: Site) -> None:
-    """A configuration with the keys and the structure of Listing 1 in Dantas 2022 is understood.
-    Its last level is the dataset."""
+    """A configuration with the keys and the structure of Listing 1 in Dantas 2022 can be loaded.
+    The last level of its hierarchy is the dataset."""
     config = site.load("""\
 hierarchy:
 - type: file_system
@@ -136,7 +136,7 @@ shared_tpool_size: "6"
     assert config.tiers == (TierConfig(site.root / "ssd", MIB, disk_kind(site)),)
     assert (config.block_size_bytes, config.copy_threads) == (4 * MIB, 6)
     # In Listing 1, the block size is the size of reads. In Monarch, a copy is divided into blocks,
-    # each with a checksum of its own, and their size is the same in all tiers.
+    # each with a checksum of its own. All tiers have the same block size.
     (warning,) = config.warnings
     assert warning.startswith(f"{site.file}:3: hierarchy[0].block_size: ignored: ")
     assert warning.endswith("write block_size at the top")
@@ -368,7 +368,7 @@ def test_the_examples_of_the_documentation_work(
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
     # An example with `limits` is a site's configuration. All its paths are on one disk here, but
-    # the limits are for different disks. So let each path count as a disk.
+    # the limits are for different disks. So let each path count as a disk of its own.
     if "\nlimits:" in here:
         monkeypatch.setattr(limits, "_device", hash)
         monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))

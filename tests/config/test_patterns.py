@@ -89,7 +89,7 @@ def test_a_bad_glob_is_refused(glob: str, problem: str, where: str) -> None:
 
 def agrees(glob: str, path: str) -> bool:
     """Returns whether a glob of `*`, `?`, `**` and names matches the path. This reference
-    implementation is slow: it matches one character after the other."""
+    implementation is slow: it compares one character at a time."""
     if not glob:
         return not path
     if glob.startswith("**/"):

@@ -56,7 +56,7 @@ def test_every_key_has_a_meaning(kind: type[Keys]) -> None:
 
 
 def by_example(page: str) -> list[str]:
-    """Returns the YAML documents in that section of the page that shows every key."""
+    """Returns the page's YAML examples from the section that shows every key."""
     section = (DOCS / page).read_text().partition(f"<!-- example: {page} -->")[2]
     return re.findall(r"^```yaml\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
 

@@ -231,7 +231,7 @@ def test_a_quota_may_be_the_whole_disk_but_no_more(site: Site) -> None:
     assert site.load(SMALLEST.replace("1MiB", str(capacity))).tiers[0].quota_bytes == capacity
     message = site.refusal(SMALLEST.replace("1MiB", str(capacity + 1)))
     assert message.startswith(f"{site.file}:4: hierarchy[0].max_storage_quota: ")
-    # The hint has a whole number of units, as people write sizes.
+    # The hint names a size as people write it: a whole number of units.
     at_most = message.rpartition("; write at most ")[2]
     assert capacity * 0.9 < parse_size(at_most) <= capacity
     assert at_most.endswith("iB")

@@ -99,8 +99,8 @@ TWIN(open64, open)
 
 /* --- offsets ------------------------------------------------------------------------------- */
 
-/* Returns `fresh`, which is a duplicate of `fd`. If the fault is active, first replaces it by a
- * descriptor of a new open file description, which has an offset of its own. */
+/* Returns `fresh`, a duplicate of `fd`. If the fault is active, `fresh` first gets a new open file
+ * description, and thus an offset of its own. */
 static int apart(int fd, int fresh) {
     char link[64];
     if (fresh < 0 || !is("duplicates have their own offsets") || !is_ours(fd))

@@ -312,7 +312,7 @@ class Operations(Tree):
         self._change(os.removexattr, "user.colour")
 
     def _change(self, function: Any, *words: Any) -> None:
-        """Makes a change of attributes, by a path or by a descriptor."""
+        """Changes a file's attributes, through a path or through a descriptor."""
         if self.choose("path", "fd") == "path":
             way = {"path": self.path()}
             self.changing(way)

@@ -74,8 +74,8 @@ class Slot(NamedTuple):
 
 
 class Tree:
-    """The tree of files, and the descriptors and mappings of its files that the program has open.
-    `said` holds the random choices of the current operation."""
+    """The tree of files, and the program's open descriptors and mappings of these files. `said`
+    holds the random choices of the current operation."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.work = root / "work"
@@ -156,9 +156,9 @@ class Tree:
     # --- known differences ----------------------------------------------------------------------
 
     def changing(self, *ways: Way) -> None:
-        """Must be called before an operation changes files or directories. Calls `changing_file`
-        for each of them, for the file to which a link leads, and for everything below a
-        directory."""
+        """Prepares for an operation that changes the files or directories `ways`, and must be
+        called before it. Calls `changing_file` for each of them, for the file to which a link
+        leads, and for everything below a directory."""
         for way in ways:
             for follow in (True, False):
                 try:
@@ -202,7 +202,7 @@ class Tree:
         for number, slot in list(self.slots.items()):
             if slot.writes:
                 os.close(self.slots.pop(number).fd)
-        # Each mapping of Python keeps a duplicate of the descriptor open.
+        # Each mapping that Python makes keeps a duplicate of the descriptor open.
         for mapped, _ in self.maps.values():
             mapped.close()
         self.maps.clear()
@@ -211,9 +211,9 @@ class Tree:
     # --- notation of results --------------------------------------------------------------------
 
     def names_of(self, wanted: Identity | None) -> list[str]:
-        """Returns all paths of the file `wanted` in the tree, or of all files if it is None.
-        Results identify a file by its paths, because its inode number differs between the two
-        runs."""
+        """Returns all paths of the file `wanted` in the tree; if `wanted` is None, the paths of all
+        files and directories. Results identify a file by its paths, because its inode number
+        differs between the two runs."""
         found = []
         for folder, folders, names in os.walk(self.work):
             for name in (*folders, *names):

@@ -117,8 +117,8 @@ def wait_told(ground: Ground) -> None:
 
 @pytest.fixture(scope="module")
 def without() -> Iterator[dict[int, tuple[str, dict[str, str]]]]:
-    """A dictionary that the tests fill. For each seed, it has the output of the program without the
-    library, and the files that this program leaves."""
+    """A dictionary that the tests fill: seed -> the output of the program without the library, and
+    the files that this program leaves."""
     yield {}
 
 

@@ -49,8 +49,9 @@ LONG = """
 """
 # The daemon fills 32 files per second, and must be busy until the end of the run under the library.
 # BALLAST: the least number of files to fill, enough for a minute. BALLAST_A_SECOND: the number of
-# files for each second that the run without the library took. They keep the daemon busy three times
-# as long as that run, because the run under the library may be slower on a busy machine.
+# files for each second that the run without the library took. These files keep the daemon busy
+# three times as long as that run took, because the run under the library may be slower on a busy
+# machine.
 BALLAST = 2000
 BALLAST_A_SECOND = 32 * 3
 # The packages test_multiprocessing_* only select tests of the module _test_multiprocessing. Some

@@ -98,10 +98,10 @@ def _no_other_compiles(command: list[str]) -> Iterator[None]:
 def compile_all(
     place: Path, sources: Sequence[Path], flags: Sequence[str], *, silent: bool = False
 ) -> list[Path]:
-    """Compiles the sources, and returns their objects in the same order. A source that is an object
-    already is returned as it is.
+    """Compiles the sources, and returns their objects in the same order. A source that is already
+    an object is not compiled, but returned unchanged.
 
-    silent : whether to fail if the compiler gives a warning
+    silent : whether to fail if the compiler issues a warning
     """
 
     def compile_one(numbered: tuple[int, Path]) -> Path:
@@ -131,7 +131,7 @@ def build(out: Path, sources: Sequence[Path], flags: Sequence[str]) -> Path:
 def compile_native(place: Path, names: Iterable[str]) -> list[Path]:
     """Compiles files of the daemon's C part, without optimization, and returns their objects."""
     objects, names = [], list(names)
-    # test_layers.py uses the same flags, so that the compiler's cache may already have the objects.
+    # test_layers.py uses the same flags, so ccache may already hold these objects.
     for is_shared, flags in ((True, PRELOAD_COMPILED), (False, ["-O0", "-w", "-fPIC"])):
         within = place / f"shared_{is_shared}"
         within.mkdir()

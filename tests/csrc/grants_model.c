@@ -75,8 +75,8 @@ static void make(void) {
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);
-    /* g->homes is the length of the array g->home. The array is made longer, and all of it is
-     * filled, because the engine must not read the elements beyond this length. */
+    /* g->homes is the length of the array g->home. The array is allocated longer than that, and
+     * filled to its end. So the comparison shows if the engine reads elements beyond g->homes. */
     for (uint64_t id = 0; id < FILES; id++) {
         struct monarch_home *h = &g->home[id];
         h->storage = (uint16_t)(draw(8) ? 1 + draw(2) : MONARCH_NOT_TOLD);
@@ -89,8 +89,8 @@ static void make(void) {
 
 /* Checks the peers that the fill asks. If two peers hold the file, the fill first asks the peer for
  * which fewer orders wait. If the numbers of orders are equal, files with an odd number ask the
- * second peer first. job->has_it must name the peer that once gave the whole file. The fill of an
- * empty file asks no peer. */
+ * second peer first. job->has_it must name the peer that once sent the complete file. The fill of
+ * an empty file asks no peer. */
 static void check_peers(uint64_t id, const struct job *job) {
     const struct grant *g = &pool->grant;
     int first = -1, second = -1;

@@ -121,7 +121,8 @@ static int in_child(int from, int to) {
     return status;
 }
 
-/* Performs operation i. Returns how many of the operations after it a child process has performed.
+/* Performs operation i. If it is 'k', a child process performs some of the following operations;
+ * returns their number. Returns 0 for all other operations.
  */
 static int do_op(int i, int to) {
     static struct iovec parts[PARTS];

@@ -136,8 +136,8 @@ static void *cancel_first(void *trial) {
     return NULL;
 }
 
-/* Prints which calls are cancellation points, at which a pending cancellation ends the thread, and
- * which are not. */
+/* Prints for each call whether it is a cancellation point. At a cancellation point, a pending
+ * cancellation ends the thread. */
 static void op_cancellation_points(void) {
     static const char *const names[] = {
         [OPENS] = "f",   [STREAMS] = "f", [LOOKS] = "f",      [LISTS] = "d",

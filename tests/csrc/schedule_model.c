@@ -205,8 +205,8 @@ static struct known *find_oldest(enum what queue, enum monarch_origin origin, in
     return found;
 }
 
-/* Returns whether the order may begin now. It must be the oldest order of its queue that asks the
- * same peer or, if it asks no peer, the oldest that reads from the source. */
+/* Returns whether the order may begin now. Of the orders in its queue that ask the same peer, it
+ * must be the oldest. If it asks no peer, it must be the oldest that reads from the source. */
 static int may_begin(const struct known *k, int in_use) {
     if (!k || (k->job->result.kind == MONARCH_FILL && !has_slot(k)))
         return 0;
@@ -402,7 +402,7 @@ static int leaves_nobody(int w) {
 }
 
 /* Checks that no demand is left whose unit is already filled or does not exist. A thread that finds
- * no work has looked at all demands of its origin, and must have answered these. */
+ * no work has looked at all demands of its origin, and must have answered such demands. */
 static void check_answers(enum monarch_origin origin) {
     for (int i = 0; i < MONARCH_DEMANDS; i++) {
         uint64_t demand = pool->shared.clients->demand[i], unit = monarch_demand_unit(demand);

@@ -30,7 +30,8 @@
 
 static const char *root_path;
 static int grants, root, copies, over, moving_over, waiting_over, handovers[2];
-/* catalog: atomic, because other threads look files up; catalogs that were replaced stay allocated
+/* catalog is accessed atomically, because other threads look files up in it. Catalogs that were
+ * replaced stay allocated.
  */
 static struct monarch_catalog *catalog;
 static struct monarch_catalog *all[CATALOGS];
@@ -506,7 +507,7 @@ static int is_enough(void) {
 }
 
 /* Lets the engine order fills under grants. During a grant, only the engine changes the words of
- * entries, but the catalog is still moved to other memory. Gives at least `grants` grants, and more
+ * entries, but the catalog is still moved to other memory. Makes at least `grants` grants, and more
  * if these lead to too few fills, for example on a busy machine. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
@@ -582,7 +583,7 @@ static uint64_t make_pack(int pack, struct monarch_member *members) {
     return n;
 }
 
-/* Makes a pack and gives it to the engine. Stores the descriptor of the pack in *pack. */
+/* Makes a pack and passes it to the engine. Stores the descriptor of the pack in *pack. */
 static void add_pack(int *pack) {
     char path[PATH_BYTES];
     struct stat st;

@@ -131,7 +131,7 @@ static void any_path(char *path, size_t room) {
         add_component(path, room);
 }
 
-/* Checks that the entry in `place`, if there is one, is that of the file that the kernel finds at
+/* If `place` contains an entry, checks that it is the entry of the file that the kernel finds at
  * the path. */
 static void check_place(const struct monarch_place *place, const char *path, int follow) {
     struct stat st;

@@ -156,7 +156,7 @@ static uint64_t word_of(unsigned k) {
     return __atomic_load_n(&monarch_entries(catalog)[ids[k]].word, __ATOMIC_ACQUIRE);
 }
 
-/* Orders PAGE_INs of up to 8 copies. Their results come while another file is filled. */
+/* Orders PAGE_INs of up to 8 copies. Their results arrive while another file is filled. */
 static void page_in(unsigned first) {
     for (unsigned k = first; k < FILES && paging < 8; k++) {
         uint64_t word = word_of(k), copy = MONARCH_WORD_COPY(word);

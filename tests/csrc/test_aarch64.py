@@ -1,7 +1,7 @@
 """Tests the C sources on aarch64: a cross compiler compiles them, and an emulator runs them.
 
-The daemon is built for the host's architecture. Programs under the library read what it serves,
-which works because shared memory has the same layout on both architectures.
+The daemon is built for the host's architecture. The programs for aarch64 read the files that this
+daemon serves. This works because shared memory has the same layout on both architectures.
 """
 
 from __future__ import annotations

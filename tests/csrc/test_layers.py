@@ -1,5 +1,5 @@
 """Tests how the files of csrc depend on each other: there is no cycle, and a folder depends only on
-folders below it.
+itself and on folders that LAYERS lists below it.
 
 A component is a C file and the header of the same name. Component A depends on component B if A
 includes a file of B, or uses a symbol that B defines (according to nm).

@@ -1,5 +1,5 @@
-"""A model of the promotion of mappings, that is, of the library's replacement of a mapping of a
-source's file by a mapping of the copy. The model tries every order of the steps.
+"""A model of the promotion of mappings, in which the library replaces a mapping of a file in the
+source by a mapping of the file's copy. The model tries every order of the steps.
 
 Comments in csrc/preload/mappings (mapping_table.c, mappings.c, move.c) mark the steps by [names];
 the labels here are the same. A state describes one process: two pages of a mapping of the source,
@@ -500,7 +500,7 @@ def explore(*scripts: tuple[str, str], broken: Broken = SOUND, jumps: bool = Fal
                 raise wrong(what, s)
         elif not found:
             raise wrong("it hangs", s)
-    # An end must be reachable from every state. Otherwise, some thread would wait forever.
+    # From every state, an end state must be reachable. Otherwise, some thread would wait forever.
     reached, queue = set(ends), deque(ends)
     while queue:
         for earlier in before.get(queue.popleft(), []):

@@ -59,8 +59,8 @@ def session(source: SlowSource, session_factory: Callable[..., Session], library
     return session
 
 
-# Tools of the programs below. `at` is the address of the mapping, and where() returns
-# for each of its parts whether the part lies on the source, on the copy or on neither.
+# Helper code for the programs below. `at` is the address of the mapping. For each part of the
+# mapping, where() returns whether the part lies on the source, on the copy or on neither.
 TOOLS = """
 import array, contextlib
 libc.mmap.restype = libc.mremap.restype = ctypes.c_void_p

@@ -309,7 +309,7 @@ def test_every_record_is_delivered_once(
     session: Session,
     readers: str,
 ) -> None:
-    """Each record of 1000 bytes is returned to exactly one reader, even if the record is in two
+    """Each record of 1000 bytes is returned to exactly one reader, even if the record spans two
     units."""
     state, processes, threads, way = readers.split()
     session.forget()

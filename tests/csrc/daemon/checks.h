@@ -1,7 +1,7 @@
-/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon,
- * so that its tests can call their static functions, use their structs, and replace the functions
- * that they call. With main.c and the rest of the daemon's C part, each C file here is linked into
- * a program of its own (test_daemon_units.py). */
+/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon.
+ * So its tests can call the static functions of these files, use their structs, and replace the
+ * functions that they call. With main.c and the rest of the daemon's C part, each C file here is
+ * linked into a program of its own (test_daemon_units.py). */
 #pragma once
 
 #include <stdlib.h>
@@ -39,8 +39,8 @@ struct monarch_engine *make_engine(uint64_t block_bytes);
 void free_engine(struct monarch_engine *e);
 /* Makes an empty catalog in this process's own memory. */
 struct monarch_catalog *make_catalog(uint64_t capacity);
-/* Adds an entry for the path, with the other fields of `like`, and returns it. `like` must not be a
- * link. */
+/* Adds an entry for the path and returns it. The entry's other fields are those of `like`, which
+ * must not be a link. */
 struct monarch_entry *add_entry(struct monarch_catalog *c, const char *path,
                                 struct monarch_entry like);
 /* Makes an order to copy the regular file at `path`, relative to the directory `root`, with the

@@ -1,7 +1,7 @@
 #include "short_io.h"
 
 /* sent_bytes: the size of each message that was sent. sent_after: how many pieces had arrived
- * before it was sent. */
+ * before each message was sent. */
 static size_t sent_bytes[16];
 static int sent_after[16], sends, arrivals;
 static ssize_t noted_send(int fd, const void *from, size_t n, int flags) {
@@ -140,7 +140,8 @@ static void check_range(const get *g) {
     check_bytes(7, 0, g->first, is, g->received);
 }
 
-/* A request contains everything that is asked for. Its seal covers its sequence number. */
+/* A request states everything that the caller asks for. The request's seal also covers its sequence
+ * number. */
 TEST(a_request_says_what_is_asked_for) {
     make();
     struct monarch_peer_request q;
@@ -224,7 +225,8 @@ static void count_arrival(void *arg, uint64_t which, uint64_t first, uint64_t by
     arrivals++;
 }
 
-/* Requests are sent ahead of their answers, many in one call, but at most AHEAD of them. */
+/* Requests are sent before earlier ones are answered, many in one call. At most AHEAD requests are
+ * unanswered at any time. */
 TEST(requests_are_sent_ahead_up_to_a_limit) {
     enum { RANGES = 3 * AHEAD + 5 };
     static get gets[RANGES];
@@ -364,7 +366,7 @@ TEST(ranges_without_an_answer_are_cut) {
     done();
 }
 
-/* If a peer sends more than was asked for, the answer counts, but nobody can use the link any more.
+/* If a peer sends more than was asked for, the answer is still valid, but the link is shut down.
  */
 TEST(a_peer_that_sends_too_much_is_cut) {
     for (int more = 0; more < 2; more++) {
@@ -398,7 +400,8 @@ TEST(bytes_without_room_are_told_apart) {
     done();
 }
 
-/* The wait for the first frame has a time limit of its own, and so has each later wait. */
+/* A peer is late if it exceeds the time limit of a wait. The limit for the first frame
+ * (first_byte_ms) differs from the limit for each later wait (between_ms). */
 TEST(a_peer_that_stops_sending_is_late) {
     for (int way = 0; way < 4; way++) {
         make();

@@ -1,5 +1,5 @@
-/* Tests peers/client.c: the limits of a link's waits, and what a link does without memory. The
- * clock advances only in waits. */
+/* Tests peers/client.c: the time limits of a link's waits, and what happens if there is no memory.
+ * The clock advances only in waits. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -12,8 +12,8 @@
 
 /* wait_for replaces poll. If nothing has arrived, it lets the clock advance by the limit of the
  * wait, or by `wait_ns` if that is set and shorter, and calls at_wait, which may send something.
- * limits: the limit of each wait [ms]. least: the number of bytes that the socket had to receive
- * before each wait would end (SO_RCVLOWAT). */
+ * limits: the limit of each wait [ms]. least: for each wait, the number of bytes with whose arrival
+ * it ends (SO_RCVLOWAT). */
 static uint64_t wait_ns;
 static int waits, limits[100], least[100], poll_errno, lowat, lowats;
 static void (*at_wait)(void);

@@ -122,7 +122,8 @@ static void collect(void) {
         got_bytes += (size_t)n;
 }
 
-/* Runs steps until the connection waits for anything but room in its socket or its next turn. */
+/* Runs steps until the connection waits for something other than room in its socket or its next
+ * turn. */
 static io_state run_it(void) {
     for (;;) {
         io_state state = monarch_peer_step(&c, &stage);
@@ -184,7 +185,7 @@ static const uint64_t ranges[][2] = {{0, 0},
                                      {2 * BLOCK + 100, 0}};
 
 /* Each range arrives as requested, with correct sums and seals, however few bytes the socket takes
- * at a time, and also if the file's bytes become available bit by bit. */
+ * at a time, and also if the file's bytes become available little by little. */
 TEST(a_range_arrives_however_it_is_sent) {
     const size_t moved[] = {0, 7, 39, 40, 41, 60, 80, 120, 121, 40000, 500000};
     for (unsigned way = 0; way < sizeof moved / sizeof *moved; way++) {
@@ -261,8 +262,8 @@ TEST(what_cannot_be_sent_is_answered) {
     done();
 }
 
-/* If a request has a wrong magic, is forged or is repeated, or if the client sends no more, nothing
- * is answered and the connection ends. */
+/* The connection ends without an answer if a request has a wrong magic number, is forged or is
+ * repeated, or if the client has stopped sending. */
 TEST(a_bad_request_ends_the_connection) {
     for (int way = 0; way < 4; way++) {
         make(1000);
@@ -367,9 +368,9 @@ TEST(bytes_that_come_begin_a_new_wait) {
     done();
 }
 
-/* A part of a block is sent only if the whole block still has its recorded sum. A whole block is
- * sent without this check, because its receiver checks it. If the receiver doubts the block, it is
- * checked all the same. */
+/* A part of a block is sent only if the complete block still has its recorded sum. A complete block
+ * is sent without this check, because its receiver makes the check. If the request says that the
+ * block is doubted, even a complete block is checked before it is sent. */
 TEST(rotten_blocks_are_not_sent) {
     const struct {
         uint64_t first, length;
@@ -453,7 +454,8 @@ TEST(a_peer_that_is_gone_ends_the_connection) {
     done();
 }
 
-/* After a while, a thread leaves a busy connection for others, even between small answers. */
+/* A step of a busy connection ends after a limited number of answers, however small they are, so
+ * that the thread can serve other connections. */
 TEST(a_busy_connection_leaves_time_to_others) {
     make(1000);
     uint64_t bytes;

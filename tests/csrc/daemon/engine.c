@@ -45,9 +45,9 @@ static int note_option(int option, int value) {
     options[option < 0 ? -option : option] = value;
     return 1;
 }
-/* policy: the scheduling policy that each thread seems to have; -1: the real kernel answers; -2:
- * the kernel seems to lack the calls for scheduling attributes. set: the attributes that were set
- * last, in the kernel's format. sets: how often attributes were set. */
+/* policy: the scheduling policy that is reported for every thread; -1: the real kernel answers; -2:
+ * the calls for scheduling attributes fail, as in a kernel that lacks them. set: the attributes
+ * that were set last, in the kernel's format. sets: how often attributes were set. */
 static int policy = -1, sets;
 static uint64_t set[6];
 static long attributes(long number, ...) {
@@ -176,8 +176,8 @@ TEST(an_engine_stops_and_frees_everything) {
     SAME(hung_up, 2);
 }
 
-/* The orders of every queue are freed, and so are the unfinished fills, whose copies are not
- * used. */
+/* When an engine stops, the orders in all queues are freed. So are the unfinished fills, whose
+ * copies are not used. */
 TEST(no_order_is_left_when_an_engine_stops) {
     make_lone();
     struct queue *all[] = {&p->urgent,
@@ -376,8 +376,8 @@ TEST(parameters_are_set_one_by_one) {
     done();
 }
 
-/* For each peer, the number of orders that ask it first is reported. The array gets as many numbers
- * as the caller has asked for, but no more than there are peers. */
+/* For each peer, the engine reports the number of orders that ask this peer first. The array gets
+ * as many numbers as the caller has asked for, but no more than there are peers. */
 TEST(the_queues_of_peers_are_told) {
     make_lone();
     static uint32_t lengths[MONARCH_MAX_PEERS + 1];
@@ -408,7 +408,7 @@ TEST(the_kernel_is_asked_for_short_slices) {
     close(here);
 }
 
-/* The C library is told to give large blocks back to the kernel, and to keep few arenas. */
+/* The C library is told to return large blocks to the kernel, and to use few arenas. */
 TEST(the_memory_of_a_scan_is_given_back) {
     monarch_limit_malloc();
     SAME(options[-M_MMAP_THRESHOLD], 128 * 1024);

@@ -10,12 +10,13 @@ static int reserve_space(int fd, int mode, off_t at, off_t n) {
     errno = lacks;
     return lacks ? -1 : fallocate(fd, mode, at, n);
 }
-/* If -1, reads from a pack fail. Otherwise a read gives this many bytes, computed from seed 7. */
+/* If -1, reads from a pack fail. Otherwise a read returns this many bytes, computed from seed 7. */
 static int64_t in_pack = -1;
 static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
 /* backs: the write-backs in their order, one letter each: "a" or "A" for block 0, "b" or "B" for
- * block 1, and so on. A small letter says that the write-back was begun, a capital letter that it
- * was awaited. given: the blocks whose pages were given back. */
+ * block 1, and so on. A small letter means that the write-back was started, and a capital letter
+ * means that the fill waited for it. given: the blocks whose pages were dropped from the page
+ * cache. */
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);
@@ -249,8 +250,8 @@ TEST(a_file_of_too_many_units_has_no_map) {
 
 /* --- whole fills ------------------------------------------------------------------------------ */
 
-/* Fills the file in runs of at most `run` units. backwards: the last block comes first, and the
- * fill gets no stream for its sums. Returns the fill. */
+/* Fills the file in runs of at most `run` units. If `backwards` is set, fills the last block first,
+ * and passes no stream for the sums of the blocks. Returns the fill. */
 static struct fill *fill_all(uint64_t run, int backwards) {
     struct fill *f = monarch_fill_begin(e, job);
     CHECK(f);
@@ -289,8 +290,8 @@ static void check_copy(uint64_t size, const uint64_t *sums) {
     close(fd);
 }
 
-/* A copy has the bytes and the block sums of its file, whatever the order in which its units come.
- * The result reports the number of bytes and the sums. No descriptor is left open. */
+/* A copy has the bytes and the block sums of its file, whatever the order in which its units are
+ * copied. The result reports the number of bytes and the sums. No descriptor is left open. */
 TEST(a_copy_is_its_file_whatever_the_order) {
     const uint64_t block = 4 * MONARCH_UNIT;
     const uint64_t sizes[] = {0, 1, MONARCH_UNIT, block - 1, block, block + 1, 3 * block + 77};
@@ -353,9 +354,9 @@ TEST(a_unit_answers_the_demands_for_it) {
     done();
 }
 
-/* If a file has only one unit, and the unit comes from the source, demands for it are answered at
- * once, because the source is then asked whether the file is unchanged. If the unit comes from a
- * peer, the demands are answered only when the fill ends. */
+/* If a file has only one unit, and the unit comes from the source, demands for the unit are
+ * answered at once, before the fill checks at the source whether the file is unchanged. If the unit
+ * comes from a peer, the demands are answered only when the fill ends. */
 TEST(a_file_of_one_unit_from_a_peer_answers_later) {
     for (uint64_t units = 1; units < 3; units++)
         for (int is_fetched = 0; is_fetched < 2; is_fetched++) {
@@ -372,7 +373,8 @@ TEST(a_file_of_one_unit_from_a_peer_answers_later) {
         }
 }
 
-/* A file that has changed since its order, or that changes while it is filled, gives no copy. */
+/* No copy is made of a file that has changed since it was ordered, or that changes during the
+ * fill. */
 TEST(a_file_that_changes_gives_no_copy) {
     for (int way = 0; way < 4; way++) {
         make(2 * MONARCH_UNIT, MONARCH_UNIT);
@@ -402,8 +404,8 @@ TEST(a_file_that_changes_gives_no_copy) {
     }
 }
 
-/* A file that has become shorter is noticed, even if it now ends exactly where a chunk ends. This
- * is no error of the source. */
+/* A fill notices that its file has become shorter, even if the file now ends exactly where a chunk
+ * ends. This does not count as an error of the source. */
 TEST(a_file_that_ends_early_has_changed) {
     make(2 * MONARCH_CHUNK, 2 * MONARCH_CHUNK);
     struct fill *f = monarch_fill_begin(e, job);
@@ -549,8 +551,8 @@ TEST(a_copy_that_the_tier_loses_fails) {
 
 /* --- sums ------------------------------------------------------------------------------------- */
 
-/* If a copy may be sent to peers, its blocks get digests. The digests are kept only if all blocks
- * have one. */
+/* If a copy may be sent to peers, its blocks get digests. The digests are kept only if every block
+ * has a digest. */
 TEST(blocks_of_a_copy_for_peers_have_digests) {
     for (int way = 0; way < 2; way++) {
         make(2 * MONARCH_CHUNK + 1, MONARCH_CHUNK);

@@ -63,7 +63,8 @@ TEST(a_visit_is_measured) {
 
 /* --- job.c ------------------------------------------------------------------------------------ */
 
-/* Errors of a full tier are told apart from all others, because they end when room is made. */
+/* The errors of a full tier are distinguished from all other errors, because they end when room is
+ * made in the tier. */
 TEST(a_full_tier_is_no_broken_one) {
     const int full[] = {ENOSPC, EDQUOT, ENOMEM}, other[] = {EIO, EROFS, ENOENT, EACCES, EMFILE};
     for (int i = 0; i < 3; i++)

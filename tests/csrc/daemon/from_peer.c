@@ -5,7 +5,7 @@
 #include "peers/peers.h"
 #include "shared/clock.h"
 
-/* Answers that the tests give in place of peer.c. */
+/* Replacements for functions of peer.c. They return the answers that the test has set. */
 static int answer(struct monarch_peer *peer, struct monarch_peer_get *get);
 static int ask_peer(struct monarch_peer *peer, struct monarch_peer_get *gets, uint64_t n,
                     char *buffer, monarch_peer_arrived arrived, void *arg) {
@@ -43,8 +43,8 @@ static struct job job;
 static struct fill fill;
 static char buffer[MONARCH_CHUNK];
 static struct block_sum sum;
-/* answers: what each peer answers next. asked: how often each was asked. served: how often readers
- * were served. last: the last request. */
+/* answers: what each peer answers next. asked: how often each peer was asked. served: how often
+ * readers were served. last: the last request. */
 static uint32_t answers[MONARCH_MAX_PEERS][ASKS];
 static int asked[MONARCH_MAX_PEERS], served;
 static struct monarch_peer_get last;
@@ -171,9 +171,9 @@ TEST(a_silent_peer_is_asked_a_few_times) {
     }
 }
 
-/* A peer that answers COMING is receiving the bytes, so it is not silent. It is asked again and
- * again while it says so. After each of these answers, it may be silent for as many tries as at the
- * beginning. */
+/* A peer that answers COMING is receiving the bytes, so it is not silent. As long as it answers
+ * COMING, it is asked again and again. After each of these answers, it may be silent for as many
+ * tries as at the beginning. */
 TEST(a_peer_whose_bytes_are_coming_is_asked_on) {
     make(4, -1);
     for (int i = 0; i < 40; i++)
@@ -198,7 +198,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
         CHECK(asked[4] == 1 && asked[6] == 2);
         SAME(monarch_giver_of(&fill), 6);
         fill.gave |= 1;
-        SAME(monarch_giver_of(&fill), -1); /* two gave bytes */
+        SAME(monarch_giver_of(&fill), -1); /* two peers gave bytes */
         fill.gave = 2;
         fill.from = 3;
         SAME(monarch_giver_of(&fill), -1); /* the source gave bytes too */
@@ -260,7 +260,7 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
 }
 
 /* If a reader waits for the last block, this block comes from the source in two cases: if more than
- * NEAR_END blocks are missing, because the peer is then probably not complete either, or if the
+ * NEAR_END blocks are missing, because the peer's copy is then probably incomplete too, or if the
  * peer was already late with this block. Neither case counts as a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
@@ -360,7 +360,7 @@ static void come_later(void) {
 }
 
 /* A peer that answers COMING is asked again and again, but only for COMING_NS. If a reader waits
- * for the bytes, the peer is asked for at most COMING_ASKED_NS after the reader began to wait. */
+ * for the bytes, the fill stops asking COMING_ASKED_NS after the reader began to wait. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {

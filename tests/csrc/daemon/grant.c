@@ -242,9 +242,10 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The threads forget that
- * they have refused a demand if the demand came too early, or if its slot holds another demand by
- * now, and look at these slots again. The threads are woken, and the listener is told. */
+/* A new grant sets the room in the tiers and the number of the next copy. The engine forgets a
+ * refused demand in two cases: if it was refused because it came too early, or if its slot holds
+ * another demand by now. The threads then look at these slots again. The threads are woken, and the
+ * listener is told. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};
@@ -286,9 +287,9 @@ TEST(an_ended_grant_tells_its_fills) {
 
 /* --- homes ------------------------------------------------------------------------------------ */
 
-/* The home of a file tells which node keeps the file. When Python tells the engine a file's home,
- * the engine stores it in its table of homes and in the catalog. The table grows as needed. A file
- * whose home was not told has the home MONARCH_NOT_TOLD in the table. */
+/* The home of a file names the node that keeps the file. When Python reports a file's home, the
+ * engine stores this home in the table of homes and in the catalog. The table grows as needed. A
+ * file whose home was not reported has the home MONARCH_NOT_TOLD in the table. */
 TEST(homes_are_kept_for_each_file) {
     make();
     const struct monarch_home own = {.asked_first = -1, .storage = MONARCH_IN_TIERS},
@@ -330,8 +331,8 @@ TEST(homes_are_kept_for_each_file) {
     done();
 }
 
-/* However long a list of homes is, all of them are stored in the catalog. Afterwards the writer's
- * lock is free. */
+/* However long a list of homes is, all homes in the list are stored in the catalog. Afterwards the
+ * writer's lock is free. */
 TEST(long_lists_of_homes_are_stored_in_parts) {
     const uint64_t lengths[] = {TOLD_AT_ONCE - 1, TOLD_AT_ONCE, TOLD_AT_ONCE + 1,
                                 2 * TOLD_AT_ONCE + 16};

@@ -1,8 +1,8 @@
-/* Tests serving/holdings.c: which blocks a node gives to peers, which requests may go on waiting,
+/* Tests serving/holdings.c: which blocks a node sends to peers, which requests may go on waiting,
  * and what the peer server is told. */
 #include "set_clock.h"
 
-/* A server in place of that of server.c. It records which requests it was told to answer. */
+/* Replaces the server of server.c. The functions below count the calls that it receives. */
 #include "peers/connection.h"
 static struct monarch_peer_server *const server = (struct monarch_peer_server *)&time_ns;
 static int wakes, ends;
@@ -136,7 +136,7 @@ TEST(requests_that_wait_are_woken) {
 
 /* --- checks of blocks ------------------------------------------------------------------------- */
 
-/* Makes a copy of one block. The sum of the copy is computed from the sum of this block. */
+/* Returns an open copy of one block. The sum of the copy is computed from the sum of this block. */
 static struct open_copy single(uint64_t block_sum, uint64_t word) {
     return (struct open_copy){.id = id,
                               .word = word,
@@ -268,7 +268,7 @@ TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
 }
 
 /* monarch_holdings_moved reports the files that this node has begun to keep since the last call, in
- * the order in which they came. */
+ * the order in which it began to keep them. */
 TEST(files_that_moved_here_are_told_once) {
     const uint64_t most = sizeof h->moved_here / sizeof *h->moved_here;
     const uint64_t counts[] = {0, 1, 2, most};

@@ -108,8 +108,9 @@ TEST(the_first_sample_without_room_is_told) {
     free(kept);
 }
 
-/* A batch copies its samples from the shared memory. Samples that are never kept, not stored yet,
- * or stored with another length are missing, and their bytes in the batch stay as they are. */
+/* A batch copies its samples from the shared memory. A sample is missing if it has no place (-1),
+ * is not stored yet, or is stored with another length. The bytes of a missing sample in the batch
+ * stay as they are. */
 TEST(a_batch_takes_what_is_there) {
     make();
     monarch_kept_put(kept, 2, "abcde", 5);

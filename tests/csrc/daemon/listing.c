@@ -50,9 +50,9 @@ TEST(a_file_lies_in_the_directories_above_it) {
     done();
 }
 
-/* Files without a copy are found from a position on, a limited number at a time. The search leaves
- * out directories, files of other sources, and files that are wanted, that are claimed, or whose
- * old copy is being removed. */
+/* The search for files without a copy starts at a given entry, and examines at most a given number
+ * of entries. It leaves out directories, files of other sources, and files that are wanted, that
+ * are claimed, or whose old copy is being removed. */
 TEST(only_files_that_can_be_filled_ahead_are_found) {
     make();
     char path[16];

@@ -106,7 +106,7 @@ TEST(a_look_has_the_flags_of_its_caller) {
 }
 
 /* A file whose times or block size do not fit into the catalog is left to the source. A time of
- * birth that the file system does not know is not examined. */
+ * birth that the file system does not report is not examined. */
 TEST(what_the_catalog_cannot_hold_is_left_to_the_source) {
     const int64_t most = 9000000000LL;
     const struct {

@@ -169,8 +169,9 @@ TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
     }
 }
 
-/* A block ends with its last unit. Its sum is computed from the copy if the thread has not seen all
- * of its bytes. If the copy cannot be read, the fill fails and the block stays unfinished. */
+/* When the last unit of a block has been copied, the thread computes the block's sum. If it has not
+ * seen all bytes of the block, it computes the sum from the copy. If the copy cannot be read, the
+ * fill fails and the block stays unfinished. */
 TEST(a_block_without_a_sum_fails_the_fill) {
     /* the copy is read well, is a byte too short, cannot be read, or ends at the first byte */
     const int results[] = {0, 1, -1, MONARCH_CHUNK};

@@ -56,7 +56,8 @@ static void keep(uint16_t home) { monarch_holdings_keep(h, 1, &id, &home); }
 static unsigned ask(void) { return monarch_open_copy(h, &wanted, &out); }
 static struct open_copy *held(void) { return out.file; }
 
-/* Begins a fill of the copy, with this slot. Its first `units` units are done. */
+/* Makes the copy look as if a fill were running in this slot, with the first `units` units
+ * copied. */
 static void begin_fill(int slot, uint64_t units) {
     entry->word = e->fills->word[slot] = monarch_word(MONARCH_FILLING, 0, TIER, COPY);
     struct monarch_fill *f = &e->fills->fill[slot];
@@ -300,8 +301,8 @@ TEST(demands_of_peers_leave_slots_to_readers) {
 
 /* --- copies that are being filled ------------------------------------------------------------- */
 
-/* While a fill runs, the units up to the first missing one can be sent. The last block can be sent
- * only after the fill, when the file is known to be unchanged. */
+/* While a fill runs, only the units before the first missing unit can be sent. The last block can
+ * be sent only after the fill, when the file is known to be unchanged. */
 TEST(a_fill_gives_what_it_has_but_for_the_last_block) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);
@@ -353,8 +354,8 @@ TEST(only_missing_bytes_that_are_awaited_are_demanded) {
     done();
 }
 
-/* After a fill has failed, no more bytes come. When a fill has ended, the entry tells whether there
- * is a copy. */
+/* After a fill has failed, no more bytes come. When a fill has ended, the file's entry shows
+ * whether there is a copy. */
 TEST(the_end_of_a_fill_is_noticed) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

@@ -68,7 +68,7 @@ TEST(the_holder_with_fewer_orders_is_asked_first) {
     done();
 }
 
-/* If one peer gave all bytes of a copy, it is noted as the giver of the file. */
+/* If a single peer has sent all bytes of a copy, this peer is noted as the giver of the file. */
 TEST(a_giver_is_remembered) {
     make();
     struct monarch_home homes[2] = {{.giver = 9}, {.giver = 9}};

@@ -45,8 +45,8 @@ static struct job order_of(uint64_t member) {
     return (struct job){.pack = p, .member = (uint32_t)member, .handed = -1, .peer = {-1}};
 }
 
-/* Orders the member, reads it and checks its bytes. Returns how many bytes this has read from the
- * pack's file. */
+/* Orders the member, reads it and checks its bytes. Returns how many bytes this read fetched from
+ * the pack's file. */
 static uint64_t read_member(uint64_t member, int in_use) {
     struct job job = order_of(member);
     uint64_t before = e->counts[MONARCH_BYTES];
@@ -515,7 +515,7 @@ TEST(a_pack_that_failed_is_read_again_after_a_while) {
 }
 
 /* If a pack ends before its last member does, it has changed (ESTALE). If it cannot be read, the
- * error tells why. */
+ * result is the errno of the read. */
 TEST(a_failed_read_tells_why) {
     begin();
     add(0, 1000);

@@ -15,8 +15,8 @@ static int request(struct monarch_peer_link *l, const struct monarch_peer_get *g
     return *tag = l->tag++, 0;
 }
 /* Replacements for the clock and for the waits on condition variables. If `steps` is set, the clock
- * stands still, and a wait only records its end in `ends` and takes the next step. Otherwise, the
- * real clock is read and the wait is real. */
+ * stands still, and a wait only records its deadline in `ends` and takes the next step. Otherwise,
+ * the real clock is read and the wait is real. */
 struct step;
 static const struct step *steps;
 static uint64_t time_ns, ends[8];
@@ -25,7 +25,8 @@ static uint64_t clock_ns(void) { return steps ? time_ns : monarch_now_ns(); }
 static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *end);
 #define monarch_now_ns clock_ns
 #define pthread_cond_timedwait timed_wait
-/* How often one thread, and all threads, were woken from their waits for links. */
+/* signals, broadcasts: how often a single thread, and how often all threads, were woken from a wait
+ * for a link. */
 static int signals, broadcasts;
 #define pthread_cond_broadcast(condition) (broadcasts++, pthread_cond_broadcast(condition))
 #define pthread_cond_signal(condition) (signals++, pthread_cond_signal(condition))
@@ -201,7 +202,7 @@ TEST(a_lack_of_room_here_is_not_reported) {
     monarch_peer_free(p);
 }
 
-/* If no link to the peer can be made, the status of every range tells the reason. The next success
+/* If no link to the peer can be made, the status of every range shows the reason. The next success
  * is reported. */
 TEST(a_peer_that_cannot_be_reached_says_why) {
     make();
@@ -218,8 +219,8 @@ TEST(a_peer_that_cannot_be_reached_says_why) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks, the reason of the peer's failure is the status of a requested range: a status
- * that is more specific than CUT if there is one, and otherwise CUT. */
+/* If a link breaks, the reported reason is the status of one of the requested ranges. A status that
+ * is more specific than CUT is preferred to CUT. */
 TEST(the_most_specific_status_is_the_reason) {
     for (unsigned status = 0; status <= MONARCH_PEER_LATER; status++) {
         struct monarch_peer_get gets[2] = {{.status = MONARCH_PEER_CUT}, {.status = status}};
@@ -421,8 +422,9 @@ TEST(small_requests_wait_for_links) {
     }
 }
 
-/* Each request gives its link back, whether it works, fails, replaces a link that was closed, or
- * cannot connect. If it passes the link on to another request, the link stays counted as in use. */
+/* Each request releases its link, whether the request works, fails, replaces a link that was
+ * closed, or cannot connect. If it passes the link on to another request, the link still counts as
+ * in use. */
 TEST(each_request_releases_its_link) {
     for (int way = 0; way < 6; way++) {
         make();
@@ -494,7 +496,7 @@ static void *take_slot(void *arg) {
     return NULL;
 }
 
-/* A slot that is passed on is taken by one waiting thread, and only by one. */
+/* A slot that is passed on is taken by exactly one waiting thread. */
 TEST(a_slot_that_is_passed_is_taken) {
     make();
     for (unsigned i = 0; i < LARGE_AT_ONCE; i++)

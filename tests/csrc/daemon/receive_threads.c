@@ -313,8 +313,8 @@ static int is_ready(void) {
 }
 
 /* A message that names no file is dropped, and its descriptor is closed. A message without a
- * descriptor asks for its file. At most one descriptor of a message is received, so that a faulty
- * program cannot fill the daemon's table of descriptors. */
+ * descriptor still requests the file that it names. At most one descriptor of a message is
+ * received, so that a faulty program cannot fill the daemon's table of descriptors. */
 TEST(a_message_brings_at_most_one_descriptor) {
     make();
     watch_here();

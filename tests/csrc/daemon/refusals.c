@@ -78,7 +78,7 @@ static void make(int zero) {
     job->claim = 11;
     e->clients->claim[11] =
         monarch_claim_of(11, MONARCH_CLAIM_HANDED, monarch_now_ns()) | MONARCH_CLAIM_RECALLED;
-    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* tells this file from its replacement */
+    CHECK(lseek(handed, 50, SEEK_SET) == 50); /* distinguishes this file from its replacement */
     f = (struct fill){.job = job, .units = 1, .from = handed};
     dups = 0;
     dup_errors = NULL;
@@ -146,8 +146,8 @@ TEST(an_order_may_have_descriptor_zero) {
     done(0);
 }
 
-/* A source that refuses O_DIRECT once is read through the page cache from then on. Other sources
- * are still asked. */
+/* A source that refuses O_DIRECT once is read through the page cache from then on. For other
+ * sources, O_DIRECT is still tried. */
 TEST(a_source_that_refuses_is_not_asked_again) {
     static char buffer[MONARCH_CHUNK] __attribute__((aligned(4096)));
     make(1);

@@ -38,8 +38,8 @@ static void make(void) {
     m = e->clients;
 }
 
-/* Each bit that is set is taken once. The bits come in ascending order. This also holds at the
- * edges of words, and of words of the summary. A bit beyond the catalog's end is dropped. */
+/* Each bit that is set is taken once, and the bits are returned in ascending order. This also holds
+ * at the edges of words, and of words of the summary. A bit beyond the catalog's end is dropped. */
 TEST(bits_are_taken_once_and_in_order) {
     const uint64_t set[] = {0, 1, 63, 64, 4095, 4096, 8191, 8192, 8999};
     uint64_t ids[FILES];
@@ -144,7 +144,7 @@ TEST(changes_mark_the_files_that_they_concern) {
 }
 
 /* The daemon's loop sleeps only if its doorbell has not been rung since the loop last read it, and
- * at most for the given time. */
+ * for at most the given time. */
 TEST(a_ring_before_the_sleep_is_not_missed) {
     make();
     monarch_ring_doorbell(m);

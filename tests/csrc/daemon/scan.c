@@ -103,9 +103,8 @@ TEST(the_last_wants_are_remembered) {
     done();
 }
 
-/* A want names directories that are scanned first. It moves the tasks that it covers, directories
- * and portions of names, to the queues of wanted tasks. A covered task that is found later goes
- * into these queues directly. */
+/* A new want moves the queued tasks that it covers, directories and portions of names, to the
+ * queues of wanted tasks. A covered task that is found later goes into these queues directly. */
 TEST(a_want_moves_what_it_covers) {
     make(2);
     struct task *other = add("x", 0), *file = add("a/b", 0), *deep = add("a/b/c", 0);
@@ -130,7 +129,7 @@ TEST(a_want_moves_what_it_covers) {
 
 /* monarch_scan_allow takes two values. The first one replaces the allowance for wanted directories,
  * unless it is 0. The second one is added to the allowance for other directories. A negative value
- * makes an allowance unlimited. If the next call adds to an unlimited allowance, it adds to 0. */
+ * makes an allowance unlimited. The next call treats an unlimited allowance as 0. */
 TEST(allowances_are_replaced_and_added_to) {
     const struct {
         /* then: the new allowances for wanted directories and for others */
@@ -223,8 +222,8 @@ static int rings_of(const pthread_cond_t *condition, int signals) {
     return 0;
 }
 
-/* An allowance of names wakes one idle thread for each portion of names. It also wakes all threads
- * that already have names and wait for an allowance. */
+/* An allowance of names wakes one idle thread for each full portion of names, and one more. It also
+ * wakes all threads that already have names and wait for an allowance. */
 TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     const struct {
         int64_t wanted, others;

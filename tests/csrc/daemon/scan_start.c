@@ -112,7 +112,7 @@ TEST(a_scan_begins_where_it_is_told) {
     }
 }
 
-/* Without memory, or without the directory, there is no scan. */
+/* If there is no memory, or the root cannot be used, no scan starts, and nothing is left behind. */
 TEST(a_scan_starts_or_leaves_nothing) {
     const char *parts[] = {"a"};
     make();

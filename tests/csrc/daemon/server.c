@@ -138,7 +138,7 @@ TEST(an_event_of_an_ended_connection_is_ignored) {
     done();
 }
 
-/* A wake ends the wait of all connections that wait for this file, and of no others. */
+/* A wake for a file ends the wait of all connections that wait for this file, and of no others. */
 TEST(a_wake_reaches_those_that_wait_for_the_file) {
     make(6, 2);
     for (int i = 0; i < 6; i++) {
@@ -270,10 +270,9 @@ TEST(a_thread_stays_while_there_are_threads_for_others) {
     done();
 }
 
-/* A sweep finds the connections whose deadline has passed. A connection on which a thread works
- * stays. A connection that waits for bytes of its file stays too, and only its answer ends. All
- * other late connections are closed.
- * Two sweeps are at least half of TICK_MS apart. */
+/* A sweep closes the connections whose deadline has passed, with two exceptions. A connection on
+ * which a thread works stays open. If a connection waits for bytes of its file, only its wait and
+ * its answer end, and it stays open too. Two sweeps are at least half of TICK_MS apart. */
 TEST(a_sweep_ends_what_is_late) {
     make(5, 2);
     for (int i = 0; i < 5; i++) {

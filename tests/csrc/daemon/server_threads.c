@@ -43,7 +43,7 @@ static int wait_for_event(int epoll, struct epoll_event *event, int most, int ti
     return event_name != UINT64_MAX;
 }
 
-/* room: the size of a send buffer that the kernel reports. */
+/* room: the size that the kernel reports for a send buffer; -1: the real size. */
 static int room = -1, asked_room;
 static int get_option(int fd, int level, int name, void *value, socklen_t *n) {
     if (room < 0 || name != SO_SNDBUF)
@@ -225,8 +225,9 @@ static enum monarch_peer_io_state wait_again(connection *c, const struct monarch
     return MONARCH_PEER_TO_READ;
 }
 
-/* A thread gives each event to its connection, until the server stops. It wakes often while any
- * connection has a request, and rarely otherwise. Signals are left to other threads. */
+/* A thread passes each event to the connection that it concerns, until the server stops. It wakes
+ * often while any connection has a request, and rarely otherwise. Signals are left to other
+ * threads. */
 TEST(a_thread_handles_events_until_the_server_stops) {
     make();
     take_step = wait_again;

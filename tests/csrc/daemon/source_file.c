@@ -232,9 +232,9 @@ TEST(pages_are_dropped_only_by_kernels_that_do_it_safely) {
 
 /* --- how fast the sources are ----------------------------------------------------------------- */
 
-/* `note` is told for each file of a source whether it had a property. The bit of the source is set
- * while more than half of its recent files had the property. The bits of other sources do not
- * change. */
+/* For each file of a source, `note` is told whether the file had a certain property. The bit of the
+ * source is set while more than half of its recent files had the property. The bits of other
+ * sources do not change. */
 TEST(a_bit_follows_the_majority_of_recent_files) {
     uint32_t mean = 0, bits = 1U << 3 | 1U << 5;
     int n = 0;
@@ -269,8 +269,8 @@ TEST(one_half_is_no_majority) {
     SAME(bits, 0);
 }
 
-/* A source is fast if fills read most of its files in less than FAST_NS. Programs rely on that once
- * JUDGED files of this source were filled. */
+/* A source is fast if fills read most of its files in less than FAST_NS. Programs rely on this
+ * judgement only after JUDGED files of the source have been filled. */
 TEST(a_source_is_judged_after_enough_fills) {
     make(1);
     for (unsigned i = 1; i < JUDGED; i++)
@@ -373,7 +373,8 @@ TEST(a_source_that_refuses_direct_reads_is_not_asked_again) {
 }
 
 /* The bytes of a complete read are added once to the counter of bytes, and once to the flow of the
- * source. The time of the source's last answer is noted. A read that ends early counts nothing. */
+ * source. The time of the source's last answer is noted. If a read ends early, nothing is
+ * counted. */
 TEST(bytes_of_a_source_are_counted_once) {
     make(100000);
     struct fill f = {.job = job, .units = 1, .from = -1};
@@ -447,7 +448,7 @@ TEST(a_refused_direct_read_is_made_again) {
     done();
 }
 
-/* Reads that are interrupted or short still bring all bytes of the range, and no others. */
+/* Even if reads are interrupted or short, all bytes of the range are read, and no others. */
 TEST(interrupted_reads_bring_all_bytes) {
     make(50000);
     int fd = open("file", O_RDONLY | O_CLOEXEC);

@@ -23,7 +23,8 @@ static int noted_fstat(int fd, struct stat *st) {
 static char buffer[MONARCH_CHUNK];
 static int here;
 
-/* Makes a source file with the name "file", a copy of it, and an order of this kind for both. */
+/* Makes a source file with the name "file", a copy of it, and an order of the given kind for
+ * both. */
 static struct job *order(struct monarch_engine *e, enum monarch_job_kind kind, uint64_t size) {
     char name[MONARCH_COPY_NAME + 4];
     uint64_t bytes;
@@ -76,8 +77,8 @@ TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     SAME(open_descriptors(), before);
 }
 
-/* A copy with the right bytes passes a check. The result tells how much room the copy takes in its
- * tier. */
+/* A copy with the right bytes passes a check. The result reports how much room the copy takes in
+ * its tier. */
 TEST(a_check_finds_a_good_copy_good) {
     for (unsigned i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         struct monarch_engine *e = make_engine(BLOCK);
@@ -250,8 +251,8 @@ TEST(a_drop_removes_the_copy) {
     }
 }
 
-/* A copy that cannot be removed still takes room. So the result tells the daemon why the copy is
- * left. */
+/* A copy that cannot be removed still takes room. So the result reports to the daemon why the copy
+ * was not removed. */
 TEST(a_drop_tells_why_a_copy_is_left) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_DROP, 100);
@@ -303,7 +304,7 @@ TEST(a_copy_that_was_read_is_in_memory) {
     done_with(e, job);
 }
 
-/* A range of bytes counts as in memory only if all its pages are. */
+/* A range of bytes counts as in memory only if all of its pages are in memory. */
 TEST(a_single_page_that_is_missing_is_noticed) {
     const uint64_t size = MONARCH_CHUNK;
     int fd = make_file("file", size, 1);

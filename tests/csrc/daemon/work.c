@@ -304,9 +304,9 @@ TEST(an_order_is_begun) {
     }
 }
 
-/* If a fill cannot begin, its readers are answered. This thread executes orders of all other kinds
- * at once. An unfinished PAGE_IN is put back into its queue. Once the engine stops, nothing is
- * begun. */
+/* If a fill cannot begin, its readers are answered. A thread that takes an order of another kind
+ * executes it at once. An unfinished PAGE_IN is put back into its queue. Once the engine stops,
+ * nothing is begun. */
 TEST(an_order_ends_or_goes_back) {
     for (int way = 0; way < 4; way++) {
         make();

@@ -1,5 +1,5 @@
-/* In this unit, the kernel can lack close_range, as before Linux 5.9, and each reading of the clock
- * can advance it by a tenth of a second. */
+/* In this unit, a test can make close_range fail, as on kernels before Linux 5.9. It can also make
+ * the clock advance by a tenth of a second at each reading. */
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
@@ -24,7 +24,7 @@ static uint64_t now_ns(void) { return is_hasty ? ++tenths * 100000000 : monarch_
 #include "made.h"
 
 /* path: the file that the thread opens. gate: the number of a descriptor that is open in the
- * process. The other members are what the thread finds out. */
+ * process. The other members record what the thread finds. */
 struct look {
     const char *path;
     int gate;

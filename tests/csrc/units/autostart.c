@@ -35,7 +35,7 @@ EXPORT int autostart_init(const char *config, struct session *s) {
     monarch_current = s ? s : &monarch_waiting;
     return is_on;
 }
-/* The functions below return how many launches were requested so far. */
+/* The functions below return how many launches have been requested so far. */
 EXPORT int autostart_opened(int fd) {
     monarch_autostart_opened(fd);
     return launches;

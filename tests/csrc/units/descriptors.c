@@ -41,9 +41,9 @@ EXPORT int descriptors_stream(int fd) {
     return f && fclose(f) == 0;
 }
 
-/* refused: the errno with which the kernel refuses the first and the second of the next calls of
- * copy_file_range; 0: it does not refuse the call. moved: the descriptors from which the calls were
- * to copy. */
+/* refused: for each of the next two calls of copy_file_range, the errno with which the kernel
+ * refuses the call; 0: the kernel does not refuse it. moved: the descriptors from which the calls
+ * were to copy. */
 static int refused[2], moved[3], moves;
 static ssize_t move(int from, off64_t *at, int to, off64_t *to_at, size_t n, unsigned flags) {
     moved[moves++] = from;

@@ -69,8 +69,8 @@ static int has_long_name(const struct dirent *e) {
 static int backwards(const struct dirent **a, const struct dirent **b) {
     return strcmp((*b)->d_name, (*a)->d_name);
 }
-/* Writes the names to `out`, each with a '/' behind it. Returns the number of names, or -errno.
- * dir: the directory's descriptor for scandirat, or -1 for scandir. */
+/* Writes the names to `out`, each followed by a '/'. Returns the number of names, or -errno. dir:
+ * the directory's descriptor for scandirat, or -1 for scandir. */
 EXPORT int listing_whole(int dir, const char *path, int chooses, int sorts, char *out) {
     struct dirent **names = NULL;
     choose_fn *choose = chooses ? has_long_name : NULL;

@@ -1,4 +1,4 @@
-/* In this unit, the kernel can lack close_range, as before Linux 5.9. */
+/* In this unit, a test can make close_range fail, as on kernels before Linux 5.9. */
 #include <errno.h>
 
 #include "shared/sys.h"

@@ -56,9 +56,9 @@ static void end_moment(void) {
 
 #include "made.h"
 
-/* Sets what the next calls meet: whether a copy is coming, whether it is there after the wait, and
- * the descriptor (-1: none) that another thread duplicates onto the mapped descriptor's number
- * during the wait. */
+/* Sets the conditions for the next calls: whether a copy is coming, whether it is there after the
+ * wait, and the descriptor (-1: none) that another thread duplicates onto the mapped descriptor's
+ * number during the wait. */
 EXPORT void map_answers(int coming_now, int there, int other) {
     is_coming = coming_now;
     is_there = there;

@@ -64,9 +64,10 @@ EXPORT int move_tries(int tries) {
     return was;
 }
 EXPORT void move_leave(struct session *s) { monarch_current = s; }
-/* Calls drop on the first slot, as after a failed try to replace its mapping. A slot's `number`
- * changes whenever the slot changes. As the number before the try, drop gets the present number
- * plus `more`. So unless `more` is 0, the slot seems to have changed during the try. */
+/* Calls drop for the first slot, as after a failed attempt to replace its mapping. drop receives
+ * the slot's `number` from before the attempt: here, its present number plus `more`. The number
+ * changes whenever the slot changes. So unless `more` is 0, the slot seems to have changed during
+ * the attempt. */
 EXPORT void move_drop(uint32_t more, int hopeless) {
     struct slot seen = monarch_slots[0];
     seen.number += more;

@@ -12,8 +12,8 @@ static void collect(int number, void *data) {
     if (all->n < all->room)
         all->out[all->n++] = number;
 }
-/* The next two functions list a directory of /proc whose names are numbers, and store these numbers
- * in `out`. They return how many there are, or -1 if the list is incomplete. */
+/* The next two functions list a directory of /proc in which names are numbers, and store these
+ * numbers in `out`. They return how many there are, or -1 if the list is incomplete. */
 EXPORT int proc_descriptors(int *out, int room) {
     struct numbers all = {out, 0, room};
     return monarch_for_descriptors(collect, &all) ? all.n : -1;

@@ -29,8 +29,9 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     waits.progress += n;
     return monarch_progress(s, id, n);
 }
-/* The reports of the library. n: how many reads the kernel has made; bytes, at: the last of
- * these reads; unseen: the bytes in the last report on reads that the library will not see. */
+/* The reports of the library. n: number of reported reads; bytes, at: the result and the offset of
+ * the last reported read; unseen: the bytes in the last report on reads that the library will not
+ * see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;
@@ -91,7 +92,7 @@ static ssize_t in_kernel(int fd, void *buf, size_t n, off_t at) {
     return monarch_result(r);
 }
 
-/* Has two effects during the next read at the source. `fd` becomes a duplicate of `other`, unless
+/* Arranges two effects of the next read at the source. `fd` becomes a duplicate of `other`, unless
  * `other` is negative. *word gets the value `becomes`, unless `word` is NULL. */
 EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes) {
     meanwhile.fd = fd;
@@ -101,8 +102,8 @@ EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes)
     meanwhile.is_armed = 1;
     monarch_real.pread = (void *)in_kernel;
 }
-/* Adds an effect to reads_meanwhile. Directly after the read, `fd` becomes a duplicate of `again`,
- * and its word in the table of tracked descriptors becomes `tracked`. */
+/* Adds an effect to those of reads_meanwhile. Directly after the read, `fd` becomes a duplicate of
+ * `again`, and its word in the table of tracked descriptors becomes `tracked`. */
 EXPORT void reads_open_again(int again, uint64_t tracked) {
     meanwhile.again = again;
     meanwhile.tracked = tracked;
@@ -161,8 +162,8 @@ EXPORT int reads_are_usable(const void *parts, int count, uint64_t *total) {
     *total = n;
     return are;
 }
-/* Makes the result of an interposed call one number: -errno if the call has failed, and -9999 if
- * the call has succeeded but has changed errno. */
+/* Returns the result of an interposed call as one number: -errno if the call has failed, and -9999
+ * if the call has succeeded but has changed errno. */
 static int64_t result(ssize_t r) { return r < 0 ? -errno : errno == 54321 ? r : -9999; }
 EXPORT int64_t reads_call(const char *call, int fd, void *buf, uint64_t n, int64_t at) {
     /* the parts have different sizes, and one of them is empty */

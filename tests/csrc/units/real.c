@@ -1,4 +1,4 @@
-/* In this unit, the tests say which libraries are loaded, and in which order. */
+/* In this unit, the tests determine which libraries seem to be loaded, and in which order. */
 #include <link.h>
 
 static int iterate(int (*visit)(struct dl_phdr_info *, size_t, void *), void *data);

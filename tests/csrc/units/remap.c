@@ -1,4 +1,5 @@
-/* Records what the interposed calls tell the table of mappings. The table itself does not change.
+/* Records what the interposed calls report to the table of mappings. The table itself does not
+ * change.
  */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
@@ -27,9 +28,9 @@ EXPORT void remap_lacks(int is) {
     monarch_real.pkey_mprotect = monarch_real.mlock2 = is ? AT(1) : NULL;
 }
 EXPORT void remap_forget(void) { times = refusals[0] = refusals[1] = 0; }
-/* Writes to `out` what the interposed calls have told the table of mappings. Each record has four
- * numbers: address, length, what was told (an advice, or -1 for FORGET), and whether the address
- * was mapped at that time. Returns the number of records. */
+/* Writes to `out` what the interposed calls have reported to the table of mappings. Each record has
+ * four numbers: address, length, what was reported (an advice, or -1 for FORGET), and whether the
+ * address was mapped at that time. Returns the number of records. */
 EXPORT int remap_said(int64_t *out) {
     for (int i = 0; i < times && i < 8; i++) {
         out[4 * i] = (int64_t)said[i].at;

@@ -19,7 +19,7 @@ static void changed_file(int dir, const char *path, int follow) {
 }
 static void changed_names_of(int dir, const char *path) { step_at("names", dir, path, ""); }
 
-/* The library finds out the layout of libc's list of file actions by calls of the libc functions
+/* The library determines the layout of libc's list of file actions by calling the libc functions
  * below. In a test, one of these calls can fail, or one value in the list can be wrong. `wrong`
  * names this call or this value. */
 static const char *wrong = "";

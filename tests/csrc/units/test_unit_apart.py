@@ -53,7 +53,7 @@ def test_without_a_thread_nothing_is_done(lib: Any, tmp_path: Path) -> None:
 
 
 def test_a_thread_that_hangs_is_left_behind(lib: Any, tmp_path: Path) -> None:
-    """The thread's memory stays mapped, because the thread still uses it."""
+    """If a thread hangs, its memory stays mapped, because the thread still uses it."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
     before = len(os.listdir("/proc/self/task"))

@@ -53,10 +53,10 @@ def test_a_file_that_was_read_before_it_had_an_entry_is_being_read(lib: Any, ses
 
 
 def test_a_descriptor_on_its_way_keeps_its_slot(lib: Any, session: Made) -> None:
-    """After a program has handed a descriptor to the daemon, no other claim takes the slot of the
-    program's claim until the daemon has closed the descriptor, because a thread may be waiting for
-    the end of that claim. If the descriptor has not arrived after a second, the program counts as
-    killed, and its claim counts as recalled."""
+    """After a program has handed a descriptor to the daemon, the program's claim keeps its slot
+    until the daemon has closed the descriptor. No other claim takes the slot, because a thread may
+    be waiting for the end of this claim. If the descriptor has not arrived after a second, the
+    program counts as killed, and its claim counts as recalled."""
     claim = lib.claims_begin(session.s, 7)
     assert claim == slot(session, 7) and names(claim, 7) and claim & HANDED
     now = lib.shared_now()

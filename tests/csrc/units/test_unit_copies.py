@@ -75,7 +75,8 @@ def lock(kind: int) -> bytes:
 
 @pytest.mark.parametrize("command", SET)
 def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command: str) -> None:
-    """Programs without the library lock the source's file."""
+    """A lock that is set through the copy's descriptor excludes programs without the library, which
+    lock the source's file."""
     asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
     at = int(ffi.cast("intptr_t", asked))
     with copied.source.open("r+b") as other:
@@ -88,7 +89,8 @@ def test_a_lock_on_a_copy_excludes_others_at_the_source(copied: Copied, command:
 
 
 def test_a_lock_is_taken_at_the_source_though_descriptor_0_is_free(copied: Copied) -> None:
-    """For a moment, the library's own descriptor may get the number 0."""
+    """A lock is set at the source even if the descriptor that the library opens for this purpose
+    gets the number 0. Afterwards descriptor 0 is closed."""
     asked = ffi.new("char[]", lock(fcntl.F_RDLCK))
     with copied.source.open("r+b") as other:
         with without_stdin():

@@ -34,8 +34,8 @@ def sources(session: Made) -> Made:
 def test_a_directory_above_or_below_a_source_is_near(
     lib: Any, sources: Made, cwd: str, is_near: int
 ) -> None:
-    """A source's directory has a path and may have an alias. A directory is near if it is above or
-    below one of them."""
+    """A source has a path and may have an alias. A directory is near the source if it is above or
+    below the source's path or alias."""
     assert lib.cwd_is_near(sources.s, cwd.encode()) == is_near
 
 
@@ -89,8 +89,9 @@ def test_a_position_that_is_found_during_a_move_is_forgotten(
     lib: Any, session: Made, somewhere: Path
 ) -> None:
     """The position says whether the working directory is near a source. A call that changes the
-    working directory makes the position unknown. If another thread finds a position during the
-    call, it is unknown again after the call, because it may be that of the old directory."""
+    working directory makes the position unknown. If another thread determines a position during the
+    call, the position is unknown again after the call, because that thread may have looked at the
+    old directory."""
     session.control.sources = 1
     source, path = session.control.source[0], bytes(somewhere / "data")
     source.path, source.path_len = path, len(path)

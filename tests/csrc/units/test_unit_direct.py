@@ -78,8 +78,8 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
 def test_a_file_is_read_directly_until_its_fill_is_under_way(
     lib: Any, session: Made, state: int, wanted: bool, filled: bool, is_direct: bool
 ) -> None:
-    """A file is read directly as long as its fill is only queued, because the program's reads come
-    sooner than the fill."""
+    """A file is read directly as long as its fill is only queued, because the program's reads
+    happen sooner than the fill."""
     session.entries[ENTRY].word = word = state | 9 << 12
     session.clients.wanted.word[0] = wanted << ENTRY
     session.fills.word[4] = word if filled else word + (1 << 12)
@@ -110,9 +110,9 @@ def test_one_read_tells_whether_a_file_is_read_at_random(
 
 
 def test_waits_in_vain_become_rarer_and_a_good_one_makes_them_usual(lib: Any) -> None:
-    """Each wait that brings no copy makes some of the following opens skip their waits: one open
-    after the first wait in vain, 3 opens after the second, then 7, 15 and so on, but at most 64.
-    After a wait that brings a copy, no open skips its wait."""
+    """Each wait that ends without a copy makes some of the following opens skip their waits: one
+    open after the first wait in vain, 3 opens after the second, then 7, 15 and so on, but at most
+    64. After a wait that ends with a copy, no open skips its wait."""
 
     def skipped() -> int:
         n = 0
