@@ -418,13 +418,13 @@ def test_descriptor_0_is_like_any_other(files: Files) -> None:
 
 
 def is_recorded(files: Files, path: Path) -> bool:
-    """Whether the library has recorded that the file has changed."""
+    """Returns whether the library has recorded that the file has changed."""
     found = path.stat()
     return bool(files.lib.watch_is_changed(files.served.s, found.st_dev, found.st_ino))
 
 
 def test_with_metadata_from_the_source_each_open_compares_the_file(files: Files) -> None:
-    """If the file has changed, nobody gets its copy any more, and its reader gets the new
+    """If the file has changed, no open gets the copy any more. Readers get the file's new
     version."""
     files.served.control.metadata_cached = 0
     counted = Counted(files)

@@ -115,7 +115,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "other").write_bytes(OTHER)
     lib.track_forget()
     lib.reads_end()
-    lib.reads_are_guarded()  # forgets the descriptors of tests of other files
+    lib.reads_are_guarded()  # forgets the descriptors that tests in other files have left
     served = Served(lib, place, root, tier)
     # Because the source counts as fast, no read waits for a copy.
     served.control.fast_sources = 1
@@ -193,9 +193,9 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
-    """If the source returns an error or the end of the file, the call returns the bytes that were
-    read before. If an error comes first, the call returns the error. The next read at the
-    descriptor's offset begins behind the returned bytes."""
+    """If the source returns an error or the end of the file, the call returns the bytes that it has
+    read until then. If it has read none, it returns the error. The next read at the descriptor's
+    offset begins behind the returned bytes."""
     for copied, most, error in itertools.product(
         [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
     ):

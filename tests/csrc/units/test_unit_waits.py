@@ -130,14 +130,14 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    # The process counts its waits as a debt, which the passing time repays. On a slow machine, so
-    # much time passes that one more wait of 5 s may be allowed.
+    # The process counts its waits as a debt, which the passing time repays. On a slow machine,
+    # enough time may pass here for one more wait of 5 s.
     assert lasted in (60, 65)
 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
-    """A reader does not wait for a small file of a fast source. When a reader has given up, no
-    reader waits until the daemon shows progress again."""
+    """A reader does not wait for a small file of a fast source. After a reader has given up a wait,
+    readers wait for nothing before the daemon has shown progress again."""
     entry = session.entries[ENTRY]
     entry.source, entry.size = 2, UNIT
     session.control.fast_sources = 1 << 1 | 1 << 3
