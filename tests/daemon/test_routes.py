@@ -1,5 +1,5 @@
-"""The daemon measures the rate of each place from which files can be fetched. By these rates, it
-chooses the place from which it fetches a file."""
+"""The daemon measures the rate of each place from which files can be fetched. Based on these rates,
+it chooses the place from which it fetches a file."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks count as done only after the tracker has asked `turns` times whether
-    they are. The tracker asks once in each turn of the daemon's loop."""
+    """An executor for a tracker. A task counts as done only after the tracker has asked `turns`
+    times whether it is done. The tracker asks once in each turn of the daemon's loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
