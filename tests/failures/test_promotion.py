@@ -50,8 +50,8 @@ def wait_present(session: Session, count: int = 1) -> None:
 def opened_before_copies(
     session: Session, script: str, *words: object
 ) -> Iterator[tuple[Steps, list[Any]]]:
-    """Runs `script` up to its first step(), and keeps the daemon stopped meanwhile, so that each
-    file that the script opens has no copy yet. Then the daemon goes on. Yields the program and the
+    """Runs `script` up to its first step(). Meanwhile, the daemon is stopped, so that none of the
+    files that the script opens has a copy yet. Then the daemon goes on. Yields the program and the
     argument of the first step()."""
     assert session.daemon is not None
     session.daemon.send_signal(signal.SIGSTOP)
