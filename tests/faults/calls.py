@@ -17,10 +17,14 @@ DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """number : the call's number on x86-64;  target : which argument names the file, written like
-    TARGET in faulter.c;  errors : names of the errors that the call may return;  can_be_short : the
-    call may transfer fewer bytes than requested;  is_made : the call does its work even if a fault
-    makes it return an error"""
+    """A system call that gets faults.
+
+    number : the call's number on x86-64
+    target : which argument names the file, written like TARGET in faulter.c
+    errors : names of the errors that the call may return
+    can_be_short : whether the call may transfer fewer bytes than requested
+    is_made : whether the call does its work even if a fault makes it return an error
+    """
 
     number: int
     target: str
