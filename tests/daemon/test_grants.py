@@ -164,8 +164,8 @@ def test_files_go_where_the_policy_would_put_them(
 
 
 def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
-    """A file for which the granted part of a tier has no room is left to the daemon's loop, because
-    the tier as a whole may have room for it."""
+    """If the granted part of a tier has no room for a file, the engine leaves the file to the
+    daemon's loop, because the tier as a whole may have room for it."""
     engine = Engine(tmp_path, tiers=2)
     try:
         small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)

@@ -95,8 +95,8 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
     """If another thread changes a descriptor during its promotion, the change is not lost. A slow
-    getattr of the source holds up the promotion when the library has checked the descriptor for the
-    last time, but has not replaced it yet."""
+    getattr of the source holds up the promotion after the library has checked the descriptor for
+    the last time, and before it replaces the descriptor."""
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")

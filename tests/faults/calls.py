@@ -1,5 +1,5 @@
-"""The system calls that get faults, and the errors that each call may return: the errors in its
-manual page, and the errors that network file systems return in addition."""
+"""The system calls that get faults, and the errors that each call may return. These are the errors
+in the call's manual page, and further errors that network file systems return."""
 
 from __future__ import annotations
 
@@ -127,7 +127,11 @@ DISKLESS = ("anon_inode", "pipe", "socket")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """action : an ACTION of faulter.c;  name : the fault's name in reports"""
+    """A fault that a call may get.
+
+    action : an ACTION of faulter.c
+    name : the fault's name in reports
+    """
 
     action: str
     name: str

@@ -331,9 +331,9 @@ static struct kind *kind_of(const char *text) {
     return &kinds[i];
 }
 
-/* Puts the call's class into *to: its kind, followed by the stack. Returns 0, without reading the
- * stack, if the stack is not needed: either the kind already differs from that of the wanted class,
- * or the last ENOUGH calls of this kind had no new stacks. */
+/* Puts the call's class into *to: its kind, followed by the stack. If the stack is not needed,
+ * returns 0 without reading it. The stack is not needed if the kind already differs from that of
+ * the wanted class, or if the last ENOUGH calls of this kind had no new stacks. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";

@@ -315,8 +315,8 @@ def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
 def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
     readers: Readers, before: int, at: int, is_direct: bool
 ) -> None:
-    """As soon as the program is found to read at random, its reads are no longer direct: a fill is
-    requested, and each read demands the part of the copy that it needs."""
+    """As soon as the library finds that the program reads at random, the program's reads are no
+    longer direct. A fill is requested, and each read demands the part of the copy that it needs."""
     readers.entry.size = 8 * UNIT
     fd = readers.open()
     os.lseek(fd, before, os.SEEK_SET)

@@ -1,5 +1,6 @@
-"""Tests how the library learns that a program has read a file to its end, how it measures the time
-that the sources take, and what it says about a file that the catalog does not know."""
+"""Tests how the library learns that a program has read a file to its end, and how it measures the
+time that the sources take. Also tests what it reports about a file that the catalog does not
+know."""
 
 from __future__ import annotations
 

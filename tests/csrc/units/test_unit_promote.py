@@ -1,5 +1,5 @@
 """Tests when the library replaces a program's descriptor of a source's file by a descriptor of the
-copy, and that lock calls wait until the replacement is over."""
+copy. Also tests that lock calls wait until the replacement is over."""
 
 from __future__ import annotations
 

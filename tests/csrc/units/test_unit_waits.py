@@ -196,11 +196,11 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, own: int | None, sleeping: tuple[int, int], is_filling: bool
 ) -> None:
-    """The threads that copy from sources have one bell, and those that copy from peers another.
-    While a file has no order, its home (if known) says which of these threads order the fill. If at
-    least one of those threads sleeps, a demand rings only their bell; otherwise, it rings both.
-    Once there is an order, a demand always rings both bells: the bytes may come from elsewhere than
-    the home says, for example because a peer has failed."""
+    """The threads that copy from sources have one bell, and the threads that copy from peers have
+    another. As long as a file has no order, its home (if known) determines which of these two
+    groups orders the fill. If a thread of this group sleeps, a demand rings only the bell of this
+    group; otherwise, it rings both bells. Once there is an order, a demand always rings both bells:
+    the bytes may not come from the home, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT

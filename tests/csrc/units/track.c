@@ -48,7 +48,7 @@ EXPORT void track_forget(void) {
     *forked_mark = 1;
 }
 /* Makes the table belong to the process `pid`, or to no process if `pid` is 0. is_forked: whether
- * this process is a forked child of that process. If not, the two processes share their memory. */
+ * this process is a forked child of process `pid`. If not, the two processes share their memory. */
 EXPORT void track_belongs(uint32_t pid, int is_forked) {
     owner = pid;
     *forked_mark = !is_forked;
