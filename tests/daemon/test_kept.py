@@ -106,7 +106,7 @@ def wanted(engine: Engine) -> list[int]:
 
 
 def turn(engine: Engine) -> None:
-    """Makes the engine believe that the daemon's loop takes a turn."""
+    """Makes the engine believe that the daemon's loop has taken a turn."""
     engine.is_left()
 
 

@@ -49,7 +49,7 @@ class Site:
             engine, self.flows, peers, chooses=chooses, clock=lambda: self.now
         )
 
-    # The attributes and methods below stand for the engine's.
+    # The attributes and methods below replace those of the engine.
     width, block_bytes = 4, 4 << 20
 
     def queues(self, _: int) -> Any:

@@ -243,8 +243,8 @@ step(sha(b"".join(pieces)), pread)
 
 
 # These entries of WAYS cover all code paths in the library. Each of the other entries takes the
-# same code path as one of these: `readv` that of `read`, fdopen in C that of `fopen`, and a forked
-# child that of a program that inherits the descriptor.
+# code path of one of these entries: `readv` takes that of `read`, fdopen in C takes that of
+# `fopen`, and a forked child takes that of a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",

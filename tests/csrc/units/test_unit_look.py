@@ -187,7 +187,7 @@ def test_a_real_path_is_found_in_the_catalog(looks: Looks, call: int) -> None:
 
 
 def test_a_buffer_for_a_real_path_must_be_large_enough(looks: Looks) -> None:
-    """libc ends a program whose buffer has less than PATH_MAX bytes."""
+    """libc terminates a program whose buffer has fewer than PATH_MAX bytes."""
     assert looks.real(3, "d/f", PATH_MAX - 1) == FORTIFIED
     assert looks.real(3, "d/f", PATH_MAX) == "/d/f"
 

@@ -69,8 +69,9 @@ def test_a_mode_is_passed_if_the_flags_need_one(alone: Calls) -> None:
 
 
 def test_a_fortified_open_without_its_mode_is_libcs_error(alone: Calls) -> None:
-    """libc's fortified functions end a program that passes no mode where one is needed. If no mode
-    is needed, or if libc lacks the fortified function, the library calls open or openat instead."""
+    """libc's fortified functions terminate a program that passes no mode where a mode is needed. If
+    no mode is needed, or if libc lacks the fortified function, the library calls open or openat
+    instead."""
     for flags in NEEDS_MODE:
         assert alone.make("__open_2", flags) == f"__open_2 -100 f {flags:o} 0"
         assert alone.make("__openat_2", flags) == f"__openat_2 7 f {flags:o} 0"

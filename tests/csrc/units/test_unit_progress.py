@@ -70,7 +70,7 @@ def test_a_streams_offset_shows_whether_the_file_was_read(
 
 def test_a_stream_without_a_tracked_descriptor_is_remembered(reader: Reader) -> None:
     """The library remembers a stream by its address. It forgets the stream once the stream is
-    closed, because another one may get the address."""
+    closed, because another stream may get the same address."""
     lib, s = reader.lib, reader.session.s
     fd = reader.at(SIZE)
     lib.progress_end(STREAM, fd)

@@ -36,8 +36,8 @@ class Descriptors:
         lib.track_number(self.s, 0, 1)
 
     def open(self, flags: int = 0, path: Path | None = None) -> int:
-        """Opens the file at the source, and tracks the descriptor as one of f, even if `path` is
-        another file."""
+        """Opens the file at the source, and tracks the descriptor as a descriptor of f, even if
+        `path` is another file."""
         fd = os.open(path or self.path, os.O_RDONLY | flags)
         os.dup2(fd, NUMBER, inheritable=not flags & os.O_CLOEXEC)
         os.close(fd)

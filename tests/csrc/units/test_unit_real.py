@@ -261,8 +261,8 @@ def test_a_symbol_without_an_address_is_passed_over(loaded: Loaded) -> None:
 
 
 def test_a_function_that_libc_chooses_at_run_time_is_asked_for(loaded: Loaded) -> None:
-    """The symbol is an IFUNC: its address is that of a function that returns the address of the
-    function to call."""
+    """The symbol is an IFUNC: at its address is a function that returns the address of the function
+    to call."""
     loaded.load(name="us.so", is_us=True)
     libc(loaded, Symbol("f", int(loaded.lib.real_chooser()), kind=IFUNC))
     assert loaded.find("f") == loaded.lib.real_chosen()

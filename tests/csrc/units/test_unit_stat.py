@@ -77,7 +77,8 @@ def stats(lib: Any, place: Place, tmp_path: Path) -> Iterator[Stats]:
 
 @pytest.mark.parametrize("call", [0, 1, 3, 4, 5, 7], ids=lambda call: NAMES[call])
 def test_the_catalog_answers_for_a_path(stats: Stats, call: int) -> None:
-    """The source is not asked: the answers are those of the scan."""
+    """The answers contain the attributes that the scan has found. The library does not contact the
+    source."""
     stats.change()
     is_link = call % OLD == LSTAT
     assert stats.call(call, stats.file) == stats.scanned

@@ -223,8 +223,8 @@ def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
 
 @pytest.mark.parametrize("call", ["flag", "untrack", "range", "pin"])
 def test_a_thread_waits_until_a_descriptor_is_unpinned(table: Any, call: str) -> None:
-    """While a descriptor is pinned, its word must not change. A call that changes the word waits,
-    and then goes on with the word that it finds."""
+    """While a descriptor is pinned, its word must not change. A call that changes the word waits
+    until the descriptor is unpinned, and then continues with the word that it finds."""
     calls = {
         "flag": lambda: table.track_flag(FD, SHARED),
         "untrack": lambda: table.track_untrack(FD),

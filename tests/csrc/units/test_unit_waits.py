@@ -198,9 +198,9 @@ def test_a_demand_rings_the_origin_that_it_knows(
 ) -> None:
     """The threads that copy from sources have one bell, and the threads that copy from peers have
     another. As long as a file has no order, its home (if known) determines which of these two
-    groups orders the fill. If a thread of this group sleeps, a demand rings only the bell of this
-    group; otherwise, it rings both bells. Once there is an order, a demand always rings both bells:
-    the bytes may not come from the home, for example because a peer has failed."""
+    groups orders the fill. If a thread of this group sleeps, a demand rings only the group's bell;
+    otherwise, it rings both bells. Once there is an order, a demand always rings both bells: the
+    bytes may come from another place than the home, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
@@ -317,8 +317,8 @@ def test_what_a_source_is_follows_from_most_of_its_times(
 
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
-    """The latency is the sum of two moving means: that of the durations of opens, and that of the
-    durations of reads. Each open or read counts as one second at most."""
+    """The latency is the moving mean of the durations of opens plus the moving mean of the
+    durations of reads. In these means, an open or a read counts as at most one second."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS
