@@ -1,5 +1,5 @@
-"""A copy engine with a catalog and tiers, but without the daemon's loop: the test takes the
-engine's results."""
+"""A copy engine with a catalog and tiers, but without the daemon's loop: the test itself collects
+the engine's results."""
 
 from __future__ import annotations
 
@@ -138,15 +138,16 @@ class Engine:
         lib.monarch_ring_engine(self.clients)
 
     def take_handovers(self) -> socket.socket:
-        """Lets the engine take handovers from now on. Returns the socket to send descriptors to."""
+        """Makes the engine accept handovers. Returns the socket to which a test sends the
+        descriptors."""
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._descriptors.append(there.detach())
         assert lib.monarch_engine_handovers(self.c, self._descriptors[-1:], 1) == 0
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """Claims a file like a program that reads the file. With the flag MONARCH_CLAIM_HANDED,
-        claims it like a program that has handed over a descriptor of the file."""
+        """Claims a file, as a program does that reads the file itself. With the flag
+        MONARCH_CLAIM_HANDED, the program has also handed over its descriptor of the file."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks
 
@@ -186,7 +187,7 @@ class Engine:
         return placed[:n]
 
     def is_left(self) -> bool:
-        """Whether the engine has left work to the daemon's loop since the last grant."""
+        """Returns whether the engine has left work to the daemon's loop since the last grant."""
         return bool(lib.monarch_engine_rest(self.c, 0))
 
     def change(self, entry: int) -> None:

@@ -42,7 +42,7 @@ def plan_of(
     """Writes the plan of a training run on all files, sorted by name, or only on the files in
     `names`. Returns the path of the plan.
 
-    root : directory in which the training opens the files"""
+    root : directory in which the training run opens the files"""
     names = names or sorted(files.digests)
     sizes = [files.path(name).stat().st_size for name in names]
     index = Index.of("files", root, names, sizes)

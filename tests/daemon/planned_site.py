@@ -74,8 +74,8 @@ def wait_followed(session: Session) -> None:
 
 @contextmanager
 def epochs_counted(session: Session, epochs: int) -> Iterator[list[dict[str, Any]]]:
-    """Yields a list. At the end of each of the plan's first `epochs` epochs, and once more at the
-    end of the context, the daemon's counters are appended to it."""
+    """Yields a list to which the daemon's counters are appended: at the end of each of the plan's
+    first `epochs` epochs, and once more at the end of the context."""
     counted: list[dict[str, Any]] = []
     end = threading.Event()
 

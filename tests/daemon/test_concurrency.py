@@ -1,5 +1,5 @@
-"""How the daemon decides how many fills may be in flight, tested with models of sources. This
-number of fills is called the width."""
+"""Tests how the daemon decides how many fills may be in flight. This number of fills is called the
+width. The tests use models of sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNIT = 256 * 1024
 @dataclass
 class Source:
     """A model of a source. It serves `slots` requests at a time, and each request takes
-    `latency_s`. All requests share `bytes_per_s`.
+    `latency_s`. All requests together transfer at most `bytes_per_s`.
 
     size : the size of each file [bytes]
     readers : the number of programs' threads, each of which opens one file after the other
@@ -150,7 +150,7 @@ def test_other_files_are_no_gain(before: int, after: int) -> None:
     bytes_per_s, n_bytes, files = 200e6, 0.0, 0.0
     reads.step(0.0, Counted(), is_full=True)
     for window, size in enumerate([before, after, after]):
-        # For each file, the source takes 50 us and the time to transfer the bytes.
+        # For each file, the source takes 50 us plus the time to transfer the bytes.
         per_s = 1 / (size / bytes_per_s + 50e-6)
         files += per_s * WINDOW_S
         n_bytes += per_s * WINDOW_S * size

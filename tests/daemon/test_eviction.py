@@ -1,5 +1,5 @@
-"""A daemon that follows a plan evicts copies from tiers, because the second half of a training run
-uses other files than the first half."""
+"""A daemon that follows a plan evicts copies from tiers. In these tests, the second half of a
+training run uses other files than the first half."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def make(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> Make:
-    """Returns a function that starts a daemon and makes a training run on it: make(eviction,
-    **settings of the tier)."""
+    """Returns the function make(eviction, **settings), which starts a daemon whose tier has these
+    settings, and returns a training run that the daemon serves."""
     source = slow_factory()
     make_files(source.backing, 2 * HALF, SIZE)
     names = sorted(path.name for path in source.backing.iterdir())
@@ -143,8 +143,8 @@ def make(
 
 def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) -> None:
     read, dataset = {}, 2 * HALF * SIZE
-    # The run without eviction is made only with --long. It shows that, without eviction, the
-    # training reads more bytes than the bound permits.
+    # The run without eviction is made only with --long. It shows that a training run without
+    # eviction reads more bytes than the bound at the end of this test permits.
     for eviction in ("planned", *sized((), ("none",))):
         training = make(eviction)
         place = training.session.tiers[0]

@@ -17,7 +17,7 @@ class Library(SimpleNamespace):
     """Stands for the C functions that report on the engine.
 
     reads : whether the engine fills from a source
-    files : how many files the engine has got from peers
+    files : how many files the engine has received from peers
     """
 
     MONARCH_ORIGINS, MONARCH_FROM_SOURCE, MONARCH_FROM_PEER = 2, 0, 1
@@ -50,7 +50,7 @@ def engine() -> Engine:
 
 def widths(engine: Engine, library: Library, windows: int, began_s: float = 0.0) -> list[int]:
     """Returns how many files are fetched at a time (the width) in each of `windows` windows of
-    time. In each window, peers give files in proportion to the width."""
+    time. In each window, the number of files that peers send is proportional to the width."""
     found = []
     for window in range(windows):
         width = engine._adapted_fetches(began_s + window * WINDOW_S)

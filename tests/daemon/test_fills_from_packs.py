@@ -89,7 +89,7 @@ def warm(session: Session, *words: str) -> None:
 
 
 def copies(session: Session, site: Site) -> dict[str, bytes]:
-    """Returns the content that a program reads of each small file. Each read must be served by a
+    """Returns the content of each small file as a program reads it. Each read must be served by a
     copy."""
     script = "import sys\nfor p in sys.argv[1:]: sys.stdout.buffer.write(open(p, 'rb').read())"
     before = session.totals()["hits"]

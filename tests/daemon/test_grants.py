@@ -164,8 +164,8 @@ def test_files_go_where_the_policy_would_put_them(
 
 
 def test_a_tier_of_which_a_part_is_granted_does_not_send_files_to_the_next(tmp_path: Path) -> None:
-    """A file for which the granted part of a tier has no room is left to the daemon's loop, because
-    the tier as a whole may have room for it."""
+    """If the granted part of a tier has no room for a file, the engine leaves the file to the
+    daemon's loop, because the tier as a whole may have room for it."""
     engine = Engine(tmp_path, tiers=2)
     try:
         small = TierRoom(NEED - 1, 1000, BLOCK_BYTES, ENTRY_BYTES)
@@ -218,8 +218,8 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
     """The engine answers no demand for a file before the daemon's loop has made a grant. Until
-    then, the loop may have read a reader's request for this file, but may not have marked the file
-    as wanted yet."""
+    then, the loop may have read a reader's request for this file without having marked the file as
+    wanted yet."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0
@@ -356,7 +356,7 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
     """If the fill of a file has failed, the engine does not change the file's state. The
-    daemon's loop decides what becomes of the file when it takes the result of the fill."""
+    daemon's loop decides what becomes of the file when it receives the result of the fill."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

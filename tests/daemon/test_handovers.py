@@ -350,8 +350,8 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads it. If the program is killed or stopped, the claim
-    expires. Then the daemon fills the file, and another program reads it."""
+    """A program claims a file while it reads the file. If the program is killed or stopped, the
+    claim expires. Then the daemon fills the file, and another program can read it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]
     for name in numbers:
@@ -521,8 +521,8 @@ for path in sys.argv[1:]:
     source.latency(read=0.001)
     with session_factory(source.mountpoint, prefetch="on_demand").start() as session:
         session.wait_scanned()
-        # The daemon grants the engine room only when a program uses files. So a program opens the
-        # first file, and the engine can take descriptors of the others.
+        # The daemon grants the engine room only when a program uses files. So a program first opens
+        # file 1. After that, the engine can take the descriptors of the other files.
         touch = "import os, sys\nos.close(os.open(sys.argv[1], 0))"
         session.python(touch, source.mountpoint / "1")
         wait_until(lambda: present(session) == 1, what="the first copy")
@@ -673,8 +673,8 @@ for path in sys.argv[1:]:
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """Programs read on while the daemon is stopped, even if the queues of its sockets for
-    descriptors are full. They also read on after the daemon was killed."""
+    """Programs can still read while the daemon is stopped, even if the queues of its sockets for
+    descriptors are full. They can also read after the daemon was killed."""
     seeds = range(2, MANY + 1)
     daemon = session.daemon
     assert daemon is not None
@@ -694,7 +694,7 @@ def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
 
 
 def fill_queues(session: Session) -> None:
-    """Sends messages to each socket for descriptors until the kernel takes no more."""
+    """Sends messages to each socket for descriptors until the kernel accepts no more."""
     directory = os.open(session.paths.path, os.O_PATH)
     for path in session.paths.handovers:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as by:

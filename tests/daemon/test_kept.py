@@ -68,7 +68,7 @@ def hand(engine: Engine, by: socket.socket, name: str, entry: int | None = None)
 
 
 def is_held(engine: Engine, name: str) -> bool:
-    """Whether this process, in which the engine runs, has the file open."""
+    """Returns whether this process, in which the engine runs, has the file open."""
     wanted = (engine.source / name).stat()
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -106,7 +106,7 @@ def wanted(engine: Engine) -> list[int]:
 
 
 def turn(engine: Engine) -> None:
-    """Makes the engine believe that the daemon's loop takes a turn."""
+    """Makes the engine believe that the daemon's loop has taken a turn."""
     engine.is_left()
 
 
@@ -164,8 +164,8 @@ def test_who_asks_for_it_has_it_back(engine: Engine, by: socket.socket) -> None:
 
 
 def test_it_is_closed_in_the_end(engine: Engine, by: socket.socket) -> None:
-    """The daemon's loop learns of the file, and then takes two turns without an order for a fill of
-    the file. After that the engine closes the descriptor that was handed over."""
+    """The daemon's loop learns of the file, but then takes two turns without ordering a fill of the
+    file. After that, the engine closes the descriptor that was handed over."""
     engine.grant(NOTHING)
     hand(engine, by, "f1", 1)
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")

@@ -72,8 +72,8 @@ def test_a_daemon_alone_has_none(session_factory: Callable[..., Session], tree: 
 def test_signals_that_come_while_one_is_handled(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """The daemon stops cleanly under repeated signals. A daemon may get several signals because a
-    launcher that ends a step signals each process, and processes pass the signal on."""
+    """The daemon stops cleanly even if it gets several signals. This may happen when a launcher
+    ends a step: it signals each process, and some processes pass the signal on to the daemon."""
     session = session_factory(tree)
     for _ in range(sized(2, 3)):
         session.start()

@@ -1,4 +1,4 @@
-"""How often the daemon's loop takes a turn when there is nothing to do."""
+"""Tests how often the daemon's loop takes a turn when there is nothing to do."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ MOST_BYTES = 1.35
 
 
 def copied(session: Session) -> list[str]:
-    """The names of the files that have copies, in the order in which the copies were begun."""
+    """Returns the names of the files that have copies, in the order in which the copies were
+    begun."""
     generation = int(session.connection.ask("where")["generation"])
     catalog = CatalogReader.open(session.paths, generation)
     words = catalog.words

@@ -72,7 +72,7 @@ class Demands:
 
 
 def copied(tier: Path) -> list[int]:
-    """The numbers of the files that have a copy, the oldest copy first."""
+    """Returns the numbers of the files that have a copy. The file with the oldest copy is first."""
     number_of = {content(number, 8): number for number in range(1, 2 * DEMANDED + 1)}
     copies = sorted(tier.glob("monarch-*/c/*"), key=lambda copy: copy.stat().st_mtime_ns)
     return [number_of[copy.read_bytes()[:8]] for copy in copies]

@@ -1,5 +1,5 @@
-"""The daemon brings copies in a slow tier into the page cache before the programs of a plan open
-them."""
+"""If a tier is slow, the daemon reads the tier's copies into the page cache before the programs of
+a plan open them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def fill(session: Session) -> dict[int, Path]:
 
 
 def is_cached(copy: Path) -> bool:
-    """Whether all pages of the copy are in memory."""
+    """Returns whether all pages of the copy are in memory."""
     return cached_bytes(copy) >= copy.stat().st_size
 
 
@@ -127,8 +127,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert cached == set(training.orders[0][: len(cached)])
     order = [number for epoch in training.orders for number in epoch]
     for at in range(0, FILES, PART):
-        # Remove from the page cache the copies of all files that were read so far. Each of these
-        # copies is in memory for its next use only if the daemon reads the copy again.
+        # Drop the pages of all copies that were read so far. Such a copy is in memory for its next
+        # use only if the daemon has read it again.
         for number in order[:at]:
             forget_pages(copies[number])
         training.read(epoch_reader, session, order[at : at + PART])

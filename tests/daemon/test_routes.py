@@ -1,5 +1,5 @@
-"""The daemon measures the rate of each place from which files can be fetched. By these rates, it
-chooses the place from which it fetches a file."""
+"""The daemon measures the rate of each place from which files can be fetched. Based on these rates,
+it chooses the place from which it fetches a file."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Site:
             engine, self.flows, peers, chooses=chooses, clock=lambda: self.now
         )
 
-    # The attributes and methods below stand for the engine's.
+    # The attributes and methods below replace those of the engine.
     width, block_bytes = 4, 4 << 20
 
     def queues(self, _: int) -> Any:
@@ -91,8 +91,8 @@ def slow_peer() -> Site:
 
 @pytest.mark.parametrize("first", [PEER, OTHER])
 def test_the_source_is_beside_whichever_of_two_holders_is_asked_first(first: int) -> None:
-    """Two other nodes may hold a file. The owner is known to have it, and the other node may have
-    it. If both are slow, the source takes the place of the node that would be asked second, no
+    """Two other nodes may hold a file: its owner, which is known to have it, and a node that may
+    have it. If both are slow, the source takes the place of the node that would be asked second, no
     matter which of the two is asked first."""
     site = slow_peer()
     site.measured(OTHER + 1, 1 * MB)

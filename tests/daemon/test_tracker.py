@@ -58,8 +58,8 @@ class Late(Future[Any]):
 
 
 class InTime(Executor):
-    """An executor whose tasks count as done only after the tracker has asked `turns` times whether
-    they are. The tracker asks once in each turn of the daemon's loop."""
+    """An executor for a tracker. A task counts as done only after the tracker has asked `turns`
+    times whether it is done. The tracker asks once in each turn of the daemon's loop."""
 
     def __init__(self, turns: int) -> None:
         self.turns, self.asked = turns, 0
@@ -216,9 +216,9 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
-    """A job goes on shortly before the end of another epoch. The tracker finds the job's position,
-    although the last accesses before the search may lie partly in this epoch and partly in the
-    next."""
+    """A job jumps to a place shortly before the end of another epoch, and goes on there. The
+    tracker finds the job's position, although the last accesses before the search may lie partly in
+    this epoch and partly in the next."""
     steps, rng = 100, random.Random(seed)
     tracker = course_of(training(4 * steps, workers=2, batch=4), files=4 * steps, epochs=4)
     for epoch in (2, 3):

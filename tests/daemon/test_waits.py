@@ -160,7 +160,7 @@ def test_waiting_begins_again_after_a_while(
 ) -> None:
     """If two waits for a file end without the data, this file is then read from the source.
     After eight such waits for any files, all files are read from the source. After some time,
-    readers wait again, also in a child that was forked during this time."""
+    readers wait again, even in a child that was forked during this time."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()

@@ -1,4 +1,4 @@
-"""The demo: its dataset, its training, and the comparison that it prints."""
+"""The demo: its dataset, its training script, and the comparison that it prints."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@
 
 #define HOLD_UNAVAILABLE 77 /* exit status if the kernel refuses a seccomp listener */
 
-/* Runs `first` in a thread. When this thread is about to make the system call `call` for the nth
- * time, with `argument` as the call's first argument (-1: any), a seccomp filter holds the thread,
- * and `second` runs in another thread. The held call is made when `second` has returned, or when
- * `second` calls sched_yield, which shows that `second` waits for the first thread. After both
+/* Runs `first` in a thread until this thread is about to make the system call `call` for the nth
+ * time, with `argument` as the call's first argument (-1: any). A seccomp filter then holds the
+ * thread, and `second` runs in another thread. The held call is made when `second` has returned, or
+ * when `second` calls sched_yield, which shows that `second` waits for the first thread. After both
  * functions have returned, returns whether a call was held. */
 int hold(int call, long argument, int nth, void (*first)(void), void (*second)(void));
 

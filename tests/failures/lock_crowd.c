@@ -8,8 +8,8 @@
  * Within that call, the library makes several fcntl system calls. Before each of them, the second
  * thread does a round: it opens OTHER, locks it and closes it. It does at most MOST rounds.
  *
- * Prints three lines: the result of the first thread's call; 1 if the second thread has done all
- * its MOST rounds, otherwise 0; the result of the first thread's call when it is repeated without
+ * Prints three lines: the result of the first thread's call; whether the second thread has done all
+ * its MOST rounds (1 or 0); and the result of the first thread's call when it is repeated without
  * the second thread.
  * */
 #include <errno.h>

@@ -2,10 +2,10 @@
  *
  *   offset_race read|readv FILE OTHER AT N
  *
- * A thread reads N bytes of FILE at the descriptor's offset. If this thread makes an lseek, it is
- * held before the lseek. Meanwhile another thread puts OTHER, whose offset is AT, on the
- * descriptor's number by dup2. Prints whether there was an lseek, the offset of OTHER, how many
- * bytes were read, and these bytes.
+ * A thread reads N bytes of FILE at the descriptor's offset. If this thread calls lseek, it is held
+ * before the call. Meanwhile another thread puts OTHER, whose offset is AT, on the descriptor's
+ * number by dup2. Prints whether lseek was called, the offset of OTHER, how many bytes were read,
+ * and these bytes.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -124,8 +124,8 @@ static int file_of(const uint64_t *words, size_t n, size_t at) {
 }
 
 /* Returns the index of the first word that belongs to another file than the words before it, or the
- * number of words if there is no such word. Words that are 0 are ignored: a word of a copy that is
- * not written yet is 0, and no file has a word that is 0. */
+ * number of words if there is no such word. Ignores words that are 0: no file contains such words,
+ * but a copy does while it is incomplete. */
 static size_t find_mixed(const uint64_t *words, size_t n, size_t at) {
     int known = 0, k = -1;
     for (size_t i = 0; i < n / 8; i++) {

@@ -7,8 +7,8 @@
  * thread reads the following bytes by read(2), and waits in the kernel for the first read. Then the
  * main thread does WHAT. Prints, one per line, the result of WHAT, the offset of OTHER, the results
  * of the first and the second read, and the offset of FILE. Prints on standard error how long WHAT
- * took and its processor time [us]. If a read ended before it was seen to wait, ends with status 75
- * and does not do WHAT.
+ * took and its processor time [us]. If a read ended before it was seen to wait, the program exits
+ * with status 75 and does not do WHAT.
  */
 #include <errno.h>
 #include <fcntl.h>

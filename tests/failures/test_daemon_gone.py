@@ -181,7 +181,7 @@ def test_readers_do_not_wait_for_a_stopped_daemon(
     check_all(session, files)
 
 
-# Keeps a descriptor open while the daemon that served it dies.
+# Keeps a descriptor of a copy open while the daemon that has made the copy is killed.
 HOLDER = """
 import json, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)

@@ -322,8 +322,8 @@ def test_signals_arrive_during_waits(
     assert totals["fallbacks"] == 0
 
 
-# A program whose signal handler interrupts a read. The handler reads from the same descriptor; with
-# a third argument, it jumps out of the read instead. Later reads must then still work.
+# A program whose signal handler interrupts a read. The handler reads from the same descriptor or,
+# if the program has a third argument, jumps out of the read. After that, reads must still work.
 HANDLER = """
 #include <fcntl.h>
 #include <setjmp.h>

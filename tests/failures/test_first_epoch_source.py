@@ -124,8 +124,8 @@ def test_the_source_gives_errors_for_a_while(
 # --- changes ------------------------------------------------------------------------------------
 
 # Reads the beginning of the file and, after the change, the rest: once with explicit offsets, and
-# once at the descriptor's offset. It uses no file object of Python, because a file object would ask
-# for the file's size.
+# once at the descriptor's offset. The program uses no file object of Python, because a file object
+# would ask for the file's size.
 OVER_CHANGE = """
 fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
 UNIT = 1 << 18

@@ -50,8 +50,8 @@ def run_job(
 
 
 def check_job(session: Session, files: Files, says: list[str], **env: str) -> None:
-    """Checks that the job ends as without the library. Checks also that the library prints one line
-    for each text in `says`, and that the line contains the text."""
+    """Checks that the job ends as it does without the library. Checks also that the library prints
+    one line for each text in `says`, and that the line contains the text."""
     plain, found = run_job(session, files, {}, preload=False), run_job(session, files, env)
     assert (found.returncode, found.stdout) == (7, plain.stdout)
     ours = [line for line in found.stderr.splitlines() if line.startswith("monarch: ")]
@@ -81,7 +81,7 @@ def test_our_own_command_says_itself_what_is_missing(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files
 ) -> None:
     """The library prints no message in a shell script that is named `monarch`. Monarch's own
-    command has this name too, and says itself what is missing."""
+    command has this name too, and reports by itself what is missing."""
     session = session_factory(files.root)
     script, other = tmp_path / "monarch", tmp_path / "other"
     for file in (script, other):
@@ -100,8 +100,8 @@ def test_no_daemon_is_said_once(session_factory: Callable[..., Session], files: 
 def test_after_a_daemon_was_stopped_nothing_is_said(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """After `monarch stop`, commands that a shell under the library starts print no message about
-    the missing daemon."""
+    """After `monarch stop`, the library prints no message about the missing daemon, neither in a
+    shell nor in the commands that the shell starts."""
     session = session_factory(files.root)
     session.start().stop()
     assert session.paths.stopped.exists()

@@ -349,8 +349,8 @@ TROUBLES = [
 def test_copies_that_were_cut_or_replaced_are_seen_said_and_made_anew(
     session: Session, files: Files
 ) -> None:
-    """Copies that were truncated, replaced or removed after an orderly end are noticed, reported
-    once and made again."""
+    """After an orderly end, some copies are truncated, replaced or removed. The next daemon notices
+    this, reports it once, and makes these copies again."""
     tier, before = session.tiers[0], copies_in(session)
     names = list(files.digests)[: len(TROUBLES)]
     for name, trouble in zip(names, TROUBLES, strict=True):

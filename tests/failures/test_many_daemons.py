@@ -79,8 +79,8 @@ def test_changes_are_recorded_with_the_daemon_that_serves_now(
         # started. It must not have taken address 0 for the address of a segment.
         assert not maps_null(process)
         for now, early in zip(sizes[-1], sizes[4], strict=True):
-            # The segments of a daemon that has ended must not stay mapped. So the process must grow
-            # for each daemon by less than the size of a catalog, about 2.5 MB.
+            # The segments of a daemon that has ended must not stay mapped. So for each daemon, the
+            # process must grow by less than the size of a catalog, which is about 2.5 MB.
             assert now - early < 2.5e6 * (MANY - 5)
         assert sizes[-1][1] - sizes[4][1] < 16_384 * (MANY - 5)
         session.start()

@@ -16,9 +16,9 @@ COUNT, SIZE = 20, 3000
 # An address space [bytes] that suffices for a shell and the library, but not for a session's
 # segments.
 LITTLE = 9_000_000
-# A program that goes on in steps. In its first step, before a new daemon starts, it limits its
-# address space to the size that it already uses. In each further step, it makes the change that the
-# test names.
+# A program that runs in steps. In its first step, before a new daemon starts, it limits its address
+# space to the size that it already uses. In each further step, it makes the change that the test
+# names.
 CHANGE = """
 import resource
 root, word = sys.argv[1], step()

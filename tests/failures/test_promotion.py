@@ -50,8 +50,8 @@ def wait_present(session: Session, count: int = 1) -> None:
 def opened_before_copies(
     session: Session, script: str, *words: object
 ) -> Iterator[tuple[Steps, list[Any]]]:
-    """Runs `script` up to its first step(), and keeps the daemon stopped meanwhile, so that each
-    file that the script opens has no copy yet. Then the daemon goes on. Yields the program and the
+    """Runs `script` up to its first step(). Meanwhile, the daemon is stopped, so that none of the
+    files that the script opens has a copy yet. Then the daemon goes on. Yields the program and the
     argument of the first step()."""
     assert session.daemon is not None
     session.daemon.send_signal(signal.SIGSTOP)
@@ -243,8 +243,8 @@ step(sha(b"".join(pieces)), pread)
 
 
 # These entries of WAYS cover all code paths in the library. Each of the other entries takes the
-# same code path as one of these: `readv` that of `read`, fdopen in C that of `fopen`, and a forked
-# child that of a program that inherits the descriptor.
+# code path of one of these entries: `readv` takes that of `read`, fdopen in C takes that of
+# `fopen`, and a forked child takes that of a program that inherits the descriptor.
 SOME_WAYS = [
     "read",
     "preadv2",

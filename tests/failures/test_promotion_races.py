@@ -95,8 +95,8 @@ def test_what_happens_to_a_descriptor_in_the_middle_of_its_promotion(
     session_factory: Callable[..., Session], source: SlowSource, tmp_path: Path, case: str
 ) -> None:
     """If another thread changes a descriptor during its promotion, the change is not lost. A slow
-    getattr of the source holds up the promotion when the library has checked the descriptor for the
-    last time, but has not replaced it yet."""
+    getattr of the source holds up the promotion after the library has checked the descriptor for
+    the last time, and before it replaces the descriptor."""
     behind = Files(source.backing)
     behind.add("a", SIZE)
     (tmp_path / "other").write_bytes(b"other")
@@ -163,8 +163,8 @@ step(
 )
 """
 # During a read, another file gets the descriptor's number. For each case: the flags with which the
-# other file was opened, its offset, and the results that the read may have in addition. In every
-# case, the read may return bytes of either file.
+# other file was opened, its offset, and further results that the read may have. In every case, the
+# read may return bytes of either file.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -191,8 +191,8 @@ def test_a_read_is_of_one_file_whatever_comes_to_its_number(
     case: tuple[str, str],
 ) -> None:
     """A read returns bytes of only one file, even if another file is put on the descriptor's number
-    during the read. In this test, the copy has only the beginning of the file, and the daemon is
-    suspended. So the library has to read the rest from the source."""
+    during the read. In this test, the copy contains only the beginning of the file, and the daemon
+    is suspended. So the library has to read the rest from the source."""
     call, other = case
     behind = Files(source.backing)
     behind.add("a", SIZE)

@@ -133,8 +133,8 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
     """If the catalog cannot grow, the daemon goes on while copies come and go. Each new copy takes
-    a place in an index of the catalog, and places become free only when the catalog moves to a
-    larger one."""
+    a place in an index of the catalog, and places become free only when a larger catalog replaces
+    this one."""
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()

@@ -1,5 +1,5 @@
-"""File systems of tiers that run out of bytes or inodes before the quota is used: tmpfs, ext4 and
-xfs."""
+"""The file system of a tier (tmpfs, ext4 or xfs) runs out of bytes or inodes before the tier's
+quota is used."""
 
 from __future__ import annotations
 

@@ -178,8 +178,8 @@ def test_the_root_changes_while_another_thread_finds_out_whether_it_is_ours(
 ) -> None:
     """After a chroot, opens return the file in the new root. This holds even if the chroot happens
     while another thread checks whether the source is visible (see root_race.c). As in some
-    containers, the new root has /proc, the tier and the daemon's segments; only the source differs.
-    """
+    containers, the new root contains /proc, the tier and the daemon's segments. Only the source
+    differs."""
     place = tmp_path / "session"
     session = session_factory(files.root, directory=place).start()
     settle(session)

@@ -4,9 +4,9 @@
  *
  * FILE is closed by a direct system call, which the library does not see. A thread then reads from
  * the descriptor's number by pread. If the library calls statx on the descriptor, the thread is
- * held before this statx. Meanwhile another thread opens OTHER on the number. Prints whether there
- * was a statx, waits for a line, reads from the number, and prints the path of the file that is
- * open on it.
+ * held before this call. Meanwhile another thread opens OTHER on the number. Prints whether statx
+ * was called, waits for a line, reads from the number, and prints the path of the file that is open
+ * on this number.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-"""The system calls that get faults, and the errors that each call may return: the errors in its
-manual page, and the errors that network file systems return in addition."""
+"""The system calls that get faults, and the errors that each call may return. These are the errors
+in the call's manual page, and further errors that network file systems return."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """number : the call's number on x86-64;  target : which argument names the file, written like
-    TARGET in faulter.c;  errors : names of the errors that the call may return;  can_be_short : the
-    call may transfer fewer bytes than requested;  is_made : the call does its work even if a fault
-    makes it return an error"""
+    """A system call that gets faults.
+
+    number : the call's number on x86-64
+    target : which argument names the file, written like TARGET in faulter.c
+    errors : names of the errors that the call may return
+    can_be_short : whether the call may transfer fewer bytes than requested
+    is_made : whether the call does its work even if a fault makes it return an error
+    """
 
     number: int
     target: str
@@ -123,7 +127,11 @@ DISKLESS = ("anon_inode", "pipe", "socket")
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """action : an ACTION of faulter.c;  name : the fault's name in reports"""
+    """A fault that a call may get.
+
+    action : an ACTION of faulter.c
+    name : the fault's name in reports
+    """
 
     action: str
     name: str

@@ -18,10 +18,11 @@ NAMES = {call.number: name for name, call in CALLS.items()}
 
 @dataclass(frozen=True, slots=True)
 class CallClass:
-    """A class of equal calls: they are made by threads of one name, on files of one kind, and at
-    one place in Monarch's code.
+    """A class of equal calls: they are made by threads of the same name, on files of the same kind,
+    and at the same place in Monarch's code.
 
-    key : the class as faulter.c logs it;  count : how often the class is in the trace
+    key : the class as faulter.c logs it
+    count : how often the class is in the trace
     """
 
     key: str

@@ -331,9 +331,9 @@ static struct kind *kind_of(const char *text) {
     return &kinds[i];
 }
 
-/* Puts the call's class into *to: its kind, followed by the stack. Returns 0, without reading the
- * stack, if the stack is not needed: either the kind already differs from that of the wanted class,
- * or the last ENOUGH calls of this kind had no new stacks. */
+/* Puts the call's class into *to: its kind, followed by the stack. If the stack is not needed,
+ * returns 0 without reading it. The stack is not needed if the kind already differs from that of
+ * the wanted class, or if the last ENOUGH calls of this kind had no new stacks. */
 static int put_class(struct thread *t, const struct looked *l, const struct user_regs_struct *r,
                      char *to) {
     char name[32], target[256], stack[1024] = "";
@@ -466,7 +466,7 @@ static void go_on(struct thread *t, int signal) {
         ptrace(t->error || t->asked ? PTRACE_SYSCALL : PTRACE_CONT, t->tid, NULL, (long)signal);
 }
 
-/* Lets the threads whose delay is over go on. Returns whether any thread is still delayed. */
+/* Resumes the threads whose delay is over. Returns whether any thread is still delayed. */
 static int end_delays(void) {
     int is_any = 0;
     uint64_t now = now_ns();
@@ -563,9 +563,8 @@ static void give_up_preload(char **argv) {
     die("/proc/self/exe");
 }
 
-/* Closes the tracer's own copies of the descriptors that the program has inherited. While the
- * tracer holds them open, the other end of a pipe or a socket does not notice that the program has
- * ended. */
+/* Closes the descriptors that the program has inherited from the tracer. While the tracer keeps
+ * them open, the other end of a pipe or a socket does not notice that the program has ended. */
 static void give_up_descriptors(void) {
     for (int fd = 3; fd < 1024; fd++)
         if (fd != fileno(log_file))

@@ -44,7 +44,7 @@ SIZES = {
     seed: size
     for seed, size in enumerate([0, 1, 4095, 4096, 70_001, *[9000 + 37 * i for i in range(8)]], 1)
 } | {101: 600_017, 102: 600_017, 103: 3 * MIB + 5}
-# The tier in memory has no room for all files: the larger ones go to the disk.
+# The tier in memory is too small for all files, so the larger files go to the tier on the disk.
 RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
 LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
 OLD_S = 2.5
@@ -88,10 +88,10 @@ def build_faulter(directory: Path) -> Path:
 
 
 def is_ours(role: str, call: CallClass) -> bool:
-    """Returns whether Monarch must tolerate a fault in this call. In two cases it need not. A
-    program must get the errors of its own calls, and of calls that the library makes for it on
-    files that are not Monarch's. And a Python process cannot go on if its interpreter gets no
-    memory or cannot load a module."""
+    """Returns whether Monarch must tolerate a fault in this call. In two cases, it need not. First,
+    a program must get the errors of its own calls, and of the calls that the library makes on its
+    behalf on files that are not Monarch's. Second, a Python process cannot go on if its interpreter
+    gets no memory or cannot load a module."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_passed_on &= call.call != "newfstatat" or not call.target
@@ -103,8 +103,12 @@ def is_ours(role: str, call: CallClass) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """hit : whether a call got the fault;  ended : how the traced process ended;  broken : the
-    promises that were broken"""
+    """The outcome of a run.
+
+    hit : whether a call got the fault
+    ended : how the traced process ended
+    broken : the promises that were broken
+    """
 
     hit: bool = False
     ended: str = "not at all"
@@ -253,8 +257,8 @@ class Site:
     # --- what must hold -------------------------------------------------------------------------
 
     def _look_at_what_is_left(self, outcome: Outcome) -> None:
-        """Checks that another daemon can start, that all its copies are right, including those
-        from the daemon before, and that it leaves nothing behind."""
+        """Checks that another daemon can start and leaves nothing behind. Also checks that all
+        copies are right, including those that the earlier daemon has made."""
         session = self._session()
         session.log.unlink(missing_ok=True)
         with noted_in(outcome, "the next session"), session:

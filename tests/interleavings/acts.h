@@ -8,7 +8,7 @@
 const struct monarch_entry *entry_of(unsigned file);
 void set_word(unsigned file, unsigned state, unsigned copy);
 int publish_copy(unsigned file, unsigned copy);
-/* Makes a whole copy of the file and publishes it. Returns the copy's number. */
+/* Makes a complete copy of the file and publishes it. Returns the copy's number. */
 unsigned make_present(unsigned file);
 
 void begin_fill(unsigned file, unsigned slot, unsigned copy);

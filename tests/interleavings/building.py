@@ -43,7 +43,8 @@ END_OF_OWN_CALLS = '#error "Monarch runs on x86-64 and aarch64"\n#endif\n'
 class Change:
     """A replacement of a text in a file of csrc.
 
-    file : the file's path in csrc;  old : a text that occurs in it exactly once
+    file : the file's path in csrc
+    old : a text that occurs exactly once in the file
     new : the text that replaces `old`
     """
 

@@ -9,9 +9,9 @@
 /* --- the engine's calls: behind_daemon.c --------------------------------------------------------
  *
  * No call of the engine goes through the preload library, and each call that other threads can
- * notice is a step. The calls check that the engine uses and closes only its own descriptors, and
- * holds no lock while it closes a descriptor from a program: this close may have to wait for the
- * source. */
+ * notice is a step. The calls check that the engine uses and closes only its own descriptors. They
+ * also check that the engine holds no lock while it closes a descriptor from a program, because
+ * this close may have to wait for the source. */
 
 /* The number of open descriptors that the daemon has received from programs. */
 unsigned handed_descriptors(void);

@@ -1,4 +1,5 @@
-"""Runs the orders of a trial in several processes, which divide the orders among themselves."""
+"""Runs a trial in many orders of its threads' steps. Several processes divide these orders among
+themselves."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def explore(
 ) -> Explored:
     """Runs the trial in all orders with at most `interrupts` interrupts.
 
-    most : the most orders that each process runs
+    most : the largest number of orders that each process runs
     limit_s : the time within which all processes must have ended [s]
     nth : an order is left out if its first interrupt comes at a decision whose number is not a
         multiple of `nth`

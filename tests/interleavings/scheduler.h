@@ -1,10 +1,12 @@
-/* A scheduler that runs threads one at a time, in every order of their steps within a bound.
+/* A scheduler that runs threads one at a time, in every order of their steps that has at most a
+ * given number of interrupts (see explore).
  *
  * A step is an atomic access, a system call, the locking or unlocking of a mutex, or a call of
  * step(). The code under test is compiled with -fsanitize=thread, so its atomic accesses are calls
- * of functions, which accesses.c defines. Its calls that may wait go to functions of calls.c.
- * Memory is sequentially consistent. The clock is simulated: a step takes a microsecond. More time
- * passes if all threads wait, if an interrupt lets a wait time out, or if pass_time() is called. */
+ * of functions, which accesses.c defines. If the code under test makes a call that may wait, the
+ * call goes to a function of calls.c. Memory is sequentially consistent. The clock is simulated: a
+ * step takes a microsecond. More time passes if all threads wait, if an interrupt lets a wait time
+ * out, or if pass_time() is called. */
 #ifndef SCHEDULER_H
 #define SCHEDULER_H
 

@@ -94,7 +94,7 @@ unsigned make_copy(unsigned file, unsigned version, uint64_t n) {
     return last_copy;
 }
 
-/* Returns the path of a file that lasts over all runs. Before each run, restore() makes copy
+/* Returns the path of a file that exists during all runs. Before each run, restore() makes copy
  * `number` as a hard link to this file, so the copy has the same inode number in every run. The
  * inode number determines the copy's place in an index, and thereby the steps of a search. */
 static const char *kept_copy(unsigned number) {

@@ -1,8 +1,9 @@
-"""Runs the library and the daemon's engine in every order of their steps within a bound.
+"""Runs the library and the daemon's engine in every order of their steps that has at most a given
+number of interrupts (scheduler.h).
 
 The trials cover catalog entries, copies that are being filled, claims, and descriptors that are
-promoted or wait for an order. In each trial other threads close descriptors, or replace, lock or
-read the files. Mappings are tested with a model instead (tests/csrc).
+promoted or wait for the order of a fill. In each trial, other threads close descriptors, or
+replace, lock or read the files. Mappings are tested with a model instead (tests/csrc).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* Runs a trial of the preload library and the daemon in every order of their steps (scheduler.h).
+/* Runs a trial of the preload library and the daemon in many orders of their steps (scheduler.h).
  *
  *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *

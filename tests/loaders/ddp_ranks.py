@@ -1,10 +1,10 @@
 """Compares the gradients of a training run under DDP, on four gloo ranks, with the gradients of the
 global batches.
 
-For each way to deal samples, the program prints the largest difference as two ratios: the norm of
-the difference to the norm of the gradients, and the largest element of the difference to the
-largest element of the gradients. It also prints the results of further checks of samplers on
-several ranks.
+For each way to deal samples, the program prints the largest relative difference, measured in two
+ways: the norm of the difference divided by the norm of the gradients, and the largest element of
+the difference divided by the largest element of the gradients. It also prints the results of
+further checks of samplers on several ranks.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def disagree(rank: int) -> int:
 
 
 def ask(folder: Path) -> tuple[int, int]:
-    """Makes a sampler for all files, and then one for a list with a missing file. Returns how often
-    this rank calls stat on files for the two samplers, and 1 if the second sampler is refused with
-    an error that names the missing file, otherwise 0."""
+    """Makes a sampler for all files, and then one for a list with a missing file. Returns two
+    numbers: how often this rank calls stat on files for the two samplers; and 1 if the second
+    sampler is refused with an error that names the missing file, otherwise 0."""
     paths = [folder / f"{number}" for number in range(FILES)]
     asked, stat = [], os.stat
 

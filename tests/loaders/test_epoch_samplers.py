@@ -36,8 +36,8 @@ def dataset(length: int) -> Any:
 def samplers(
     kind: type[Any], length: int, batch: int, nodes: int, per_node: int, **more: Any
 ) -> list[ScheduledSampler]:
-    """Returns the samplers of all ranks. Unless `more` has a quota, all nodes together keep 0.6 of
-    the samples."""
+    """Returns the samplers of all ranks. Unless `more` contains a quota, all nodes together keep
+    60 % of the samples."""
     more = {"quota": int(length * 0.6 / nodes) * SAMPLE_BYTES, **more}
     world = {"world_size": nodes * per_node, "ranks_per_node": per_node}
     return [

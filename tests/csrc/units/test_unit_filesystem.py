@@ -129,8 +129,8 @@ def test_the_kernel_tells_what_the_catalog_cannot(lib: Any, served: Served, case
 
 
 def test_a_copy_has_the_handle_of_its_file(lib: Any, served: Served) -> None:
-    """A copy's descriptor, and its name in /proc, have the handle of the source's file. Other files
-    have handles of their own, if their file system supports handles."""
+    """The handle of a copy's descriptor, and of that descriptor's name in /proc, is the handle of
+    the source's file. Other files keep their own handles, if their file system supports handles."""
     source, copy = served.root / "f", served.publish("f", b"content")
     empty, follow = 0x1000, 0x400  # AT_EMPTY_PATH, AT_SYMLINK_FOLLOW
 

@@ -1,5 +1,5 @@
-"""Tests when the library hands a descriptor over to the daemon after a program has read the
-descriptor's file at the source, and what the library does in other cases."""
+"""Tests what the library does after a program has read a file at the source: when it hands the
+file's descriptor over to the daemon, and what it does in other cases."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Readers:
         return fd
 
     def read(self, fd: int, n: int, at: int = -1) -> None:
-        """Acts as if a program had read n bytes at the offset `at`; -1: at the descriptor's own
-        offset."""
+        """Acts as if a program had read `n` bytes at the offset `at`, or at the descriptor's own
+        offset if `at` is -1."""
         if at < 0:
             os.lseek(fd, n, os.SEEK_CUR)
         self.lib.handover_note_read(fd, n, at)
@@ -144,7 +144,8 @@ class Readers:
 def readers(
     lib: Any, place: Place, tmp_path: Path, request: Any, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Readers]:
-    """If the parameter is "long", the path of a socket is too long for a socket's address."""
+    """If the parameter is "long", the paths of the daemon's sockets are too long for a socket's
+    address."""
     shm = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     if request.param == "long":
         shm = shm / ("l" * 100)
@@ -193,9 +194,9 @@ def test_a_file_that_was_read_to_its_end_is_handed_over(readers: Readers) -> Non
 def test_at_its_close_a_file_of_which_half_was_read_is_handed_over(
     readers: Readers, n: int, is_sent: bool, is_wanted: bool
 ) -> None:
-    """If the library has seen no read of the file, it requests a copy, because a program may have
-    read the file unseen. If less than half was read, the file is not worth a copy now. The claim
-    ends at the close, unless the descriptor was handed over."""
+    """If the library has seen no read at all, it requests a copy, because the program may have read
+    the file unseen. If it has seen reads, but of less than half of the file, the file is not worth
+    a copy now. The claim ends at the close, unless the descriptor was handed over."""
     fd = readers.open()
     readers.read(fd, n)
     readers.close(fd)
@@ -237,9 +238,9 @@ def test_a_descriptor_that_must_not_be_sent_leads_to_a_fill(readers: Readers, ca
 
 
 def test_only_one_descriptor_of_a_file_is_sent(readers: Readers) -> None:
-    """While one descriptor is on its way to the daemon, the library does nothing about another
-    descriptor of the file. If the claim of another file occupies the slot of this file's claim, the
-    daemon fills this file."""
+    """While one descriptor is on its way to the daemon, the library does nothing about a second
+    descriptor of the same file. If another file's claim occupies the slot that this file's claim
+    needs, the library sends no descriptor, and asks the daemon to fill the file."""
     first, second = readers.open(), readers.open()
     readers.read(first, SIZE)
     assert len(readers.handed()) == 1
@@ -314,8 +315,8 @@ def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
 def test_a_large_file_that_is_read_at_random_is_filled_by_the_daemon(
     readers: Readers, before: int, at: int, is_direct: bool
 ) -> None:
-    """As soon as the program is found to read at random, its reads are no longer direct: a fill is
-    requested, and each read demands the part of the copy that it needs."""
+    """As soon as the library finds that the program reads at random, the program's reads are no
+    longer direct. A fill is requested, and each read demands the part of the copy that it needs."""
     readers.entry.size = 8 * UNIT
     fd = readers.open()
     os.lseek(fd, before, os.SEEK_SET)
@@ -361,8 +362,8 @@ def test_a_file_without_an_entry_is_handed_over_with_its_path(readers: Readers) 
 
 @pytest.mark.parametrize("case", ["forked", "locked", "stopped", "at hand"])
 def test_of_a_file_without_an_entry_at_least_the_path_is_told(readers: Readers, case: str) -> None:
-    """In these cases, the descriptor is not sent. In the case "at hand", this is because the source
-    is as fast as the page cache, so the daemon reads the file itself."""
+    """In these cases, the library sends the path, but not the descriptor. In the case "at hand",
+    the source is as fast as the page cache, so the daemon can read the file itself."""
     path = readers.path.with_name("new")
     path.write_bytes(b"x" * 10)
     fd = readers.open_unmet(path)

@@ -18,8 +18,8 @@ from csrc.units.place import open_descriptors
 from support.session import wait_until
 
 LIMIT_S = 60
-# The shell that is launched writes what it has inherited to its descriptor 3. It reads its `status`
-# file itself instead of by `cat`, because the shell blocks signals while it starts a program.
+# The launched shell writes what it has inherited to its descriptor 3. It does not run `cat` to read
+# its `status` file in /proc, because it blocks signals while it starts a program.
 SCRIPT = """
 table=$(ls -l /proc/$$/fd)
 exec >&3

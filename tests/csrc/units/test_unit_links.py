@@ -1,4 +1,5 @@
-"""Tests where paths lead: by their text, and through links outside the sources."""
+"""Tests how the library finds out where a path leads: from the path's text, and through links
+outside the sources."""
 
 from __future__ import annotations
 
@@ -98,8 +99,8 @@ def test_a_hint_is_that_of_the_path_its_directory_or_one_above(table: Any) -> No
 
 def test_only_a_link_itself_is_known_of_what_lies_below_it(table: Any) -> None:
     """The table knows a directory below a link, but not the link itself. Files directly in this
-    directory get its hint. Files in deeper directories could get a hint only from an entry of the
-    link. So the library must learn anew where these files lead."""
+    directory get its hint. Files in deeper directories could get a hint only from an entry for the
+    link, which is missing. So the library must learn anew where these files lead."""
     learn(table, "/x/link/sub", DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/f") == hint(DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/deep/f") == NEW
@@ -211,8 +212,8 @@ def test_while_a_scan_goes_on_a_file_may_be_found_yet(
 
 def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out: Path) -> None:
     """A stat or a listing of a link teaches the library to which directory of a source the link
-    leads, however many slashes are behind the path. A stat teaches it nothing if the path leads to
-    a file or outside all sources, or if its text already shows where it leads."""
+    leads, however many slashes the path ends with. A stat teaches it nothing if the path leads to a
+    file or outside all sources, or if the path's text already shows where it leads."""
     link = out / "dir"
     expected = hint(DIRECTORY, len(bytes(link)))
     for end in (b"", b"/", b"///"):
@@ -234,8 +235,9 @@ def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out
 def test_a_directory_is_entered_only_if_it_is_the_scanned_one(
     table: Any, served: Served, out: Path
 ) -> None:
-    """A link led to a scanned directory. By now it may lead elsewhere, or another directory may be
-    at the path of the scanned one. Then the library forgets what it has learned about the link."""
+    """A link led to a scanned directory. By now, the link may lead elsewhere, or another directory
+    may be at the scanned directory's path. In both cases, the library forgets what it has learned
+    about the link."""
     link = out / "dir"
     n = len(bytes(link))
 
@@ -279,9 +281,9 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # According to its hint, the directory has links to files of a source. The link `own` leads to
-    # another file. After AGAIN lookups of such links, the library removes the hint, and looks at
-    # the directory again.
+    # According to its hint, the directory contains links to files of a source, but its link `own`
+    # leads to a file outside the source. After AGAIN lookups of such links, the library removes the
+    # hint, and looks at the directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)

@@ -114,8 +114,9 @@ MISSING = (
 
 
 def test_a_missing_daemon_is_reported_to_those_who_want_one(loading: Loading) -> None:
-    """There is no warning if a daemon is being started, if the site alone has set up Monarch, if
-    the user has stopped the daemon, or in the command `monarch`, which starts daemons."""
+    """If no daemon serves, the library warns, except in the command `monarch`, which starts
+    daemons. There is no warning either if a daemon is being started, if the site alone has set up
+    Monarch, or if the user has stopped the daemon."""
     config = loading.config
     warned, silent = f"autostart CONFIG, {MISSING}, passed on", "autostart CONFIG, passed on"
     for variables, steps in (

@@ -1,6 +1,6 @@
-"""Tests on which descriptor the library takes a lock, and what it does before and after the lock
-call. The program's descriptor is 5. If it refers to a copy, the library has another descriptor,
-which refers to the source's file."""
+"""Tests the lock calls: on which descriptor the library takes the lock, and what it does before and
+after the call. The program's descriptor is 5. If descriptor 5 refers to a copy, the library has
+another descriptor, which refers to the source's file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Locks:
     ) -> tuple[int, str]:  # fmt: skip
         """Makes a lock call on descriptor 5. Returns its result or -errno, and the steps.
 
-        settles : 0: another thread takes too long to replace descriptor 5
+        settles : False: another thread takes too long to replace descriptor 5
         behind : the descriptor that refers to the source's file; -1: descriptor 5 itself; -2: there
         is none
-        keeps : 0: another thread takes too long to replace a descriptor of the source's file
-        awaits : 0: the library takes too long to close a descriptor of its own
+        keeps : False: another thread takes too long to replace a descriptor of the source's file
+        awaits : False: the library takes too long to close a descriptor of its own
         doubts : number of rounds whose result is doubtful, because the library has closed a
         descriptor of its own during the lock call
         error : errno with which the kernel refuses the lock; 0: the kernel grants the lock
@@ -62,7 +62,7 @@ def test_a_lock_is_taken_on_the_sources_file(
 ) -> None:
     """After a lock was granted, the library compares the file with the catalog, because the lock's
     previous holder may have changed the file. Before a call that changes POSIX locks or asks about
-    one (F_GETLK), the library waits until no close of one of its own descriptors is under way."""
+    one (F_GETLK), the library waits until it is closing none of its own descriptors."""
     on = 5 if behind < 0 else behind
     changes = (kind, command) in CHANGING
     before = [f"keep {on}"]

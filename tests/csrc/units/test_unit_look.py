@@ -26,8 +26,8 @@ LIBC, FORTIFIED = -errno.ENOTTY, -errno.EOVERFLOW
 
 
 class Looks:
-    """A source with the directory d, the files d/f and d/g, of which only d/f has a copy, and three
-    links: d/l leads to f, d/none leads nowhere, and to_d leads to d."""
+    """A source with the directory d and the files d/f and d/g. Only d/f has a copy. The link d/l
+    leads to f, the link d/none leads nowhere, and the link to_d leads to d."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.root = lib, root
@@ -93,9 +93,9 @@ def test_what_exists_is_known(looks: Looks, call: int) -> None:
 
 @pytest.mark.parametrize("call", range(len(NAMES)), ids=NAMES)
 def test_only_what_the_daemon_could_do_is_certainly_allowed(looks: Looks, call: int) -> None:
-    """The daemon has shown that it may read d/f, because it has copied this file, and that it may
-    list d and look up names in d, because it has scanned this directory. It has not shown that it
-    may write to a file or execute one."""
+    """The daemon has copied d/f, so it may certainly read this file. It has scanned d, so it may
+    certainly list d and look up names in d. Nothing shows that it may write to a file or execute
+    one."""
     for name, mode in (
         ("d/f", R), ("d/l", R), ("d", R), ("d", X), ("d", R | X), ("to_d", X),
     ):  # fmt: skip
@@ -187,7 +187,7 @@ def test_a_real_path_is_found_in_the_catalog(looks: Looks, call: int) -> None:
 
 
 def test_a_buffer_for_a_real_path_must_be_large_enough(looks: Looks) -> None:
-    """libc ends a program whose buffer has less than PATH_MAX bytes."""
+    """libc terminates a program whose buffer has fewer than PATH_MAX bytes."""
     assert looks.real(3, "d/f", PATH_MAX - 1) == FORTIFIED
     assert looks.real(3, "d/f", PATH_MAX) == "/d/f"
 

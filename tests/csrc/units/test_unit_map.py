@@ -53,7 +53,8 @@ class Maps:
         """Maps `n` bytes. Returns the letters in the mapping, or -errno, and the steps of the
         library.
 
-        comes : whether a copy is there or coming; there : whether it is there after the wait
+        comes : whether the copy is complete or being made
+        there : whether the copy is complete after the wait
         other : the descriptor that another thread duplicates to the number `fd` during the wait;
         -1: none
         """
@@ -80,8 +81,8 @@ def maps(lib: Any, place: Place, tmp_path: Path) -> Iterator[Maps]:
 
 
 def test_a_complete_copy_is_mapped(maps: Maps) -> None:
-    """The mapped part of the file counts as read at once, because the library does not see reads
-    through a mapping."""
+    """The library does not see reads through a mapping, so the mapped part of the file counts as
+    read when it is mapped."""
     for n, offset, read in (
         (SIZE, 0, SIZE), (PAGE, 0, PAGE), (PAGE, PAGE, PAGE), (PAGE, 2 * PAGE, 100),
         (2 * PAGE, PAGE, SIZE - PAGE),
@@ -92,7 +93,7 @@ def test_a_complete_copy_is_mapped(maps: Maps) -> None:
 
 @pytest.mark.parametrize("case", ["none comes", "not in time", "removed", "replaced"])
 def test_without_a_complete_copy_the_source_is_mapped(maps: Maps, case: str) -> None:
-    """The library may replace the mapping of the source's file by one of the copy later."""
+    """Later, the library may replace this mapping by a mapping of the copy."""
     if case == "removed":
         maps.copy.unlink()
     elif case == "replaced":

@@ -61,8 +61,9 @@ steps = st.lists(
 def test_each_page_of_a_range_waits_for_its_own_part_of_its_file(
     lib: Any, script: list[tuple[tuple[int, int], str, int]]
 ) -> None:
-    """The program maps, unmaps and advises ranges. Then the table contains exactly the pages that
-    are still mapped. For each page, it has the right entry and offset, and the last advice."""
+    """The program maps ranges, unmaps ranges, and gives advice on ranges. Afterwards, the table
+    contains exactly the pages that are still mapped. For each page, it has the right entry and
+    offset, and the last advice."""
     lib.table_clear()
     pages: Pages = {}
     for (first, n), what, value in script:
@@ -101,7 +102,7 @@ def test_a_slot_that_is_changed_gets_a_new_number(lib: Any) -> None:
 
 
 def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
-    """If no slot is free, the table does not take another range, so the range stays on the source.
+    """If no slot is free, the table accepts no further range, so a new range stays on the source.
     If a range is split in two, and only one slot is free, one of the two pieces stays on the
     source."""
     lib.table_clear()
@@ -110,7 +111,8 @@ def test_a_full_table_takes_no_further_range_and_harms_none(lib: Any) -> None:
         lib.table_put(i * 10 * PAGE, (i * 10 + 5) * PAGE, 0, i)
     assert [slot[4] for slot in slots(lib)] == list(range(1, n + 1))
     assert lib.table_waiting() == n
-    # The removed range splits its slot into two pieces. The second piece finds no free slot.
+    # The removed page lies in the middle of a range. Two pieces of the range remain, and no slot is
+    # free for the second piece.
     lib.table_say(12 * PAGE, 13 * PAGE, FORGET)
     pages = pages_of(lib)
     assert lib.table_waiting() == n
@@ -140,8 +142,8 @@ def test_a_call_waits_only_for_a_replacement_in_its_range(
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None:
     """A parent forks while one of its threads replaces a mapping. In the child, this mapping is
-    waiting for its replacement again. If a thread of the parent was changing the table at that
-    moment, the child forgets all ranges."""
+    waiting for its replacement again. If a thread of the parent was changing the table when the
+    parent forked, the child forgets all ranges."""
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_put(3 * PAGE, 4 * PAGE, 0, 2)

@@ -84,7 +84,7 @@ def mapped(lib: Any, place: Place, tmp_path: Path) -> Iterator[Mapped]:
     tier.mkdir(mode=0o700)
     (root / "f").write_bytes(SOURCE)
     served = Served(lib, place, root, tier)
-    lib.move_are_guarded()  # forgets the descriptors of tests of other files
+    lib.move_are_guarded()  # forgets the descriptors that tests in other files have left
     one = Mapped(lib, served)
     yield one
     one.end()

@@ -69,8 +69,9 @@ def test_a_mode_is_passed_if_the_flags_need_one(alone: Calls) -> None:
 
 
 def test_a_fortified_open_without_its_mode_is_libcs_error(alone: Calls) -> None:
-    """libc's fortified functions end a program that passes no mode where one is needed. If no mode
-    is needed, or if libc lacks the fortified function, the library calls open or openat instead."""
+    """libc's fortified functions terminate a program that passes no mode where a mode is needed. If
+    no mode is needed, or if libc lacks the fortified function, the library calls open or openat
+    instead."""
     for flags in NEEDS_MODE:
         assert alone.make("__open_2", flags) == f"__open_2 -100 f {flags:o} 0"
         assert alone.make("__openat_2", flags) == f"__openat_2 7 f {flags:o} 0"
@@ -418,13 +419,13 @@ def test_descriptor_0_is_like_any_other(files: Files) -> None:
 
 
 def is_recorded(files: Files, path: Path) -> bool:
-    """Whether the library has recorded that the file has changed."""
+    """Returns whether the library has recorded that the file has changed."""
     found = path.stat()
     return bool(files.lib.watch_is_changed(files.served.s, found.st_dev, found.st_ino))
 
 
 def test_with_metadata_from_the_source_each_open_compares_the_file(files: Files) -> None:
-    """If the file has changed, nobody gets its copy any more, and its reader gets the new
+    """If the file has changed, no open gets the copy any more. Readers get the file's new
     version."""
     files.served.control.metadata_cached = 0
     counted = Counted(files)

@@ -80,7 +80,8 @@ def opens(lib: Any, session: Made) -> Iterator[Opens]:
     [(ABSENT, ""), (WANTED, ""), (FILLING, "wait"), (PRESENT, ""), (BYPASS, "")],
 )
 def test_an_open_waits_only_for_a_fill(opens: Opens, state: State, does: str) -> None:
-    """Nobody fills a file that is only requested: the open must not wait for it."""
+    """An open must not wait for a file whose copy was only requested, because no fill of it is
+    under way."""
     opens.entry.word = word(state)
     assert opens.open() == does
     assert opens.open(has_copy=False) == does, "the copy was removed after the wait"
@@ -116,9 +117,9 @@ def test_an_open_that_no_copy_can_serve_does_not_wait(opens: Opens, case: str) -
 @pytest.mark.parametrize("answer", [0, 1])
 def test_a_file_of_another_node_is_waited_for(opens: Opens, answer: int) -> None:
     """Nodes that share the files fill them from each other. So an open waits even if no fill is
-    under way on its node. It passes the limit 0, which stands for the default limit of a wait for a
-    whole file. After a wait without success, some of the next waits are skipped. The wait for a
-    file of one unit is never skipped, and never causes others to be skipped."""
+    under way on its node. Its wait has the limit 0, which stands for the default limit of a wait
+    for a whole file. After a wait without success, some of the next waits are skipped. A wait for a
+    file of one unit is never skipped, and never causes other waits to be skipped."""
     control, entry = opens.session.control, opens.entry
     control.handed_bytes, entry.flags = 4 * MIB, native.MONARCH_OF_OTHERS
     entry.word = word(ABSENT)
@@ -146,7 +147,7 @@ def test_a_fill_of_what_programs_could_read_is_waited_for(
     opens: Opens, size: int, answer: int
 ) -> None:
     """The fill reads the file at the source. If the program read it there too, the source would
-    send the bytes twice. So the open waits. It passes the limit 0, which stands for the default
+    send the bytes twice. So the open waits. The wait has the limit 0, which stands for the default
     limit of a wait for a whole file."""
     opens.session.control.handed_bytes, opens.entry.size = 4 * MIB, size
     expected = ["wait"] * 4 if answer else ["wait", "", "wait", ""]
@@ -176,7 +177,7 @@ def test_a_large_file_is_not_waited_for(opens: Opens) -> None:
 def test_a_wait_is_made_only_for_a_slow_source(
     opens: Opens, handed: int, took: int, is_worth: bool
 ) -> None:
-    """A wait needs some system calls itself, so it saves no time if the source is fast. took: time
+    """A wait itself costs some system calls, so it saves no time if the source is fast. took: time
     of an open at the source, and also of a read [ns]."""
     opens.session.control.handed_bytes = handed
     opens.took(took)
@@ -212,7 +213,7 @@ def test_an_open_that_skips_its_wait_moves_a_queued_fill_forward(opens: Opens) -
 
 class Copies(Opens):
     def wait(self, answer: int = 1, served: int = 0, by: int = 0, entry: int = ENTRY) -> bytes:
-        """Returns the path of the copy for which an open like fopen has waited. Returns b"" if
+        """Acts as an open such as fopen, which waits for a copy. Returns the copy's path, or b"" if
         there is no copy."""
         out = ffi.new("char[]", 4096)
         self.lib.open_wait_answer(answer, 0)

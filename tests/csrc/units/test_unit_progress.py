@@ -1,5 +1,6 @@
-"""Tests how the library learns that a program has read a file to its end, how it measures the time
-that the sources take, and what it says about a file that the catalog does not know."""
+"""Tests how the library learns that a program has read a file to its end, and how it measures the
+time that the sources take. Also tests what it reports about a file that the catalog does not
+know."""
 
 from __future__ import annotations
 
@@ -60,15 +61,16 @@ def reader(lib: Any, session: Made, tmp_path: Path) -> Iterator[Reader]:
 def test_a_streams_offset_shows_whether_the_file_was_read(
     reader: Reader, offset: int, flags: int
 ) -> None:
-    """libc reads for a stream, so the library does not see these reads. It looks at the offset when
-    the stream is closed, unless another process may be reading at this offset."""
+    """The reads of a stream are made by libc, so the library does not see them. When the stream is
+    closed, the library looks at the offset, unless another process may be reading at this
+    offset."""
     reader.lib.progress_end(STREAM, reader.at(offset, WORD | flags))
     assert reader.is_read() == (offset == SIZE and flags == OFFSET)
 
 
 def test_a_stream_without_a_tracked_descriptor_is_remembered(reader: Reader) -> None:
     """The library remembers a stream by its address. It forgets the stream once the stream is
-    closed, because another one may get the address."""
+    closed, because another stream may get the same address."""
     lib, s = reader.lib, reader.session.s
     fd = reader.at(SIZE)
     lib.progress_end(STREAM, fd)
@@ -107,9 +109,9 @@ def test_an_empty_file_is_not_read(reader: Reader) -> None:
     ("word", "n_bytes"), [(WORD, SIZE), (0, 0), (5000 << 32, 0), (WORD | 9 << 4, 0)]
 )
 def test_a_stream_reads_its_file_at_the_source(reader: Reader, word: int, n_bytes: int) -> None:
-    """When a program makes a stream of a descriptor, all bytes of the file count as read at the
-    source. Nothing is counted if the descriptor is not tracked, if the entry is gone from the
-    catalog, or if the session in which the descriptor was opened is gone."""
+    """When a program makes a stream from a descriptor, all bytes of the file count as read at the
+    source. Nothing is counted if the descriptor is not tracked, if the catalog no longer contains
+    the entry, or if the session in which the descriptor was opened has ended."""
     assert reader.lib.descriptors_stream(reader.at(0, word)) == 1
     counted = [int(one.source_bytes_read_by_programs) for one in reader.session.clients.stats]
     assert sum(counted) == n_bytes
@@ -175,8 +177,8 @@ def test_a_fast_device_is_known_by_its_sources(lib: Any, session: Made) -> None:
 def test_a_file_without_an_entry_is_named_by_its_source_and_path(
     lib: Any, session: Made, tmp_path: Path
 ) -> None:
-    """The kernel reports the path of a descriptor's file. The library finds the source in this
-    path. It finds nothing if the path is in no source, or is too long for a message to the
+    """The kernel reports the path of a descriptor's file. From this path, the library derives the
+    source. It finds none if the path is in no source, or is too long for a message to the
     daemon."""
     control, out = session.control, ffi.new("char[]", 4096)
     control.sources = 2

@@ -1,5 +1,5 @@
 """Tests when the library replaces a program's descriptor of a source's file by a descriptor of the
-copy, and that lock calls wait until the replacement is over."""
+copy. Also tests that lock calls wait until the replacement is over."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Descriptors:
         lib.track_number(self.s, 0, 1)
 
     def open(self, flags: int = 0, path: Path | None = None) -> int:
-        """Opens the file at the source, and tracks the descriptor as one of f, even if `path` is
-        another file."""
+        """Opens the file at the source, and tracks the descriptor as a descriptor of f, even if
+        `path` is another file."""
         fd = os.open(path or self.path, os.O_RDONLY | flags)
         os.dup2(fd, NUMBER, inheritable=not flags & os.O_CLOEXEC)
         os.close(fd)
@@ -52,8 +52,8 @@ class Descriptors:
         before.
 
         word : the descriptor's word as the caller found it; None: as it is now
-        version, inode : how far the version and the inode that the caller found exceed the entry's
-        present ones
+        version, inode : by how much the entry's version and inode, as the caller found them, exceed
+        the present values
         """
         before, inode_before = open_descriptors(), os.fstat(fd).st_ino
         tracked = self.lib.track_word(fd) if word is None else word
@@ -111,7 +111,7 @@ def test_a_descriptor_that_may_be_used_otherwise_stays(descriptors: Descriptors,
     "case", ["state", "offset", "other word", "untracked", "process", "no copy"]
 )
 def test_a_descriptor_stays_as_it_was(descriptors: Descriptors, case: str) -> None:
-    """The library may try again later to replace the descriptor."""
+    """In these cases, the descriptor is not replaced, but the library may try again later."""
     fd, lib = descriptors.open(), descriptors.lib
     given = int(lib.track_word(fd))
     if case == "state":
@@ -153,9 +153,9 @@ def test_a_descriptor_that_cannot_be_replaced_is_not_tried_again(
 
 
 def test_a_lock_waits_until_descriptors_of_the_file_are_closed(descriptors: Descriptors) -> None:
-    """The lock call gives up after 5 s: a close may take long, because the kernel may ask a file
-    system's server. The lock call does not wait for closings of other files, nor for closings that
-    were under way in the parent process at a fork."""
+    """The lock call gives up after 5 s: a close may take long, because the kernel may contact a
+    file system's server. The lock call does not wait for closings of other files, nor for closings
+    that were under way in the parent process when it forked this process."""
     lib, fd = descriptors.lib, descriptors.open()
     found = descriptors.path.stat()
     for i in range(3):

@@ -115,7 +115,7 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
     (tmp_path / "other").write_bytes(OTHER)
     lib.track_forget()
     lib.reads_end()
-    lib.reads_are_guarded()  # forgets the descriptors of tests of other files
+    lib.reads_are_guarded()  # forgets the descriptors that tests in other files have left
     served = Served(lib, place, root, tier)
     # Because the source counts as fast, no read waits for a copy.
     served.control.fast_sources = 1
@@ -181,8 +181,8 @@ def test_a_file_that_has_the_name_by_now_is_not_read_by_it(reader: Reader, call:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, call: str) -> None:
-    """During the call, the copy becomes complete, and another thread replaces the descriptor by one
-    of the copy. The bytes that are still missing are then read from the copy."""
+    """During the call, the copy becomes complete, and another thread gives the descriptor's number
+    to another file. The bytes that are still missing are then read from the copy."""
     with reader.gone():
         reader.begins()
         reader.replaced(completes=True)
@@ -193,9 +193,9 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
-    """If the source returns an error or the end of the file, the call returns the bytes that were
-    read before. If an error comes first, the call returns the error. The next read at the
-    descriptor's offset begins behind the returned bytes."""
+    """If the source returns an error or the end of the file, the call returns the bytes that it has
+    read until then. If it has read none, it returns the error. The next read at the descriptor's
+    offset begins behind the returned bytes."""
     for copied, most, error in itertools.product(
         [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
     ):
@@ -221,7 +221,7 @@ def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
     for content, at in itertools.product([SOURCE, COPY], [0, 1, 40, 41, 99, 100, 101, 2**40]):
         reader.has_copy(COPY if content == COPY else None)
         # SHARED marks the offset as shared. Otherwise, the library would replace a descriptor at
-        # offset 0 by one of the copy.
+        # offset 0 by a descriptor of the copy.
         reader.begins(SHARED, at=at)
         assert reader.reads(call, at=at) == content[at : at + N]
         end = max(min(at + N, 100), at) if call in IN_TURN else at

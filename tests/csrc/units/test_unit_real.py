@@ -100,13 +100,13 @@ class Loaded:
         """Loads a library with these symbols in its symbol table.
 
         lacks : tag of the table that this library lacks; 0: it lacks none
-        is_relocated : whether the dynamic section gives the addresses of the tables. If not, it
-        gives their offsets from the library's base, as in the kernel's vDSO.
+        is_relocated : whether the dynamic section contains the addresses of the tables. If not, it
+        contains their offsets from the library's base, as in the kernel's vDSO.
         is_us : whether this library stands for Monarch's library
         load : start and length of this library's segment. The start is relative to the address of a
-        variable of Monarch's library. The library whose segment contains this address is taken for
-        Monarch's. None: if `is_us` is set, the segment contains the address; otherwise, the library
-        has no segment
+        variable of Monarch's library. The library whose segment contains that variable is taken for
+        Monarch's. None: if `is_us` is set, the segment contains the variable; otherwise, the
+        library has no segment
         load_kind : type of the segment's program header
         """
         ordered = sorted(symbols, key=lambda one: gnu_hash(one.name) % (buckets or 1))
@@ -229,7 +229,8 @@ def test_a_library_without_versions_is_searched_too(loaded: Loaded) -> None:
 
 
 def test_a_library_whose_tables_are_named_by_their_places_is_searched_too(loaded: Loaded) -> None:
-    """The dynamic section gives the offsets of the tables instead of their addresses."""
+    """The dynamic section of this library contains the offsets of the tables instead of their
+    addresses."""
     loaded.load(name="us.so", is_us=True)
     loaded.load(Symbol("f", 0x2000), is_relocated=False)
     libc(loaded, Symbol("f", 0x5000))
@@ -260,8 +261,8 @@ def test_a_symbol_without_an_address_is_passed_over(loaded: Loaded) -> None:
 
 
 def test_a_function_that_libc_chooses_at_run_time_is_asked_for(loaded: Loaded) -> None:
-    """The symbol is an IFUNC: its address is that of a function that returns the address of the
-    function to call."""
+    """The symbol is an IFUNC: at its address is a function that returns the address of the function
+    to call."""
     loaded.load(name="us.so", is_us=True)
     libc(loaded, Symbol("f", int(loaded.lib.real_chooser()), kind=IFUNC))
     assert loaded.find("f") == loaded.lib.real_chosen()

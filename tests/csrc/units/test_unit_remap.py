@@ -1,5 +1,5 @@
-"""Tests which calls on memory make a mapping no longer wait for its copy, and which calls change
-the advice of a waiting mapping."""
+"""Tests which memory calls end a mapping's wait for its copy, and which calls change the advice of
+a waiting mapping."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Memory:
             self.at = self._libc.mmap(0, 4 * PAGE, READ, flags, file.fileno(), 0)
 
     def end(self) -> None:
-        """Unmaps the pages of the file that are still mapped. Other memory may be at the addresses
-        of the other pages by now, and stays mapped."""
+        """Unmaps the pages of the file that are still mapped. By now, the addresses of the other
+        pages may belong to other memory, which stays mapped."""
         for line in Path("/proc/self/maps").read_text().splitlines():
             if line.endswith(str(self.path)):
                 begin, end = (int(word, 16) for word in line.split()[0].split("-"))
@@ -49,7 +49,7 @@ class Memory:
 
     def said(self, name: str, *arguments: int) -> tuple[int, list[tuple[int, ...]]]:
         """Makes the call. Returns its result and what the library has told the table of mappings
-        before the system call: the first page, the number of bytes, and an advice or FORGET."""
+        before the system call: the first page, the number of bytes, and the advice or FORGET."""
         self.lib.remap_forget()
         result = self.call(name, *arguments)
         out = ffi.new("int64_t[32]")

@@ -214,7 +214,7 @@ def is_usable(lib: Any, made: Any, size: int | None = None) -> bool:
 
 def test_a_control_segment_is_checked_before_it_is_used(lib: Any) -> None:
     """The library uses the segment only while the daemon serves. It refuses a damaged segment, in
-    which a count or a length may lead out of an array."""
+    which a count or a length may exceed the size of an array."""
     assert is_usable(lib, control(5))
     most = {"sources": daemons.MONARCH_MAX_SOURCES, "tiers": daemons.MONARCH_MAX_TIERS}
     for field, limit in most.items():
@@ -366,8 +366,8 @@ def catalog(generation: int, capacity: int = CAPACITY, pool: int = POOL) -> Any:
 
 
 def test_a_catalog_with_a_damaged_header_is_refused(lib: Any) -> None:
-    """All offsets and sizes in the header must be those of the layout. Other values might lead out
-    of the segment."""
+    """All offsets and sizes in the header must match the catalog's layout. Other values might point
+    outside the segment."""
     memory = catalog(1)
     at, n_bytes = int(native.cast("uintptr_t", memory)), len(memory)
     c = native.cast("struct monarch_catalog *", memory)

@@ -52,8 +52,8 @@ class Opens:
     ) -> str:  # fmt: skip
         """Acts as if a file with an entry had been opened. Returns the steps of the library.
 
-        claimed : whether this open has claimed the file; alone : whether its descriptor is not to
-        be tracked
+        claimed : whether this open has claimed the file
+        alone : whether the descriptor must not be tracked
         """
         self.entry.size, self.entry.word = size, state | 9 << 12
         self.lib.serve_opened(self.session.s, ENTRY, claimed, alone, flags, self.fd)

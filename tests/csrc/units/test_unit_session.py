@@ -188,9 +188,9 @@ def mount_points() -> list[str]:
 
 
 def test_what_is_mounted_below_a_path_is_seen(lib: Any) -> None:
-    """The library reads the kernel's list of mounts in pieces. The result must be the same as that
-    of a search in the whole list. If another test mounts or unmounts something during the search,
-    this test tries again."""
+    """The library reads the kernel's list of mounts in pieces. Its result must be that of a search
+    in the complete list. If another test mounts or unmounts something during the search, this test
+    repeats the search."""
     paths = {"/none", "/pro", "/proc/self", "/sy"}
     for point in mount_points():
         if "\\" not in point:  # leaves out paths with a blank, which mountinfo writes as \040

@@ -108,10 +108,10 @@ OPEN = ("open", 9, "f", WRITE)
 def test_a_relative_path_starts_from_the_childs_directory(
     spawning: Spawning, actions: list[Action], opened: str
 ) -> None:
-    """Earlier actions change the child's directory. The library records the file relative to this
-    directory, which it names in terms of this process: by a path, if an action opens the directory
-    or changes to it by that path, and otherwise by a descriptor ("5:f" is the file f in the
-    directory of this process's descriptor 5)."""
+    """Earlier actions change the child's directory, and the library records the file relative to
+    that directory. It names the directory by a path if an action opens the directory, or changes to
+    it, by that path. Otherwise, it names the directory by a descriptor of this process: "5:f" is
+    the file f in the directory of descriptor 5."""
     assert spawning.opened(*actions, OPEN) == opened
     assert spawning.opened(*actions, ("open", 9, "/f", WRITE)) == "/f"
     assert spawning.opened(*actions, OPEN, ("chdir", "late"), ("fchdir", 1)) == opened

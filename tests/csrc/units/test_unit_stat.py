@@ -19,7 +19,7 @@ from monarch_py.native import Reason, State
 AT_FDCWD, NOFOLLOW = -100, 0x100
 SECOND = 10**9
 LSTAT, FSTAT, FSTATAT = 1, 2, 3
-# A call's number is its index in NAMES. NAMES[n + OLD] is the name of the call n before glibc 2.33.
+# A call's number is its index in NAMES. NAMES[n + OLD] is the name of call n in glibc before 2.33.
 OLD = 4
 NAMES = ("stat", "lstat", "fstat", "fstatat", "__xstat", "__lxstat", "__fxstat", "__fxstatat")
 Attributes = tuple[int, ...]
@@ -77,7 +77,8 @@ def stats(lib: Any, place: Place, tmp_path: Path) -> Iterator[Stats]:
 
 @pytest.mark.parametrize("call", [0, 1, 3, 4, 5, 7], ids=lambda call: NAMES[call])
 def test_the_catalog_answers_for_a_path(stats: Stats, call: int) -> None:
-    """The source is not asked: the answers are those of the scan."""
+    """The answers contain the attributes that the scan has found. The library does not contact the
+    source."""
     stats.change()
     is_link = call % OLD == LSTAT
     assert stats.call(call, stats.file) == stats.scanned
@@ -247,7 +248,7 @@ def test_a_path_is_learned_from_the_kernels_answer(stats: Stats, call: int) -> N
 
 
 def test_without_a_daemon_every_file_is_the_kernels(stats: Stats) -> None:
-    """This holds even for a file with the mode that copies have."""
+    """The kernel's answer is returned even for a file with the mode that copies have."""
     stats.file.chmod(0o400)
     fd = os.open(stats.file, os.O_RDONLY)
     stats.lib.attach_set_current(ffi.NULL)

@@ -42,8 +42,11 @@ class Streams:
     def reopen(self, path: Path | str | None, mode: str = "r", first: Path | None = None) -> (
         bytes | int
     ):  # fmt: skip
-        """Opens a stream for reading on `first`, or on g, and then opens it again by freopen. path
-        = None: freopen gets no path. Returns the content, or -errno."""
+        """Opens a stream for reading on `first` (by default, on g), and then reopens it with
+        freopen. Returns the content that is read from the reopened stream, or -errno.
+
+        path : the path that freopen gets; None: it gets no path
+        """
         name = ffi.NULL if path is None else os.fsencode(path)
         return self._content(self.lib.stdio_reopen, bytes(first or self.g), name, mode)
 

@@ -50,7 +50,7 @@ def test_a_list_without_the_descriptor_that_reads_it_is_of_another_table(
     assert lib.proc_numbers(bytes(tmp_path), 0, out, 4000) == len(names)
     assert sorted(out[0 : len(names)]) == [int(name) for name in names]
     assert lib.proc_numbers(bytes(tmp_path), 1, out, 4000) == -1
-    own = os.dup(0)  # the library will read the list by a descriptor with this number
+    own = os.dup(0)  # the descriptor by which the library reads the list will have this number
     os.close(own)
     (tmp_path / str(own)).touch()
     assert lib.proc_numbers(bytes(tmp_path), 1, out, 4000) == len(names)

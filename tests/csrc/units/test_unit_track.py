@@ -144,8 +144,8 @@ def test_the_first_and_the_highest_descriptor_are_of_the_table(
 
 
 def test_only_the_owner_removes_words(table: Any) -> None:
-    """A child of vfork does not own the table. It may only remove the word of a descriptor that was
-    handed over to the daemon, because the parent does not need this word."""
+    """A child of vfork does not own the table. The only words that it may remove are those of
+    descriptors that were handed over to the daemon, because the parent does not need these."""
     for flags, is_removed in ((0, 0), (HANDED, 1), (HANDED | PINNED, 0), (HANDED | SEEKING, 0)):
         table.track_set(FD, word := word_of(7, flags=flags))
         table.track_belongs(os.getpid() + 1, 0)
@@ -223,8 +223,8 @@ def test_a_word_in_use_is_not_removed_without_a_wait(table: Any) -> None:
 
 @pytest.mark.parametrize("call", ["flag", "untrack", "range", "pin"])
 def test_a_thread_waits_until_a_descriptor_is_unpinned(table: Any, call: str) -> None:
-    """While a descriptor is pinned, its word must not change. A call that changes the word waits,
-    and then goes on with the word that it finds."""
+    """While a descriptor is pinned, its word must not change. A call that changes the word waits
+    until the descriptor is unpinned, and then continues with the word that it finds."""
     calls = {
         "flag": lambda: table.track_flag(FD, SHARED),
         "untrack": lambda: table.track_untrack(FD),

@@ -130,14 +130,14 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    # The process counts its waits as a debt, which the passing time repays. On a slow machine, so
-    # much time passes that one more wait of 5 s may be allowed.
+    # The process counts its waits as a debt, which the passing time repays. On a slow machine,
+    # enough time may pass here for one more wait of 5 s.
     assert lasted in (60, 65)
 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
-    """A reader does not wait for a small file of a fast source. When a reader has given up, no
-    reader waits until the daemon shows progress again."""
+    """A reader does not wait for a small file of a fast source. After a reader has given up a wait,
+    readers wait for nothing before the daemon has shown progress again."""
     entry = session.entries[ENTRY]
     entry.source, entry.size = 2, UNIT
     session.control.fast_sources = 1 << 1 | 1 << 3
@@ -196,11 +196,11 @@ def test_a_demand_names_the_unit_and_rings_both_origins(lib: Any, session: Made)
 def test_a_demand_rings_the_origin_that_it_knows(
     lib: Any, session: Made, home: str, own: int | None, sleeping: tuple[int, int], is_filling: bool
 ) -> None:
-    """The threads that copy from sources have one bell, and those that copy from peers another.
-    While a file has no order, its home (if known) says which of these threads order the fill. If at
-    least one of those threads sleeps, a demand rings only their bell; otherwise, it rings both.
-    Once there is an order, a demand always rings both bells: the bytes may come from elsewhere than
-    the home says, for example because a peer has failed."""
+    """The threads that copy from sources have one bell, and the threads that copy from peers have
+    another. As long as a file has no order, its home (if known) determines which of these two
+    groups orders the fill. If a thread of this group sleeps, a demand rings only the group's bell;
+    otherwise, it rings both bells. Once there is an order, a demand always rings both bells: the
+    bytes may come from another place than the home, for example because a peer has failed."""
     session.control.block_bytes = 4 * MIB
     entry = session.entries[ENTRY]
     entry.size = 9 * UNIT
@@ -317,8 +317,8 @@ def test_what_a_source_is_follows_from_most_of_its_times(
 
 
 def test_the_latency_is_that_of_an_open_and_a_read(lib: Any, session: Made) -> None:
-    """The latency is the sum of two moving means: that of the durations of opens, and that of the
-    durations of reads. Each open or read counts as one second at most."""
+    """The latency is the moving mean of the durations of opens plus the moving mean of the
+    durations of reads. In these means, an open or a read counts as at most one second."""
     assert lib.progress_latency() == 0
     lib.progress_took(3 * MS, 5 * MS)
     assert lib.progress_latency() == 8 * MS

@@ -1,5 +1,5 @@
-"""Tests the warning that all reads go to the source: what it says, where it is written, and when it
-is left out because the process or its parent has written it already."""
+"""Tests the warning that all reads go to the source: its text, where it is written, and in which
+cases it is left out because the process or its parent has written it already."""
 
 from __future__ import annotations
 

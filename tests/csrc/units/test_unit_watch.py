@@ -1,5 +1,5 @@
-"""Tests inotify watches: a program that watches reads of a file sees the reads of all programs,
-because from then on nobody gets the file's copy."""
+"""Tests inotify watches. Once a program watches a file for reads, nobody gets the file's copy any
+more, so that the program is notified of all reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Watches:
 
     def watch(self, path: Path, mask: int) -> set[str]:
         """Watches the path. Returns the files that the library has recorded as changed since the
-        last call: nobody gets their copies."""
+        last call, that is, the files whose copies nobody gets any more."""
         assert self.lib.watch_add(self.fd, bytes(path), mask) >= 0
         found = {name for name in FILES if self._is_changed(self.root / name)}
         for filter_ in (self.served.clients.changed, self.served.clients.changed_coarse):

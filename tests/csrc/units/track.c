@@ -48,14 +48,14 @@ EXPORT void track_forget(void) {
     *forked_mark = 1;
 }
 /* Makes the table belong to the process `pid`, or to no process if `pid` is 0. is_forked: whether
- * this process is a forked child of that process. If not, the two processes share their memory. */
+ * this process is a forked child of process `pid`. If not, the two processes share their memory. */
 EXPORT void track_belongs(uint32_t pid, int is_forked) {
     owner = pid;
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Replaces the page from which the library learns that it runs in a forked child. The new page is
- * in the state in which it is before any descriptor is tracked. */
+/* Replaces the page from which the library learns that it runs in a forked child. The new page has
+ * the content that it has before any descriptor is tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;
