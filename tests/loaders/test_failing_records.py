@@ -1,7 +1,8 @@
 """If a record cannot be read, each loader raises one error that names the file, and leaves neither
 processes nor shared memory behind.
 
-The loaders' own tests kill and stop workers and reading processes.
+What happens when a worker or a reading process is killed or stopped is tested in the loaders' own
+tests.
 """
 
 from __future__ import annotations

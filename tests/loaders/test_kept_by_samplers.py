@@ -18,8 +18,8 @@ LENGTH = 1200
 
 
 class Counted:
-    """A dataset that records its reads in a file: the number of each sample, no matter which
-    process reads the sample."""
+    """A dataset that logs its reads: whichever process reads a sample adds the sample's number to
+    the file `log`."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
