@@ -24,7 +24,7 @@ TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
 def table(keys: type[Keys]) -> str:
-    """Returns the table in Markdown. Keys in an inner mapping come last, as one row."""
+    """Returns the table in Markdown. At its end, each inner mapping has a single row."""
     rows = [
         f"| `{each.name}` | {each.kind.value} | {each.default} | {each.meaning} |\n"
         for each in declared(keys).values()
