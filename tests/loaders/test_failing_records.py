@@ -115,7 +115,7 @@ def job(dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 READERS = [staged, kept, groups, job]
-# A dataset raises the same error under each loader, and a loader passes on all errors alike. So
+# A dataset raises the same error under every loader, and a loader treats all errors alike. So
 # without --long, only these pairs of a loader and a damage are tried.
 SHORT = [
     (staged, "missing"),

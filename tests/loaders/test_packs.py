@@ -39,7 +39,7 @@ def content(name: str) -> bytes:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Returns a directory of files with odd names, odd sizes, and times with nanoseconds."""
+    """Returns a directory of files with unusual names and sizes, and times with nanoseconds."""
     root = tmp_path / "data"
     for number, name in enumerate(NAMES):
         path = root / name

@@ -38,8 +38,8 @@ def cluster(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Cluster:
-    """Every node has room for half of the dataset. It owns a quarter of the dataset, and uses the
-    rest of its room for copies of other nodes' files."""
+    """Nodes that each have room for half of the dataset. A node owns a quarter of the dataset, and
+    uses the rest of its room for copies of other nodes' files."""
     sources = mounts(NODES)
     files = make_files(sources[0].backing, FILES, SIZE)
     for source in sources:

@@ -72,8 +72,8 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
 
 
 def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
-    """Reads this epoch on all nodes. Waits until all nodes know that the training is at the end of
-    this epoch, or at the beginning of the next epoch."""
+    """Reads this epoch on all nodes. Waits until all nodes know that the training run has reached
+    the end of this epoch, or the beginning of the next epoch."""
     planned.read(orders_of(epoch))
 
     def known() -> bool:

@@ -296,8 +296,8 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
-    """Returns the largest number of times that the node which accesses a sample least may access
-    it (NoPFS, section 3.1, Lemma 1).
+    """Returns a bound (NoPFS, section 3.1, Lemma 1): the node that accesses a sample least often
+    does so at most this many times.
 
     There are E epochs and N nodes. If one node accesses a sample ceil((1 + delta) E / N) times, the
     other N - 1 nodes share the remaining accesses. So one of them accesses the sample at most

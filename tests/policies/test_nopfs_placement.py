@@ -205,7 +205,8 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
 
 
 def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
-    """A file that no single class of its node can take is given to another node.
+    """If no single class of a node has room for one of the node's files, another node gets the
+    file.
 
     Node 0 has two classes, of 4 and 5 bytes. Together they have room for 3 files of 3 bytes, but
     each class holds only one file. Node 1 holds the other files."""
@@ -279,7 +280,7 @@ def test_a_copy_saves_most_behind_a_slow_link() -> None:
 
 
 class Rows(list[npt.NDArray[np.uint16]]):
-    """The rows of a table. `asked` counts how often any row was read."""
+    """The rows of a table. `asked` counts the reads of rows."""
 
     asked = 0
 

@@ -63,8 +63,8 @@ def _preadv(descriptor: int, flags: int) -> bytes:
 
 
 def _with_descriptor(paths: list[Path], out: Transcript, read: Callable[[int], bytes]) -> None:
-    """Opens each path with O_RDONLY alone, passes the descriptor to `read`, and records the bytes
-    that `read` returns."""
+    """Opens each path with no flag but O_RDONLY, passes the descriptor to `read`, and records the
+    bytes that `read` returns."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:

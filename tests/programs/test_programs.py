@@ -152,8 +152,8 @@ each_program = pytest.mark.parametrize(
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is installed. If the package that contains the module is missing, find_spec
-    raises an error instead of returning None."""
+    """Returns whether a module is installed. If the package that contains the module is missing,
+    find_spec raises an error instead of returning None."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:

@@ -35,7 +35,7 @@ def table(keys: type[Keys]) -> str:
 
 
 def written(page: str) -> str:
-    """Returns the page with its tables as the code declares them."""
+    """Returns the page, with each of its tables replaced by the one that the code declares."""
 
     def replaced(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}\n"
