@@ -24,8 +24,8 @@ def owner_of_all(cluster: Cluster) -> int:
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """The owner reads the parts of the file that the other node requests before all other parts. So
-    the other node need not read these parts from the source."""
+    """Before all other parts of the file, the owner reads the parts that the other node requests.
+    So the other node need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
     # With `fetch: holders`, a node asks the other node first, even if the source is faster. On a
     # busy machine, the source may be faster.
