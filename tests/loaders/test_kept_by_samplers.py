@@ -90,7 +90,7 @@ def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_pa
         if epoch:
             moved = read - (dataset.sizes.sum() - held)
             # If batches are small, a node may hold more samples of a step than its rank may get
-            # (`cap` of SolarSampler). Another node reads these samples from the source.
+            # (`cap` of SolarSampler). Another node reads the surplus from the source.
             assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
     for _, kept in ranks:
         kept.close()
