@@ -1,7 +1,8 @@
 """If a record cannot be read, each loader raises one error that names the file, and leaves neither
 processes nor shared memory behind.
 
-The loaders' own tests kill and stop workers and reading processes.
+What happens when a worker or a reading process is killed or stopped is tested in the loaders' own
+tests.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def job(dataset: Any) -> Iterator[Iterator[Any]]:
 
 
 READERS = [staged, kept, groups, job]
-# A dataset raises the same error under each loader, and a loader passes on all errors alike. So
+# A dataset raises the same error under every loader, and a loader treats all errors alike. So
 # without --long, only these pairs of a loader and a damage are tried.
 SHORT = [
     (staged, "missing"),

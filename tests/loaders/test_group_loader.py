@@ -55,8 +55,9 @@ def write(path: Path, count: int) -> Array:
 
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
-    """Yields a loader that is closed at the end of the context. The loader may warn that there are
-    more epochs than samples in a group, but only if `options` contains `epochs`."""
+    """Yields a loader that is closed at the end of the context. Unless `options` contains `epochs`,
+    the number of epochs is 0, so the loader does not warn of more epochs than samples in a group.
+    """
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:
@@ -205,8 +206,8 @@ def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
-    """If the training computes on a group for longer than the next group takes to be read, it waits
-    only for the first group."""
+    """If the training run computes on each group for longer than it takes to read the next group,
+    it waits only for the first group."""
     source = slow_factory()
     (source.backing / "a.bin").write_bytes(bytes(4 * 512 << 10))
     dataset = RecordDataset(source.mountpoint / "a.bin", record_bytes=64 << 10)
@@ -228,7 +229,7 @@ def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.parametrize("group", draws.cases([8, 20, 64], short=[8, 64]))
 def test_the_next_epoch_is_read_ahead(tmp_path: Path, group: int) -> None:
-    """Each epoch yields its own samples in its own order, even if the loader has read ahead the
+    """Each epoch yields its own samples in its own order, even if the loader has already read the
     first groups of another epoch."""
     values = write(tmp_path / "a.bin", 64)
     dataset = RecordDataset(tmp_path / "a.bin", record_bytes=RECORD)
@@ -552,8 +553,8 @@ def train_for_ever(path: Path, method: str, to: Any) -> None:
     signal.pause()
 
 
-# Without --long, only "fork" is tried. Only a forked process inherits its parent's descriptors, so
-# only with "fork" could something stay open after the training was killed.
+# Without --long, only "fork" is tried: only a forked process inherits its parent's descriptors, and
+# so could keep something open after the training run was killed.
 @pytest.mark.parametrize("method", draws.cases(["fork", "spawn"], short=["fork"]))
 def test_a_training_that_is_killed_leaves_nothing(tmp_path: Path, method: str) -> None:
     write(tmp_path / "a.bin", 100)

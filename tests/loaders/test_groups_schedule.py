@@ -1,5 +1,5 @@
 """A schedule of groups contains every sample once, apart from padding. Each rank reads contiguous
-ranges, and has the same number of steps."""
+ranges, and all ranks have the same number of steps."""
 
 from __future__ import annotations
 

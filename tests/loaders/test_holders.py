@@ -56,8 +56,8 @@ class Session:
         )
 
 
-# Settings for the quotas of each node's tiers [bytes]. Only the last setting gives a single node
-# room for all files.
+# The quotas of each node's tiers [bytes], one tuple per test case. A single node has room for all
+# files only with the last tuple.
 QUOTAS = [(MIB,), (MIB // 2, MIB), (2 * MIB,), (16 * MIB,)]
 CLUSTERS = [(nodes, quotas) for nodes in (1, 2, 3) for quotas in QUOTAS]
 SHORT = [(1, QUOTAS[1]), (2, QUOTAS[3]), (3, QUOTAS[0])]

@@ -18,8 +18,8 @@ LENGTH = 1200
 
 
 class Counted:
-    """A dataset that records its reads in a file: the number of each sample, no matter which
-    process reads the sample."""
+    """A dataset that logs its reads: whichever process reads a sample adds the sample's number to
+    the file `log`."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -89,8 +89,8 @@ def test_from_epoch_2_on_the_source_gives_what_nobody_holds(share: float, tmp_pa
         read = int(dataset.sizes[dataset.taken()].sum())
         if epoch:
             moved = read - (dataset.sizes.sum() - held)
-            # A node may hold more samples of a step than its rank may get (`cap` of SolarSampler),
-            # mostly if batches are small. Another node reads the rest from the source.
+            # If batches are small, a node may hold more samples of a step than its rank may get
+            # (`cap` of SolarSampler). Another node reads the surplus from the source.
             assert 0 <= moved <= 0.02 * (dataset.sizes.sum() - held)
     for _, kept in ranks:
         kept.close()

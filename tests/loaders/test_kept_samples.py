@@ -182,8 +182,8 @@ class Other:
         )
 
     def read(self, sample: int) -> list[int]:
-        """Returns the sample's number, and how many samples came from memory and from the source
-        so far."""
+        """Makes the other rank read a sample. Returns the sample's number, and how many samples
+        that rank has so far got from memory and from the source."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(f"{sample}\n")
         self.process.stdin.flush()

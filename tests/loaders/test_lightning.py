@@ -14,7 +14,7 @@ from loaders.lightning_ranks import EPOCHS, RANKS, sampler_of
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("lightning_ranks.py")
-# The number of ranks of each case that trains.
+# For each case of a training run, the number of its ranks.
 CASES = {"local": RANKS, "solar": RANKS, "staged": RANKS, "alone": 1}
 
 pytestmark = pytest.mark.skipif(
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Runs only with --long. test_with_torch.py always tests DataLoaders and what Lightning does with a
-# sampler, and test_ddp.py always tests ranks.
+# Runs only with --long. In every run, test_with_torch.py tests DataLoaders and the change that
+# Lightning makes to a sampler, and test_ddp.py tests several ranks.
 @pytest.mark.long
 def test_trainings_get_the_samplers_batches_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -39,7 +39,7 @@ def content(name: str) -> bytes:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Returns a directory of files with odd names, odd sizes, and times with nanoseconds."""
+    """Returns a directory of files with unusual names and sizes, and times with nanoseconds."""
     root = tmp_path / "data"
     for number, name in enumerate(NAMES):
         path = root / name
@@ -98,8 +98,8 @@ def test_a_directory_without_files(tmp_path: Path) -> None:
 def test_a_small_file_that_changes_is_left_out_and_a_large_one_ends_it(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a writer appends to a file while it is packed, a small file is left out, and a large file
-    makes packing fail."""
+    """If a writer appends to a file while the file is being packed, the pack leaves a small file
+    out, but packing fails if the file is large."""
     chosen, write_to, look = "a/1", tmp_path / "train.tar", os.fstat
 
     def writing(fd: int) -> os.stat_result:
@@ -205,7 +205,8 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    if modes[-1] == 0o640 and os.geteuid() == 0:  # the tar keeps its group, the file gets another
+    # The last file gets another group than the tar, whose group must then lose access to the tar.
+    if modes[-1] == 0o640 and os.geteuid() == 0:
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
         assert (tmp_path / "train.tar").stat().st_mode & 0o777 == 0o600

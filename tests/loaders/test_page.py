@@ -1,4 +1,4 @@
-"""The changes of programs in docs/loaders.md are short, and the changed programs run."""
+"""The changes to programs that docs/loaders.md shows are short, and the changed programs run."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# Runs each program in its own forked process, as if it had been started alone. Before the fork,
-# only those modules are loaded whose imports take up most of the time that a program needs to
-# start. Prints the exit statuses.
+# Runs each program in a forked process of its own, as if it had been started alone. Before the
+# first fork, the parent loads only the modules whose imports take most of a program's start time.
+# Prints the exit statuses.
 PROGRAMS = """
 import gc, os, sys
 import h5py, torch

@@ -1,4 +1,5 @@
-"""Pinned slots are registered with CUDA once, and reused only when copies from them have ended."""
+"""Pinned slots are registered with CUDA once. A slot is reused only when the copy from the slot to
+the GPU has ended."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def test_a_daemon_does_not_lose_the_ranks(split: str, source: Path, tmp_path: Pa
 
 
 def test_a_daemon_does_not_lose_ranks_that_read_groups(tmp_path: Path) -> None:
-    """A daemon keeps track of ranks that open the files of whole groups in ascending order, ahead
-    of the training."""
+    """A daemon keeps track of ranks that open the files of whole groups in ascending order, before
+    the training run uses the groups' samples."""
     group, ranks = 1000, 2 * NODES
     recipe = described(tmp_path, "split: groups", index=64_000)
     text = recipe.read_text()

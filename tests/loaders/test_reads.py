@@ -176,7 +176,7 @@ def test_forked_children_read_too(descriptor: int) -> None:
 
 
 def test_reads_that_turn_slow_get_threads(slow_factory: Callable[..., SlowSource]) -> None:
-    """Reads of cached files need no threads. When reads then become slow, several threads share
+    """Reads of cached files need no threads. If later reads are slow, several threads share
     them."""
     source = slow_factory()
     (source.backing / "content").write_bytes(CONTENT)

@@ -10,8 +10,8 @@ from csrc.building import CSRC, build_program
 
 HERE = Path(__file__).parent
 SIZE = 100_000
-# A fork while other threads run may leave a lock of the sanitizer's allocator held in the child. So
-# only the program without a sanitizer forks children.
+# If a process forks while its other threads run, a lock of the sanitizer's allocator may stay
+# locked in the child. So only the program without a sanitizer forks children.
 CHILDREN = {"address,undefined": 0, "thread": 0, "": 100}
 
 

@@ -427,8 +427,8 @@ def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSourc
 
 
 def test_reads_of_a_batch(slow_factory: Callable[..., SlowSource]) -> None:
-    """A batch of 64 samples takes at most one request for each sample, and reads each chunk
-    once."""
+    """Reading a batch of 64 samples takes at most one request for each sample, and reads each chunk
+    only once."""
     source = slow_factory()
     values = np.random.default_rng(6).normal(size=(4000, 500)).astype("f4")
     write_hdf5(source.backing / "plain.h5", values)

@@ -349,7 +349,7 @@ def test_workers_end_with_their_loader() -> None:
 
 class Counting(list[list[int]]):
     """A batch sampler whose state must not be used: the state would count batches that the sampler
-    has yielded, although the loader has not delivered them to the training."""
+    has yielded but that the loader has not yet delivered to the training run."""
 
     def state_dict(self) -> dict[str, Any]:
         raise AssertionError("its state is of no use")

@@ -24,7 +24,8 @@ from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.loaders.staged.loader import StagedLoader
 
-# Torch warns of few cores, and of a function that torchdata calls and torch 2.13 deprecates.
+# Torch warns if there are few cores. It also warns because torchdata calls a function that torch
+# 2.13 deprecates.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
@@ -87,8 +88,8 @@ def test_a_data_loader_delivers_the_samplers_batches(workers: dict[str, Any]) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_data_loader_goes_on_after_what_was_delivered(kind: type[Any]) -> None:
-    """A training resumes after the last delivered batch, although the workers of a DataLoader have
-    taken more batches from the sampler."""
+    """A training run resumes after the last delivered batch, although the DataLoader has already
+    taken more batches from the sampler for its workers."""
     sampler = sampler_of(kind)
     loader = DataLoader(
         Numbers(), batch_sampler=sampler, num_workers=2, multiprocessing_context="fork"

@@ -81,9 +81,9 @@ def planned_factory(
     epoch_reader: Path,
     tmp_path: Path,
 ) -> Callable[..., PlannedNodes]:
-    """Returns a function that makes nodes, without starting them, and the plan of a training run
-    with one rank on each node: planned_factory(loader, epochs, files, size, quota, area,
-    **settings).
+    """Returns a function that makes nodes and the plan of a training run with one rank on each
+    node: planned_factory(loader, epochs, files, size, quota, area, **settings). The function does
+    not start the nodes.
 
     quota, area : the sizes of each node's tier and staging area [bytes];  quotas : in `settings`, a
     list of the nodes' quotas, if these differ"""

@@ -10,7 +10,7 @@ prints its counts as JSON. It uses nothing of Monarch: an attacker knows only wh
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - which the interpreter's user alone may read, and sockets need
+import encodings.idna  # noqa: F401 - sockets need it, but the other user cannot read it
 import json
 import os
 import socket

@@ -25,8 +25,8 @@ class ReplicaServer:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # For each file that this node has passed on to another node: the number of that node, to
-        # which this node sends peers that request the file. For any other file: NOBODY.
+        # For each file that this node has passed on: the number of the node to which it has passed
+        # the file, and to which it refers peers that request the file. For other files: NOBODY.
         self.moved: dict[int, int] = {}
         self.patience = -1
 

@@ -2,10 +2,12 @@
 
     python read_ranks.py OUT RANKS RANK:DATASET ...
 
-DATASET : the dataset as this rank sees it, a directory of files per class;  OUT : a directory that
-all ranks share. Each rank writes OUT/RANK: a digest of each batch, and a digest of all that the
-ranks have read. The ranks wait for each other after each batch. If the command line names several
-ranks, the program forks a process for each rank but the first.
+DATASET : the dataset as this rank sees it, a directory that contains a directory of files for each
+class;  OUT : a directory that all ranks share.
+
+Each rank writes OUT/RANK: a digest of each batch, and a digest of all that the ranks have read. The
+ranks wait for each other after each batch. If the command line names several ranks, the program
+forks a process for each rank but the first.
 """
 
 from __future__ import annotations

@@ -298,8 +298,8 @@ static void take_results(struct node *n) {
     monarch_engine_settle(n->engine);
 }
 
-/* Changes the state of a random file: drops its copy, which is then made again, or excludes the
- * file, or includes it again. In rare cases, also lets the catalog grow. */
+/* Changes the state of a random file: drops its copy (which is then made again), excludes the file,
+ * or includes it again. In rare cases, also lets the catalog grow. */
 static void change_minds(struct node *n) {
     uint64_t id = below(&n->rng, n->catalog->count), size = entry(n, id)->size;
     if (is_in(n, id, MONARCH_PRESENT)) {
@@ -317,15 +317,15 @@ static void change_minds(struct node *n) {
         grow(n, 1);
 }
 
-/* Takes the files that peers have requested because the owners of these files have no room. Checks
- * that each file has moved to this node. */
+/* Asks which files this node has begun to keep because peers requested them and the files' owners
+ * have no room. Checks that each of these files was to move to this node. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)
         CHECK(is_moved(n, ids[i]) && heir_of(n, ids[i]) == n->number);
 }
 
-/* Gives some ranks random shares, and the others none. */
+/* Sets the share of each rank to a random number, which may be 0. */
 static void share_out(struct node *n) {
     uint32_t shares[MONARCH_RANKS] = {0};
     for (int rank = 0; rank < RANKS; rank++)

@@ -49,7 +49,7 @@ def in_the_middle(cluster: Cluster, do: Callable[[Node], None]) -> None:
 
 
 def is_used_again(cluster: Cluster) -> None:
-    """Asserts that node 0 gets from the victim all files that the victim owns."""
+    """Asserts that the victim sends to node 0 all files that the victim owns."""
     asker, victim = cluster.nodes[0], cluster.nodes[VICTIM]
     wait_until(lambda: victim.seen_by(asker)["usable"], timeout=60, what="a peer that is asked")
     cluster.epoch(VICTIM)

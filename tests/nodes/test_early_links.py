@@ -102,7 +102,7 @@ def test_each_node_begins_with_the_next() -> None:
 
 
 def test_nodes_that_have_started_are_connected(cluster_factory: Callable[..., Cluster]) -> None:
-    """The links exist although no program has read a file."""
+    """When the nodes have started, the links exist, although no program has read a file."""
     node, other = cluster_factory(2, 3, 100).nodes
     assert node.daemon is not None
     process = psutil.Process(node.daemon.pid)

@@ -1,5 +1,5 @@
-"""A file that another node has comes from that node, or from the source if the source is faster at
-the time."""
+"""A file of which another node has a copy comes from that node, unless the source is faster at the
+time."""
 
 from __future__ import annotations
 

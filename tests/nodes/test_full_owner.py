@@ -38,8 +38,8 @@ def cluster(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Cluster:
-    """Every node has room for half of the dataset. It owns a quarter of the dataset, and uses the
-    rest of its room for copies of other nodes' files."""
+    """Nodes that each have room for half of the dataset. A node owns a quarter of the dataset, and
+    uses the rest of its room for copies of other nodes' files."""
     sources = mounts(NODES)
     files = make_files(sources[0].backing, FILES, SIZE)
     for source in sources:
@@ -75,8 +75,8 @@ def test_the_next_node_keeps_what_the_owner_has_no_room_for(
 ) -> None:
     own = counts(cluster, "own_files")
     fill_up(full_tier)
-    # Some of the owner's files have no room in its tier. At first, the owner stages these files for
-    # all nodes. When it has lacked room for a while, it passes them on to the next node.
+    # The full node's tier has no room for some of the files that the node owns. At first, the node
+    # stages these files for all nodes. When it has lacked room for a while, it passes them on.
     assert read_once(cluster, 0) <= 1.05
     passed_on = counts(cluster, "passed_on_files")
     assert 0 < passed_on[FULL] < own[FULL]

@@ -24,8 +24,8 @@ def owner_of_all(cluster: Cluster) -> int:
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """The owner first reads the parts of the file that the other node requests. So the other node
-    need not read these parts from the source."""
+    """Before all other parts of the file, the owner reads the parts that the other node requests.
+    So the other node need not read these parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
     # With `fetch: holders`, a node asks the other node first, even if the source is faster. On a
     # busy machine, the source may be faster.
@@ -69,9 +69,9 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """Each of two nodes opens so many files that its engine cannot take all orders of fills at a
-    time. Orders that wait for the other node must leave room in the engine for fills from the
-    source, because the other node waits for these fills."""
+    """Each of two nodes opens so many files that its engine cannot accept orders for all of their
+    fills at once. Orders that wait for the other node must leave room in the engine for fills from
+    the source, because the other node waits for these fills."""
     files, size = 5000, KIB
     cluster = cluster_factory(2, files, size)
     with ExitStack() as stack:

@@ -12,7 +12,8 @@ from csrc.sanitizing import SANITIZERS, Built, Program, build_sanitized
 from support.draws import sized
 
 SECONDS, SEED, MOST_ROUNDS = sized(0.5, 2.0), 20220829, 32
-# The numbers that stress_nodes.c prints, in its order, each with its least allowed value.
+# The numbers that stress_nodes.c prints, in the order of its output. Each must exceed the value
+# that is given here.
 LEAST = {
     "copies": sized(50, 200),
     "bytes from the other nodes": sized(1 << 18, 1 << 20),
@@ -36,7 +37,7 @@ def test_nodes_that_fill_from_each_other(stress: Built, tmp_path: Path) -> None:
         place.mkdir()
     total = dict.fromkeys(LEAST, 0)
     # On a busy machine, a program with a sanitizer may need several rounds until every number
-    # reaches its minimum in LEAST.
+    # exceeds its value in LEAST.
     for turn in range(MOST_ROUNDS):
         said = stress.check("nodes", *places, SECONDS, SEED + turn)
         for what, count in zip(total, map(int, said.split()), strict=True):

@@ -159,7 +159,7 @@ class Trace:
         return made
 
     def placed(self, daemon: Nodes) -> PlacementResult:
-        """Returns where the daemon places the plan's files, and lets the daemon follow this
+        """Makes the daemon place the plan's files and follow this placement. Returns the
         placement."""
         entries = self.catalog.ids()
         used = np.ones(FILES, dtype=bool)
@@ -198,7 +198,7 @@ TRACES = [
     Trace(((4 * MIB,), (8 * KIB,)), 2, 3),
     Trace(((16 * MIB,),), 4, 4),
 ]
-# Each node has two tiers, which together have so much room that no file is left over.
+# Each node has two tiers. Together, the tiers of all nodes have room for all files.
 TIERED = [
     Trace(((1 * MIB, 3 * MIB), (2 * MIB, 3 * MIB), (MIB // 2, 4 * MIB)), 1, 5),
     Trace(((2 * MIB, 16 * MIB), (2 * MIB, 16 * MIB)), 2, 6),
@@ -206,7 +206,7 @@ TIERED = [
 
 
 def copies_of(decision: Decision, node: int) -> dict[int, int]:
-    """Returns the tier of each file of which the node has a copy."""
+    """Returns, for each file of which the node has a copy, the copy's tier."""
     copies = decision.copies
     mine = copies.node == node
     return dict(
@@ -295,8 +295,8 @@ def test_holder_or_source(trace: Trace, *, is_planned: bool) -> None:
 
 @pytest.mark.parametrize("trace", [*TRACES, *TIERED])
 def test_what_goes_first(trace: Trace) -> None:
-    """In the middle of the first epoch, every node has copies of the last files that it has used.
-    To make room for a file as large as several of them, the daemon drops the same copies as the
+    """In the middle of the first epoch, every node has copies of the files that it used last. To
+    make room for a file as large as several of them, the daemon drops the same copies as the
     simulator's caches do."""
     uses = next_uses(trace.job, together=False)[0]
     for rank, daemon in enumerate(trace.daemons()):

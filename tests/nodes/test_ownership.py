@@ -53,9 +53,9 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
-    """Returns the owner of each file, by the file's hash, as far as the node `made` knows it. The
-    owner is `made` itself if it keeps the file for others. Otherwise it is the node that `made`
-    asks for the file."""
+    """Returns, by the hash of each file, the rank of the node that the node `made` considers the
+    file's owner. This is `made` itself if it keeps the file for others. Otherwise it is the node
+    that `made` asks for the file."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.replicas
     return {

@@ -28,7 +28,7 @@ COUNTED = 40_960
 QUOTA = FILES * COUNTED * 21 // 20 // RANKS + MIB
 SLOW = 5e6
 # On a busy machine, a node may stop waiting for another node, and read a few files from the source
-# itself. These reads of all nodes together may not exceed this number of bytes.
+# itself. In this way, all nodes together may read at most this number of bytes.
 SOME = FILES * SIZE // 10
 
 
@@ -41,8 +41,8 @@ def orders_of(*epochs: int) -> list[list[int]]:
 
 @pytest.fixture
 def make(planned_factory: Callable[..., PlannedNodes]) -> Callable[..., PlannedNodes]:
-    """Returns a function that starts nodes for a training run with two workers in each rank. A file
-    that another node has comes from there, however fast the source is.
+    """Returns a function that starts nodes for a training run with two workers in each rank. If
+    another node has a file, the file comes from that node, however fast the source is.
 
     settings : see nodes_factory"""
 
@@ -72,8 +72,8 @@ def in_the_middle(planned: PlannedNodes, do: Callable[[Node], None]) -> None:
 
 
 def epoch_of_all(planned: PlannedNodes, epoch: int) -> None:
-    """Reads this epoch on all nodes. Waits until all nodes know that the training is at the end of
-    this epoch, or at the beginning of the next epoch."""
+    """Reads this epoch on all nodes. Waits until all nodes know that the training run has reached
+    the end of this epoch, or the beginning of the next epoch."""
     planned.read(orders_of(epoch))
 
     def known() -> bool:
@@ -104,7 +104,7 @@ def goes_on(planned: PlannedNodes) -> None:
 
 
 def test_a_daemon_that_is_killed_and_started_empty(make: Callable[..., PlannedNodes]) -> None:
-    """The restarted daemon finds the training's present place in the plan."""
+    """The restarted daemon finds out which place in the plan the training run has reached."""
     planned = make()
     in_the_middle(planned, Node.kill)
     victim = planned.all[VICTIM]
@@ -141,9 +141,9 @@ def test_a_link_that_is_cut_and_mended(
 def test_a_job_that_is_killed_goes_on_at_another_epoch(
     make: Callable[..., PlannedNodes], epoch: int
 ) -> None:
-    """A job is killed in epoch 1. When it runs again, it goes on at this epoch or at a later one,
-    as from a checkpoint. The nodes find the job's place in the plan and still have their copies, so
-    no file is read from the source twice."""
+    """A job is killed in epoch 1. When it runs again, it begins with this epoch or with a later
+    one, as if it resumed from a checkpoint. The nodes find the job's place in the plan and still
+    have their copies, so no file is read from the source twice."""
     planned = make()
     epoch_of_all(planned, 0)
     planned.read([order[: FILES // RANKS - 1] for order in orders_of(1)])

@@ -82,7 +82,7 @@ def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> 
 
 
 def test_who_knows_first_reads_nothing_for_who_does_not_know_yet(pair: PlannedNodes) -> None:
-    """The daemon of the node `late` serves, but has not found the plan's files yet. Even so, each
+    """The daemon of the node `late` runs, but has not found the plan's files yet. Even so, each
     file is read from the source only once."""
     first, late = pair.all
     late.config.write_text(late.config.read_text() + f"scan_rate: {FILES // sized(2, 3)}\n")

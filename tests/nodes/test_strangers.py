@@ -1,4 +1,4 @@
-"""Clients that connect to a running daemon and do not belong to its session learn nothing, and the
+"""Clients that connect to a running daemon but do not belong to its session learn nothing, and the
 nodes go on."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def lasting(
 
 @pytest.fixture
 def cluster(lasting: Cluster) -> Cluster:
-    """Nodes without a copy. All tests share these nodes, so copies from earlier tests are dropped
-    first."""
+    """Nodes that have no copies. All tests share these nodes, so the fixture first drops the copies
+    of earlier tests."""
     for node in lasting.nodes:
         node.wait_idle()
         node.forget()
@@ -58,7 +58,9 @@ def cluster(lasting: Cluster) -> Cluster:
 
 
 def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:
-    """Some connections are silent, some send only a byte, and some send random bytes."""
+    """While a reader runs, strangers open many connections to the victim. Some connections are
+    silent, some send only a byte, and some send random bytes. Neither this epoch nor the next one
+    may fail."""
     victim = cluster.nodes[0]
     rng = random.Random(7)
     with ExitStack() as stack:
@@ -86,7 +88,7 @@ def test_a_wrong_secret_is_told_nothing(cluster: Cluster) -> None:
 
 @contextmanager
 def member(cluster: Cluster) -> Iterator[Line]:
-    """A connection of a client that knows the secret, and misuses it."""
+    """Yields the connection of a client that knows the secret, and misuses it."""
     me = cluster.nodes[0].asked_by(1)
     with connected(me, 0, 2.0, Purpose.FILES) as connection:
         yield Line(*connection)
@@ -128,8 +130,8 @@ def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
 
 
 def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
-    """If a client does not receive the data that it has requested, the node ends the connection.
-    The connections of other nodes go on."""
+    """If a client requests data but does not receive the answers, the node ends the connection. The
+    connections of other nodes go on."""
     node = cluster.nodes[0]
     cluster.epoch(0)
     node.wait_idle()
@@ -141,7 +143,7 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
-    # A request contains the file's times. A node gives a file only if it knows the file with the
+    # A request contains the file's times. A node sends the file only if it knows the file with the
     # same times.
     peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])

@@ -2,10 +2,12 @@
 
     python train_ranks.py OUT RANKS RANK:DATASET ...
 
-DATASET : the dataset as this rank sees it, a directory of files per class;  OUT : a directory that
-all ranks share. Each rank writes OUT/RANK: the loss of every batch and a digest of the weights,
-which depend on every byte. If the command line names several ranks, the program forks a process for
-each rank but the first.
+DATASET : the dataset as this rank sees it, a directory that contains a directory of files for each
+class;  OUT : a directory that all ranks share.
+
+Each rank writes OUT/RANK: the loss of every batch and a digest of the weights, which depend on
+every byte. If the command line names several ranks, the program forks a process for each rank but
+the first.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def fetch_all(
     gets = new_gets(files)
     gets["first"] = [first for first, _ in ranges]
     gets["length"] = [length for _, length in ranges]
-    # Each buffer has room for its range and 4096 bytes behind it, which a fetch must not change.
+    # Each buffer has room for its range and for 4096 more bytes, which a fetch must not change.
     rooms = [np.full(min(length, 1 << 27) + 4096, 0xA5, dtype=np.uint8) for _, length in ranges]
     gets["memory"] = [room.ctypes.data for room in rooms]
     fetch_ranges(peer, gets)
@@ -201,7 +201,7 @@ def connect(server: FileServer, secret: bytes = SECRET) -> Line:
 
 
 def adopted(server: FileServer) -> Line:
-    """Makes a pair of Unix sockets, and gives one of them to the server. Returns the other one."""
+    """Makes a pair of Unix sockets, and passes one of them to the server. Returns the other one."""
     mine, theirs = socket.socketpair()
     keys = ffi.new("struct monarch_peer_keys *", [NO_KEYS.mine, NO_KEYS.theirs])
     assert lib.monarch_peer_server_adopt(server._server, theirs.detach(), keys) == 0

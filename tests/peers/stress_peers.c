@@ -73,7 +73,7 @@ static void connect_pair(int end[2]) {
 }
 
 /* Returns the client's end of a new connection to the server; -1 if the server refuses the
- * connection because it has too many. */
+ * connection because it already has too many connections. */
 static int connected(void) {
     int end[2];
     connect_pair(end);

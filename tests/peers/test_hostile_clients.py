@@ -142,8 +142,8 @@ def test_the_servers_own_proof_is_no_clients(
     would cover exactly the same values. `meant` is the rank that the client says it wants to reach:
     the server's rank or another rank."""
     server, _ = serving
-    # All random numbers are zeros, so both proofs contain the same ones. The server must reject its
-    # own proof for another reason.
+    # All random numbers are zeros, so both proofs cover the same random numbers. The server must
+    # reject its own proof for another reason.
     monkeypatch.setattr(secrets, "token_bytes", bytes)
     me = party(server.address, 1)
     about = bytes(NONCE_BYTES) + struct.pack("<cII", Purpose.FILES.value, me.rank, meant)

@@ -76,9 +76,9 @@ def script() -> Iterator[Script]:
 
 
 def says(*parts: Part, then: float = 0) -> Callable[[Line], None]:
-    """Returns a function for `play`. The function receives a request, sends the parts, and ends.
+    """Returns a function for `play`. The function receives a request and sends the parts.
 
-    then : how long the function then waits for the client to close the connection [s]
+    then : how long the function waits after that for the client to close the connection [s]
     """
 
     def play(connection: Line) -> None:

@@ -172,8 +172,8 @@ def test_who_has_another_address_is_not_the_one_that_is_meant(
     between: tuple[Between, Offer],
 ) -> None:
     """A server must refuse a client whose list of nodes has another address for the server's rank,
-    even if both have the same secret. The lists differ if the nodes were started with different
-    ones."""
+    even if both have the same secret. This happens if the nodes were started with different lists
+    of nodes."""
     way, file = between
     peer = peer_at(way.to)
     assert fetch(peer, file.id) == (PeerStatus.REFUSED, b"")

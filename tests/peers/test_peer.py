@@ -31,7 +31,7 @@ class Scripted:
 
     answers : the next outcomes, in order. Each outcome is the status of a pair of requests, or an
         Unreachable that the next `connect` raises
-    meanwhile : called once, when the next pair of requests has arrived, before it is answered
+    meanwhile : called once, after the next pair of requests has arrived and before it is answered
     """
 
     def __init__(self) -> None:

@@ -108,8 +108,8 @@ def test_a_peer_that_is_killed_and_comes_back_empty(start: Start) -> None:
 
 def at_once(peer: Peer, threads: int) -> list[tuple[PeerStatus, float]]:
     """Fetches a small file in several threads at the same time. Returns the status of each fetch,
-    and how long it took [s]. The file is small, because the requests of a large file would wait
-    for each other (csrc/peers/peer.c)."""
+    and how long it took [s]. The file is small, because requests for a large file would wait for
+    each other (csrc/peers/peer.c)."""
     together = threading.Barrier(threads)
 
     def ask() -> tuple[PeerStatus, float]:

@@ -296,11 +296,12 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
-    """Returns an upper bound (NoPFS, section 3.1, Lemma 1).
+    """Returns a bound (NoPFS, section 3.1, Lemma 1): the node that accesses a sample least often
+    does so at most this many times.
 
     There are E epochs and N nodes. If one node accesses a sample ceil((1 + delta) E / N) times, the
-    other N - 1 nodes share the remaining accesses. So the node that accesses the sample least does
-    so at most ceil((N - 1 - delta) / (N - 1) E / N) times."""
+    other N - 1 nodes share the remaining accesses. So one of them accesses the sample at most
+    ceil((N - 1 - delta) / (N - 1) E / N) times."""
     return max(0, ceil((nodes - 1 - delta) / (nodes - 1) * Fraction(epochs, nodes)))
 
 

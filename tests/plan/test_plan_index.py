@@ -68,8 +68,8 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_image_folder(tmp_path: Path) -> None:
-    """The index lists samples in torchvision's order, in which directories are sorted by their
-    whole paths."""
+    """The index lists samples in torchvision's order, in which directories are sorted by their full
+    paths."""
     names = [
         "cat/z.JPG",
         "cat/x/a.png",

@@ -1,4 +1,4 @@
-"""Samplers that give the orders of NumPy, libstdc++ and tf.data, or orders from files."""
+"""Samplers that reproduce the orders of NumPy, libstdc++ and tf.data, or read orders from files."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def generator(seed: int) -> Any:
 
 
 def same(sampler: Sampler, theirs: Any, n_epochs: int) -> None:
-    """Asserts that all epochs are equal to those of torch's sampler, whether they are computed in
-    sequence or each is computed alone."""
+    """Asserts that all epochs are equal to those of torch's sampler, both when they are computed in
+    sequence and when each is computed on its own."""
     for number, ours in zip(range(n_epochs), sampler.epochs(), strict=False):
         expected = list(theirs)
         assert ours.tolist() == expected
@@ -123,8 +123,8 @@ def test_numbers_with_replacement_take_two_draws_from_large_datasets(high: int) 
 @example(257, 8)
 @EXAMPLES
 def test_the_permutation_of_a_large_dataset_in_small(length: int, seed: int) -> None:
-    """For the largest datasets, torch uses another algorithm. This test compares Monarch's version
-    of this algorithm, for a few items, with a second version that is written here. The long test
+    """For the largest datasets, torch uses another algorithm. For a few items, this test compares
+    Monarch's version of that algorithm with a second version, which is written here. The long test
     below compares Monarch's version with torch."""
     expected: list[int] = []
     draws = Mersenne(seed).draw64(length).tolist()

@@ -97,7 +97,7 @@ def order_of(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
 
 
 def holders(job: Job, decision: Decision, epoch: int) -> npt.NDArray[Any]:
-    """Returns the node that holds the file, for each access in an epoch, as an array
+    """Returns, for each access in an epoch, the node that holds the file, as an array
     (nodes, accesses); see `Served`."""
     assert decision.served is not None
     return decision.served(epoch, order_of(job, decision, epoch)).holder

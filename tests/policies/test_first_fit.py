@@ -30,7 +30,7 @@ def room(n_bytes: int, inodes: int = PLENTY, block: int = 1) -> TierRoom:
         ([5, 6], [room(10)], [0, NOWHERE]),
         # Each tier is filled up to its quota, the fastest first.
         ([4, 4, 4], [room(8), room(4)], [0, 0, 1]),
-        # A file that fits into no tier does not keep smaller files after it from being placed.
+        # A file that fits into no tier does not prevent smaller files after it from being placed.
         ([3, 20, 3], [room(10)], [0, NOWHERE, 0]),
         ([3, 20, 3], [room(10), room(20)], [0, 1, 0]),
         # Files are placed in the given order, even if another order would pack better.

@@ -119,7 +119,7 @@ def test_the_first_two_rules() -> None:
     Epochs have I = 6 iterations. Iteration 7 is the second iteration of its epoch, so h = 2, and
     the limit of the reuse distance is 2 I - h = 10 iterations. A file whose next use is iteration
     17 stays, and a file whose next use is iteration 18 is evicted. The rule of reuse distance does
-    not apply to a file that is never used again. This file is evicted if another node has a copy.
+    not apply to a file that is never used again. Such a file is evicted if another node has a copy.
     """
     upcoming = np.array([8, 17, 18, NEVER])
     assert too_far(upcoming, 7, 2, 6).tolist() == [False, False, True, False]
@@ -135,13 +135,13 @@ def test_reuse_distance_by_hand() -> None:
     """In epochs of I iterations, a file that a node uses in iteration h of an epoch is evicted if
     its next use is more than 2 I - h iterations away.
 
-    Two nodes have room for everything. Node 0 reads the even files, and node 1 reads the odd files;
-    only in the third epoch, node 0 reads file 1 and node 1 reads file 0. Node 0 uses file 0 in the
-    first iteration of the second epoch (h = 1, I = 6). Its next use of the file is 12 iterations
-    away, and the limit is 11 iterations, so it evicts the file. In the same way node 1 evicts file
-    1. In the third epoch, each node loads the file that the other node evicted. The node keeps the
-    copy, because there is no other copy of the file. The fourth epoch reads both files from these
-    copies."""
+    Two nodes have room for everything. Node 0 reads the even files, and node 1 reads the odd files.
+    The third epoch is an exception: node 0 reads file 1, and node 1 reads file 0. Node 0 uses file
+    0 in the first iteration of the second epoch (h = 1, I = 6). Its next use of the file is 12
+    iterations away, and the limit is 11 iterations, so it evicts the file. In the same way, node 1
+    evicts file 1. In the third epoch, each node loads the file that the other node evicted. The
+    node keeps the copy, because there is no other copy of the file. The fourth epoch reads both
+    files from these copies."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)

@@ -111,7 +111,8 @@ def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
 
 
 def test_classes_take_by_frequency_and_fill_in_order_of_use() -> None:
-    """Files go to the fastest classes by frequency, and each class fills in the order of first use.
+    """The files that a node uses most go to its fastest class. Each class is filled in the order of
+    the files' first uses.
 
     Node 0 should hold files 0 to 7, and its classes have room for 4 and 3 files. Files 0 to 3 are
     used three times, and go to the first class, in the order 3 2 1 0. Files 4 to 7 are used twice.
@@ -178,7 +179,7 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
         # Each node may have some room left that is too small for a file.
         assert sizes[placed.owner >= 0].sum() >= 0.99 * quotas.sum() - nodes * sizes.max()
     # The bound may count a fraction of a file where a placement must leave the file out. This
-    # concerns at most one file on each node, so `cut` allows for the most valuable file of each.
+    # concerns at most one file on each node, so `cut` allows for each node's most valuable file.
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
@@ -204,7 +205,8 @@ def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: i
 
 
 def test_the_policy_rehouses_what_the_pieces_of_room_cannot_take() -> None:
-    """A file that no single class of its node can take is given to another node.
+    """If no single class of a node has room for one of the node's files, another node gets the
+    file.
 
     Node 0 has two classes, of 4 and 5 bytes. Together they have room for 3 files of 3 bytes, but
     each class holds only one file. Node 1 holds the other files."""
@@ -278,7 +280,7 @@ def test_a_copy_saves_most_behind_a_slow_link() -> None:
 
 
 class Rows(list[npt.NDArray[np.uint16]]):
-    """The rows of a table. `asked` counts how often any row was read."""
+    """The rows of a table. `asked` counts the reads of rows."""
 
     asked = 0
 

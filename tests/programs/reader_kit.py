@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # The attributes that must be the same with and without the library. st_atime_ns is left out because
-# reading changes it, and st_blksize because it is a hint of the file system, not of the file.
+# reading changes it. st_blksize is left out because it is only a hint from the file system.
 EXACT_ATTRIBUTES = (
     "st_dev",
     "st_ino",

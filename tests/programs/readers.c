@@ -5,9 +5,9 @@
  *
  * Between two readers, the program writes the line `next` and waits for a line on standard input.
  * It prints a line for each file and each way of reading: the reader, the relative path, the way,
- * and the size and digest of the bytes or the file's attributes. The output depends only on the
- * dataset. If a call that must succeed fails, the exit status is 1 and the reason is on standard
- * error.
+ * and either the size and digest of the bytes or the file's attributes. The output depends only on
+ * the dataset. If a call that must succeed fails, the exit status is 1, and the reason is on
+ * standard error.
  */
 #include "readers.h"
 
@@ -142,8 +142,8 @@ static void collect(const char *folder) {
     closedir(listing);
 }
 
-/* Keeps one in ONE_IN of the images and of the small files. Each file costs several opens for each
- * reader, so all of them would take too long. */
+/* Keeps one in ONE_IN of the images and of the small files. Every reader opens each file several
+ * times, so reading all of them would take too long. */
 #ifndef ONE_IN
 #define ONE_IN 3
 #endif

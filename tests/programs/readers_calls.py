@@ -63,8 +63,8 @@ def _preadv(descriptor: int, flags: int) -> bytes:
 
 
 def _with_descriptor(paths: list[Path], out: Transcript, read: Callable[[int], bytes]) -> None:
-    """Opens each path with O_RDONLY alone, passes the descriptor to `read`, and records the bytes
-    that `read` returns."""
+    """Opens each path with no flag but O_RDONLY, passes the descriptor to `read`, and records the
+    bytes that `read` returns."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -105,8 +105,8 @@ def os_pread_threads(root: Path, out: Transcript) -> None:
 
 @reader
 def read_seek(root: Path, out: Transcript) -> None:
-    """Opens files without a buffer (buffering=0), seeks with SEEK_SET, SEEK_CUR, SEEK_END and
-    SEEK_DATA, also beyond the end, and reads between the seeks."""
+    """Opens files without a buffer (buffering=0). Seeks with SEEK_SET, SEEK_CUR, SEEK_END and
+    SEEK_DATA, also to offsets beyond the end, and reads between the seeks."""
     for path in mixed_files(root):
         with open(path, "rb", buffering=0) as file:
             head = file.read(13)
@@ -124,8 +124,8 @@ def read_seek(root: Path, out: Transcript) -> None:
 
 
 def _shared_read(first: int) -> tuple[list[int], bytes]:
-    """Reads alternately through `first` and two duplicates of it; all three share one offset.
-    Returns the offsets and the bytes."""
+    """Reads through `first` and two duplicates of it in turn. All three share one offset. Returns
+    the offsets and the bytes."""
     copies = [first, os.dup(first), fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 100)]
     places: list[int] = []
     parts: list[bytes] = []

@@ -125,8 +125,8 @@ def forked_open(root: Path, out: Transcript) -> None:
 
 
 def _receive(channel: socket.socket) -> str:
-    """Receives a descriptor from `channel`. Returns, as JSON, the digest of its bytes from its
-    offset to the end, and its attributes."""
+    """Receives a descriptor from `channel`. Returns, as JSON, the digest of the file's bytes from
+    the descriptor's offset to the end, and the file's attributes."""
     _, numbers, _, _ = socket.recv_fds(channel, 1, 1)
     with os.fdopen(numbers[0], "rb") as file:
         status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""A program reads the same data if LD_PRELOAD has other libraries before or after Monarch's."""
+"""Programs read the same data even if LD_PRELOAD has other libraries before or after Monarch's."""
 
 from __future__ import annotations
 

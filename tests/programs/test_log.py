@@ -71,7 +71,7 @@ def test_no_file_without_it(session_factory: Factory, tree: Path, tmp_path: Path
 def test_a_log_that_is_somebody_elses_is_left(
     session_factory: Factory, tree: Path, tmp_path: Path
 ) -> None:
-    """If another user has made a symbolic link with the name of the log, the library does not write
+    """If another user has put a symbolic link in the place of the log, the library does not write
     to the link's target."""
     logs, victim = tmp_path / "logs", tmp_path / "victim"
     logs.mkdir()

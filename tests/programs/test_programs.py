@@ -152,8 +152,8 @@ each_program = pytest.mark.parametrize(
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module is installed. If the package that contains the module is missing, find_spec
-    raises an error instead of returning None."""
+    """Returns whether a module is installed. If the package that contains the module is missing,
+    find_spec raises an error instead of returning None."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -176,7 +176,7 @@ def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _parts(
     process: subprocess.Popen[bytes], errors: int, readers: int, between: Callable[[int], None]
 ) -> Iterator[tuple[str, str]]:
-    """Yields the standard output and error of each reader. Before each further reader, calls
+    """Yields the standard output and error of each reader. Before each reader but the first, calls
     `between` with that reader's number while the process waits. Raises TimeoutExpired if a reader
     takes longer than RUN_LIMIT_S.
 

@@ -70,8 +70,8 @@ def train(root: Path, out: Transcript) -> None:
     # With several threads, the rounding of a sum would depend on how the threads split the sum.
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    # torch.use_deterministic_algorithms calls the next function, but also imports torch's compiler.
-    # torch.optim imports the compiler too, so the loop below updates the weights itself.
+    # torch.use_deterministic_algorithms calls the function below, but also imports torch's
+    # compiler. torch.optim imports the compiler too, so the loop below updates the weights itself.
     torch._C._set_deterministic_algorithms(True)
     data = ImageFolder(root / "images")
     loader = DataLoader(

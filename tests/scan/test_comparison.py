@@ -1,5 +1,5 @@
 """The comparison of catalog entries with the source: which changes of a file or directory it finds,
-and how threads share it."""
+and how threads divide the work."""
 
 from __future__ import annotations
 

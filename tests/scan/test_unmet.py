@@ -90,7 +90,7 @@ def test_every_way_to_open_tells_of_a_file(
 
 
 class Source:
-    """A source that gives one answer each time `lets` is released."""
+    """A source that answers one look-up each time `lets` is released."""
 
     def __init__(self) -> None:
         self.lets = threading.Semaphore(0)

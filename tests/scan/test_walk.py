@@ -130,8 +130,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
     """The names in a wanted directory come before nearly all others.
 
-    The parameter `d` stands for the directory that comes first in the listing of the root. A walk
-    without wanted directories lists this directory last."""
+    The value "d" of `directory` stands for the directory that comes first in the listing of the
+    root. A walk without wanted directories lists this directory last."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory
@@ -168,8 +168,8 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
-    # With is_deep, the subdirectories of `directory` are wanted too. So the scan comes to them
-    # before it comes to the subdirectories of `other`.
+    # With is_deep, the subdirectories of `directory` are wanted too. So the scan reaches them
+    # before it reaches the subdirectories of `other`.
     if is_deep:
         assert order.index(f"{directory}/deep/0") < order.index(f"{other}/deep/0")
 

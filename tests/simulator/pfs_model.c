@@ -4,8 +4,9 @@
  *
  *   pfs_model RUNS
  *
- * All rates are powers of 2 and a run is short, so all numbers are exact and both must give the
- * same bits. Many requests end at the same time, and many have the same priority. */
+ * All rates are powers of 2 and a run is short, so all numbers are exact, and pfs.c and the model
+ * must compute the same bits. Many requests end at the same time, and many have the same priority.
+ */
 #include "simulator/pfs.h"
 
 #include <math.h>

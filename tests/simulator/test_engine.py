@@ -111,8 +111,8 @@ def epoch_ends(
 
 @pytest.mark.parametrize("seed", draws.seeds(200, few=25))
 def test_a_node_with_any_staging_buffer(seed: int) -> None:
-    """The buffer's size, between one sample and several epochs, is random. So is the rate of
-    computing: in some cases reading takes longer, in others computing."""
+    """The size of the buffer is random, from one sample to several epochs. The rate of computing is
+    random too: in some cases reading takes longer, in others computing."""
     random = np.random.default_rng(seed)
     epochs, steps = random.integers(1, (12, 9)).tolist()
     samples = np.arange(epochs * steps)
@@ -535,7 +535,7 @@ def test_a_copy_that_is_on_its_way_holds_nobody_up() -> None:
     """A local read does not wait for a remote file that is being copied into the same class.
 
     Rank 0's file of 10 bytes takes 10 s over a link of 1 byte/s. Writing the file to the class
-    takes 0.1 s. The simulation does this write when the file is requested, not when it has come. So
+    takes 0.1 s. The simulation does this write when the file is requested, not when it arrives. So
     the write delays rank 1's local read, but only by 0.1 s at most."""
     machine = Machine({1: 10, 2: 20}, network=1, cache_rate=100, staging_threads=2)
     copies = Copies.of([(1, 1, np.array([0])), (0, 1, np.array([1, 0]))])

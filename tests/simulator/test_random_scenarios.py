@@ -132,7 +132,7 @@ def test_no_policy_is_faster_than_its_compute_or_its_bytes(runs: list[Any]) -> N
 
 
 def test_no_copy_is_used_again_that_has_no_room(runs: list[Any]) -> None:
-    """In an epoch, copies of earlier epochs give at most as many bytes as the classes can hold."""
+    """In an epoch, copies from earlier epochs serve no more bytes than the classes can hold."""
     for scenario, job, ran in runs:
         room = scenario.capacities()[:, 1:].sum()
         for name, (_, measured) in ran.items():

@@ -1,5 +1,5 @@
-"""Monarch's batch scripts (docs/slurm.md), under a Slurm of several nodes, as a user without
-root."""
+"""Monarch's batch scripts (docs/slurm.md), which a user without root's rights runs under a Slurm of
+several nodes."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_wrong_configuration_ends_the_job_before_its_command(jobs: Jobs) -> No
 
 
 # This test needs --long, because other tests cover most of it:
-# test_the_first_task_of_a_step_starts_the_daemon has readers under srun, and tests/cluster has
+# test_the_first_task_of_a_step_starts_the_daemon runs readers under srun, and tests/cluster runs
 # readers under mpiexec.
 @pytest.mark.long
 def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
@@ -178,9 +178,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which keeps running after the end of the step. The
     next step finds this daemon. One step may not be enough to start a daemon: if the first file
-    that a task opens is not in a source, a daemon is started only if the task still has a source's
-    file open when the configuration has been read. So the job repeats the first step until a daemon
-    runs."""
+    that a task opens is not in a source, the task starts a daemon only if it still has a file of a
+    source open when the configuration has been read. So the job repeats the first step until a
+    daemon runs."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -203,8 +203,7 @@ def test_two_jobs_on_a_node_share_a_daemon(jobs: Jobs, tree: Path, tmp_path: Pat
     """Two jobs run on a node. The second job adds its dataset to the daemon of the first job. When
     the first job and its daemon have ended, the second job gets a daemon of its own."""
     text = (SCRIPTS / "job").read_text()
-    # The second job's script sleeps 5 s between two checks whether the daemon of another job has
-    # ended.
+    # The second job's script checks every 5 s whether the daemon of another job has ended.
     assert "sleep 5;" in text
     often = jobs.directory / "job"
     often.write_text(text.replace("sleep 5;", "sleep 1;"))

@@ -1,4 +1,4 @@
-"""Checks of whether other users could replace a tier's directory by a directory of their own."""
+"""Checks whether other users could replace a tier's directory with a directory of their own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Code that the folders of tests share.
 
 The settings below shorten the start of the thousands of processes that tests start: Python stores
-compiled modules, whatever the environment says, and numpy's OpenBLAS starts no threads. They take
-effect before anything else is imported.
+compiled modules, whatever the environment says, and numpy's OpenBLAS starts no threads. The
+settings are made before anything else is imported.
 """
 
 import os

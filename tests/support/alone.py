@@ -45,7 +45,7 @@ class AloneLast(WorkStealingScheduling):  # type: ignore[misc]  # xdist has no t
             self.pending, self._alone = self._alone, []
             super().check_schedule()
             return
-        # A worker keeps back its last test until it gets another one or is shut down.
+        # A worker does not run its last test until it gets another test or is shut down.
         for node in idle[: len(up) - 1]:
             node.shutdown()
 

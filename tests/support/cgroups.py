@@ -74,8 +74,8 @@ def _home() -> tuple[Path, bool]:
     root = _mounted("cgroup2")
     if root is None or "memory" not in (root / "cgroup.controllers").read_text().split():
         pytest.skip("no memory cgroup: mount the memory controller at /sys/fs/cgroup/memory")
-    # In cgroup v2, a group with processes may not distribute memory to subgroups; only the root
-    # group may do both.
+    # In cgroup v2, only the root group may both contain processes and distribute memory to
+    # subgroups.
     (root / "cgroup.subtree_control").write_text("+memory")
     return root, True
 

@@ -1,4 +1,4 @@
-"""Runs a program that takes operations as JSON lines, and returns its answer to each operation."""
+"""Runs a program that reads operations as JSON lines, and returns its answer to each operation."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ def _docstrings(text: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 def of_python(text: str) -> int:
     """Returns the number of lines with code. Docstrings, comments and blank lines do not count. A
-    statement over three lines counts as three, and so does a string over three lines, even if one
-    of them is blank."""
+    statement that spans three lines counts as three. So does a string that spans three lines, even
+    if one of these lines is blank."""
     docstrings = dict(_docstrings(text))
     used: set[int] = set()
     skipped_until = (0, 0)
@@ -71,12 +71,12 @@ def _by_folder(top: Path, suffixes: set[str], count: Callable[[str], int]) -> Co
 
 
 def python() -> Counter[str]:
-    """Returns the lines of the package by folder."""
+    """Returns the number of lines with Python code in the package, by folder."""
     return _by_folder(ROOT / "monarch_py", {".py"}, of_python)
 
 
 def c() -> Counter[str]:
-    """Returns the number of lines with C code of the library and of the daemon, by folder."""
+    """Returns the number of lines with C code in the library and the daemon, by folder."""
     return _by_folder(ROOT / "csrc", {".c", ".h"}, of_c)
 
 

@@ -23,8 +23,8 @@ def copies_in(session: Session, tier: int = 0) -> dict[str, Path]:
 
 
 def wait_recorded(session: Session, count: int, tier: int = 0) -> dict[str, Path]:
-    """Waits until the manifest has `count` copies. Returns the recorded copies, by the relative
-    paths of their source files."""
+    """Waits until the manifest records `count` copies. Returns these copies, by the relative paths
+    of their source files."""
 
     def recorded() -> dict[str, Path] | None:
         try:

@@ -29,7 +29,7 @@ class Host:
     """The network of a node.
 
     address : the node's address in this network
-    call : a function that calls another function with its arguments inside the network
+    call : a function that calls a given function with given arguments inside the network
     """
 
     address: str = "127.0.0.1"
@@ -132,7 +132,7 @@ class Nodes:
 
     sources : the path of the dataset on each node
     quotas : the quota of each node's tier [bytes]
-    hosts : the nodes' networks; if there are none, all nodes use this machine's own network
+    hosts : the nodes' networks; if empty, all nodes use this machine's own network
     tier : more settings of each node's tier
     area : the size of each node's staging area [bytes], if it has one
     settings : more keys of every configuration

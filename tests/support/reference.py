@@ -24,7 +24,7 @@ TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
 def table(keys: type[Keys]) -> str:
-    """Returns the table in Markdown. Keys in an inner mapping come last, as one row."""
+    """Returns the table in Markdown. At its end, each inner mapping has a single row."""
     rows = [
         f"| `{each.name}` | {each.kind.value} | {each.default} | {each.meaning} |\n"
         for each in declared(keys).values()
@@ -35,7 +35,7 @@ def table(keys: type[Keys]) -> str:
 
 
 def written(page: str) -> str:
-    """Returns the page with its tables as the code declares them."""
+    """Returns the page, with each of its tables replaced by the one that the code declares."""
 
     def replaced(found: re.Match[str]) -> str:
         return f"{found[1]}{found[2]}{table(getattr(MODULES[page], found[1]))}\n"

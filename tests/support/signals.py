@@ -9,8 +9,8 @@ from pathlib import Path
 
 def heed_signals() -> None:
     """Installs handlers for SIGHUP and SIGINT if these signals are ignored, as under nohup or in a
-    shell's background. A started program inherits an ignored signal, but no handler. The handlers
-    do nothing in this process, and programs started from it have the default action."""
+    shell's background. A program inherits ignored signals from the process that starts it, but no
+    handlers. So these handlers, which do nothing, make started programs use the default action."""
     for number in (signal.SIGHUP, signal.SIGINT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, lambda *_: None)

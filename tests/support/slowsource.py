@@ -31,8 +31,8 @@ with SlowSource(home / "b", home / "m", binary=home / "slowsource") as source:
 
 
 def build_slowsource(directory: Path) -> Path:
-    """Compiles benchmarks/slowsource.c into `directory`. Raises OSError or CalledProcessError
-    without a compiler, pkg-config or libfuse3."""
+    """Compiles benchmarks/slowsource.c into `directory`. Raises OSError or CalledProcessError if
+    the compiler, pkg-config or libfuse3 is missing."""
     command = ["pkg-config", "--cflags", "--libs", "fuse3"]
     flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     compiler = shlex.split(os.environ.get("CC", "cc"))

@@ -1,7 +1,7 @@
 """A Slurm for one test, on the machines of support/machines.py.
 
-slurmctld and munged run on the first machine, and a slurmd on each. All of them run in the
-foreground and end with the context.
+slurmctld and munged run on the first machine, and a slurmd runs on every machine. All of them run
+in the foreground and end with the context.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Steps:
         self.process.communicate()
 
     def wait(self) -> Any:
-        """Waits until the next step(). Returns its argument. The program stays paused."""
+        """Waits until the next step(). Returns a list of its arguments. The script stays paused."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

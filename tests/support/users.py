@@ -107,6 +107,6 @@ def environment(session: Session) -> dict[str, str]:
 
 def ours(session: Session) -> list[str]:
     """Returns words that are put before a command to run it under the library. Programs that
-    stand before these words, such as setpriv, run without the library."""
+    precede these words, such as setpriv, run without the library."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

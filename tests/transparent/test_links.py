@@ -227,7 +227,7 @@ def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
 ) -> None:
     """Before the scan is complete, the library cannot tell whether a file on a source's device is
     in the source. If a file outside the sources is opened again and again, the library finds out
-    where the file lies only at one open in 64."""
+    only at every 64th open where the file lies."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):

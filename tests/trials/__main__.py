@@ -1,4 +1,5 @@
-"""The long trials: daemons, peers and readers are killed, and files changed, as often as requested.
+"""The long trials: daemons, peers and readers are killed and files are changed, as often as
+requested.
 
     PYTHONPATH=tests python -m trials [--kills N] [--comparisons N] [--seed S] [--results FILE]
 

@@ -199,8 +199,8 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Returns what earlier daemons of the node have left behind and the present daemon has
-        neither removed nor taken over.
+        """Returns what earlier daemons of the node have left behind, as far as the present daemon
+        has neither removed it nor taken it over.
 
         lying : copies that were on the node before the present daemon started
         """
@@ -269,7 +269,7 @@ def terminate(trial: Trial) -> None:
 
 def interrupt(trial: Trial) -> None:
     """Sends SIGINT to the daemon, which shuts down. The function first waits until the daemon
-    handles signals. Before that, Python would end with a traceback."""
+    handles signals. A SIGINT before that would end Python with a traceback."""
     wait_until(lambda: handles_sigterm(trial.daemon.pid), what="the daemon's beginning")
     trial.send(signal.SIGINT)
     trial.ended(0)

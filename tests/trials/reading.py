@@ -44,7 +44,7 @@ class Reading:
 
     sizes : seed -> size [bytes] of the files in `root`
     prefix : words before the program, for example to run it in a cgroup or namespace
-    preload : False if the program in `prefix` preloads the library
+    preload : whether to preload the library; False if the program in `prefix` preloads it
     """
 
     def __init__(

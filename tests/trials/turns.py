@@ -1,4 +1,4 @@
-"""Two processes under the library change files in turn, by every kind of change, while daemons
+"""Two processes under the library change files in turn, with every kind of change, while daemons
 start and end.
 
 After each change, both processes see the same as a process without the library. Each change also
