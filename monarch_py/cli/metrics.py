@@ -108,7 +108,7 @@ def _print_dashboard(context: click.Context, _parameter: Any, is_asked: bool) ->
 
 
 @click.command(
-    short_help="Give the daemon's counters to Prometheus.",
+    short_help="Export the daemon's counters to Prometheus.",
     epilog=examples(
         "monarch metrics",
         "monarch metrics --textfile /var/lib/node_exporter/monarch.prom",
@@ -146,7 +146,7 @@ def metrics(
     textfile: Path | None,
     every: float | None,
 ) -> None:
-    """Give the daemon's counters to Prometheus: print them once, or serve them until Ctrl-C.
+    """Export the daemon's counters to Prometheus: print them once, or serve them until Ctrl-C.
 
     Only you can read the metrics from the Unix socket. Any user of this machine can read them from
     the port. No metric contains a path.
@@ -155,7 +155,7 @@ def metrics(
     if len(ways) + (textfile is not None) > 1:
         raise click.UsageError("give only one of --socket, --port and --textfile")
     if every is not None and textfile is None:
-        raise click.UsageError("--every says how often a file is written; give --textfile too")
+        raise click.UsageError("--every has an effect only with --textfile; give --textfile too")
     if textfile is not None:
         refuse_input("--textfile", textfile, [config_file])
     session = SessionDir.of(config_file)

@@ -48,19 +48,19 @@ def module(*, is_tcl: bool, is_lua: bool, site_config: Path | None) -> None:
     click.echo(modulefile("tcl" if is_tcl else "lua", __version__, prefix, site), nl=False)
 
 
-@click.group(short_help="Give a running daemon further datasets.")
+@click.group(short_help="Add datasets to a running daemon.")
 def source() -> None:
-    """Give a running daemon further datasets."""
+    """Add datasets to a running daemon."""
 
 
 @source.command(
-    short_help="Add datasets to the daemon that runs.",
+    short_help="Add datasets to the running daemon.",
     epilog=examples("monarch source add -c tiers.yaml /pfs/coco"),
 )
 @served_config_option
 @click.argument("paths", metavar="PATH ...", nargs=-1, required=True)
 def add(config_file: Path, paths: tuple[str, ...]) -> None:
-    """Add the datasets PATH to the daemon that runs, for all jobs that use the daemon.
+    """Add the datasets PATH to the running daemon, for all jobs that use the daemon.
 
     The datasets share the quotas of the tiers, and stay until the daemon ends. `monarch run` and
     `monarch start` add the sources of their configuration by themselves.

@@ -213,8 +213,8 @@ def _run_in_lockstep(
     if status != 0 or len(counts) != EPOCHS + 1:
         last = said.splitlines()[-1] if said else "without a message"
         raise MonarchError(
-            f"the training ended with status {status} after {len(counts) - 1} epochs ({last}); see"
-            f" {log} (kept only with --keep)"
+            f"the training script ended with status {status} after {len(counts) - 1} epochs"
+            f" ({last}); see {log} (kept only with --keep)"
         )
     return counts
 
@@ -312,8 +312,8 @@ def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int
     for number, (old, new) in enumerate(zip(without, gained, strict=True), start=1):
         if old.result != new.result:
             console.print(
-                f"The trainings differ in epoch {number}: (loss, accuracy, samples, checksum) is "
-                f"{old.result} without and {new.result} with Monarch. Please report this."
+                f"The training runs differ in epoch {number}: (loss, accuracy, samples, checksum)"
+                f" is {old.result} without and {new.result} with Monarch. Please report it."
             )
             return 1
     more = (gained[0].n_bytes or 0) - (without[0].n_bytes or 0)
@@ -323,5 +323,5 @@ def _compare(without: list[Epoch], gained: list[Epoch], console: Console) -> int
             " program and the daemon began to read some files at the same time."
         )
     losses = ", ".join(f"{epoch.result[0]:.4f}" for epoch in gained)
-    console.print(f"Both trainings read the same bytes and had the same losses: {losses}.")
+    console.print(f"Both training runs read the same bytes and had the same losses: {losses}.")
     return 0

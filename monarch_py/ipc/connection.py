@@ -88,7 +88,7 @@ class DaemonConnection:
             return "no daemon serves this configuration; start one with `monarch start`"
         if (holder := holder_of(self.session.lock)) is not None:
             return (
-                f"the daemon ({holder}) runs but takes no command: it is just ending, or lacks"
+                f"the daemon ({holder}) runs but accepts no commands: it is ending, or lacks"
                 " memory, threads or descriptors; see `monarch logs`"
             )
         return (

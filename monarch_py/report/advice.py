@@ -256,7 +256,7 @@ class _Model:
             names = ", ".join(tier.mount_point for tier in ordered)
             yield f"order the tiers by speed: {names}", replace(now, tiers=ordered)
         if now.policy == "hash":
-            what = "give the daemons the sampler's plan, see monarch plan make"
+            what = "give the daemons a plan of the sampler's order (see `monarch plan make`)"
             yield what, replace(now, policy="planned")
 
     def _larger(self, now: _Machine, size: int) -> Iterator[tuple[str, _Machine]]:
@@ -337,7 +337,7 @@ class _Model:
             " run's bytes came"
         )
         if self._compute:
-            how = "as given" if is_given else "as it did while copies gave nearly all bytes"
+            how = "as given" if is_given else "as it did while nearly all bytes came from copies"
             yield f"the training reads {_rate(self._compute)} if nothing delays it, {how}"
         else:
             yield (

@@ -443,7 +443,7 @@ def test_a_plan_for_several_nodes(monarch: Monarch, tmp_path: Path) -> None:
     totals["bytes_from_peers"] = history["bytes_from_peers"][-1]
     advice = advice_of(monarch, write(report, tmp_path))
     assert [c["what"] for c in advice["changes"]] == [
-        "give the daemons the sampler's plan, see monarch plan make"
+        "give the daemons a plan of the sampler's order (see `monarch plan make`)"
     ]
     assumptions = "\n".join(advice["assumptions"])
     assert "3 epochs of 4,000 files" in assumptions

@@ -93,7 +93,7 @@ def serve_together(local: Local) -> None:
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
     """Runs a program at this rank that reads every file, and compares the bytes. Returns how many
-    bytes this rank's daemon has got from the other daemons so far."""
+    bytes this rank's daemon has received from the other daemons so far."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)

@@ -20,9 +20,9 @@ from monarch_py.native import LIBRARY
 
 DIRECTORIES, FILES = 12, 30
 NODES = sized(2, 3)
-# The maximum number of requests for attributes that each additional node causes, no matter how
-# large the dataset is. `start` and the daemon check the root, and compare a file to find out
-# whether the nodes have the same source.
+# The maximum number of requests for attributes that each additional node may cause, however large
+# the dataset is. `start` and the daemon check the root, and compare one file to find out whether
+# the nodes have the same source.
 LOOKS_OF_A_NODE = 25
 
 

@@ -195,8 +195,8 @@ def daemons_have_no_mpi_and_no_secret_is_to_be_seen(local: Local) -> None:
         maps = Path(f"/proc/{daemon.pid}/maps").read_text()
         assert "libmpi" not in maps
         assert "mpi4py" not in maps
-        # The daemon gets the cluster's secret through a descriptor. Its command line has only the
-        # descriptor's number.
+        # The daemon receives the cluster's secret through a descriptor. The daemon's command line
+        # contains only the number of this descriptor.
         *_, config, told = daemon.cmdline()
         assert config.endswith(".yaml")
         assert told.isdigit()

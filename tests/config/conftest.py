@@ -1,4 +1,4 @@
-"""Directories that the configurations of the tests name: sources, tiers, and special cases."""
+"""Directories for the tests' configurations: sources, tiers, and special cases."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_plan_with_another_seed_is_dropped_within_100_accesses(site: Site) -> 
     assert session.totals()["opens"] <= 100 + 4 * 8, (
         "the daemon read too far ahead before it dropped the plan"
     )
-    assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; its seed")
+    assert_dropped(session, r"\d+ of the last \d+ opens do not fit the plan; the plan's seed")
     # The daemon now places a file when it is opened, as it does without a plan.
     check_all(session, site.files, site.root)
     session.wait_idle()

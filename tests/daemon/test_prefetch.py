@@ -165,7 +165,7 @@ def test_copies_of_an_earlier_session_are_not_made_again(
     files.add("f00000", 999, version=1)
     # A copy of a file that has just changed is not recorded until two seconds later.
     files.wait_until_old(2.1)
-    # After a crash, the daemon first checks the copies, and makes a damaged copy anew.
+    # After a crash, the daemon first checks the copies, and replaces a damaged one.
     ends: list[Callable[[], None]] = [
         session.stop,
         session.stop,

@@ -189,7 +189,7 @@ def test_the_source_counts_what_each_epoch_costs(
     monkeypatch.setattr(run_module, "_monarch", no_monarch)
     status, text = demo(tmp_path, keep=True)
     assert (status, text.isascii()) == (0, True)
-    assert "Both trainings read the same bytes" in text
+    assert "Both training runs read the same bytes" in text
     (directory,) = tmp_path.iterdir()
     files = [path for path in (directory / "dataset").rglob("*") if path.is_file()]
     n_bytes = sum(path.stat().st_size for path in files)
@@ -247,7 +247,7 @@ def test_trainings_that_differ_are_an_error(
     monkeypatch.setattr(run_module, "_slow_source", lambda *_: None)
     status, text = demo(tmp_path)
     assert status == 1
-    assert "The trainings differ in epoch 1" in text
+    assert "The training runs differ in epoch 1" in text
 
 
 def test_a_training_that_fails_is_told_in_a_sentence_and_nothing_stays(

@@ -111,7 +111,7 @@ def test_a_daemon_that_takes_no_command_is_not_called_dead(
     finally:
         os.close(fd)
     assert done.returncode == 3
-    begins = f"monarch: the daemon (process {os.getpid()}) runs but takes no command: "
+    begins = f"monarch: the daemon (process {os.getpid()}) runs but accepts no commands: "
     assert done.stderr.startswith(begins)
 
 

@@ -32,7 +32,7 @@ COUNT = 5
 ENDED = [
     "the daemon is ending",
     "the daemon ended before it answered",
-    r"the daemon \(process \d+\) runs but takes no command: it is just ending, or lacks memory, .*",
+    r"the daemon \(process \d+\) runs but accepts no commands: it is ending, or lacks memory, .*",
     "no daemon serves this configuration; start one with `monarch start`",
 ]
 # HANGS_S: how long the source hangs, which is longer than any command may take [s]. ENDS_S: the

@@ -147,7 +147,7 @@ int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
-        monarch_warn("the daemon is of another version than", "libmonarch.so",
+        monarch_warn("the daemon has another version than", "libmonarch.so",
                      "Restart the daemon with the `monarch` command of this installation.");
         return 0;
     }

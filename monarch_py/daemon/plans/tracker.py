@@ -220,8 +220,8 @@ class PlanTracker:
         elif self._is_last:
             last, others = estimator.weighed, estimator.unexplained
             self.drop(
-                f"{others} of the last {last} opens do not fit the plan; its seed, epochs or"
-                " number of ranks probably differ from those of the training"
+                f"{others} of the last {last} opens do not fit the plan; the plan's seed,"
+                " epochs or number of ranks probably differ from those of the training run"
             )
         else:
             self._in_vain += 1

@@ -340,7 +340,7 @@ class Scanner:
         try:
             self.shared.catalog.fit()
         except OSError as error:
-            log.info("the catalog cannot be shrunk, and keeps memory without need: %s", error)
+            log.info("the catalog cannot be shrunk, and so keeps unneeded memory: %s", error)
         for found in self.validators:
             left = self.stale.get(found.tier_number, found.rows[:0])
             self.stale[found.tier_number] = np.concatenate([left, found.rest()])

@@ -77,7 +77,7 @@ def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     loader = frame.f_locals.get("loader")
     if getattr(loader, "in_order", True) is False and getattr(loader, "num_workers", 0) > 0:
         return ConfigError(
-            "in_order: with in_order=False, batches come in any order; then the sampler knows"
+            "in_order: with in_order=False, batches arrive in any order, so the sampler knows"
             " neither which batches were delivered nor the weight of a batch's loss; remove"
             " in_order=False"
         )
