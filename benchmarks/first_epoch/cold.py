@@ -2,9 +2,10 @@
 
 ``monarch run`` starts with a configuration that names only a source and a tier: no daemon runs,
 nothing is scanned and no copy exists. Each run under ``monarch run`` is followed by a run of the
-same program without Monarch. Each run mounts the source anew, so that the kernel has cached nothing
-of it. Two of the datasets lie on the local disk instead. Before each run, the pages of one of the
-two are dropped from the page cache, and those of the other are read into it. Needs FUSE.
+same program without Monarch. Most datasets lie on a FUSE file system, which is mounted anew for
+each run, so that the kernel has cached nothing of it. Two datasets lie on the local disk: before
+each run, the pages of the first are dropped from the page cache, and those of the second are read
+into it.
 """
 
 from __future__ import annotations

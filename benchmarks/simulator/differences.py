@@ -210,7 +210,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="runs whose set or policy contains this text")
     parser.add_argument("--json", type=Path, help="write everything here as JSON")
     parser.add_argument(
-        "--page", type=Path, help=f"write the tables into this page; default without --only: {PAGE}"
+        "--page",
+        type=Path,
+        help=f"write the tables into this page [default: {PAGE}; none with --only]",
     )
     arguments = parser.parse_args()
     runs: list[dict[str, Any]] = []

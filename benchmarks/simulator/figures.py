@@ -298,7 +298,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--json", type=Path, help="where everything goes as JSON")
     parser.add_argument(
-        "--page", type=Path, help=f"write the tables into this page; default without --only: {PAGE}"
+        "--page",
+        type=Path,
+        help=f"write the tables into this page [default: {PAGE}; none with --only]",
     )
     parser.add_argument("--images", type=Path, default=IMAGES, help="where the pictures go")
     arguments = parser.parse_args()

@@ -59,8 +59,8 @@ def in_time(order: Ints) -> Array:
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """Returns when the file of each access is used next. For each epoch, the result contains an
-    array (nodes, accesses) int64 with the number of the next access to the same file, or NEVER.
+    """Finds, for each access, the next access to the same file. For each epoch, returns an array
+    (nodes, accesses) int64 with the number of that next access, or NEVER.
     Accesses are numbered over all epochs in the order of `in_time`, so the accesses of a step have
     neighbouring numbers. The result takes 8 bytes for every access of the job.
 

@@ -132,7 +132,8 @@ def load_document(
     except (ValueError, OverflowError):
         # PyYAML does not check the number in an escape such as "\UFFFFFFFF", and chr() refuses it.
         raise Spot(document, 1).error(
-            "not YAML (an escape names a character above U+10FFFF)", "correct the escape with '\\U'"
+            "not YAML (an escape names a character above U+10FFFF)",
+            "correct the \\U escape",
         ) from None
     except RecursionError:
         raise Spot(document, 1).error(

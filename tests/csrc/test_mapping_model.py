@@ -355,8 +355,8 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
     elif at == "open":
         if s.forking:
             yield "open", s._replace(helper="close")
-            # The helper waits only for a bounded time, because a signal handler may have jumped out
-            # of the fork.
+            # The helper waits only for a bounded time: if a signal handler has left fork with
+            # longjmp, the end of the fork is never reported.
             yield "expired", s._replace(helper="take", disturbed=True)
         else:
             yield "open", s._replace(helper="take")

@@ -103,8 +103,8 @@ def test_who_asks_changes_nothing() -> None:
 
 
 def test_the_least_memory_is_kept() -> None:
-    """The history keeps the least amount of available memory, even if points are merged, or are
-    left out because nothing happens."""
+    """The history preserves the lowest value of the available memory, even if points are merged,
+    or are left out because nothing happens."""
     history = History()
     for turn in range(MOST_POINTS + 1):
         history.note(moment(float(turn), [turn], memory=3 if turn == 77 else 9))

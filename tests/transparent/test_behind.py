@@ -1,6 +1,6 @@
-"""Locks and leases through descriptors of copies end when they would end without the library, even
-if the program closes or replaces backing descriptors. The holder of a lease gets the signal that it
-has chosen."""
+"""A lock or lease that a program takes through the descriptor of a copy is released at the same
+moment as without the library, even if the program closes or replaces backing descriptors. When
+another process breaks a lease, its holder gets the signal that the holder has chosen."""
 
 from __future__ import annotations
 

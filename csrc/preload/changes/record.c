@@ -130,10 +130,10 @@ __attribute__((noinline)) static int64_t find_there_apart(struct session *s,
     return find_there(s, c, dir, path, follow, name);
 }
 
-/* Marks the catalog's file at the path as changed, unless that file is still at the path.
- * r: the result of fstatat for the path. now: the attributes that fstatat has stored. buffer:
- * MONARCH_PATH_MAX bytes of the caller's stack, or NULL. A look-up in the catalog may miss the
- * file if the path leads into a source through a link outside the sources. In this case, the
+/* If the path no longer leads to the file that the catalog has for it, marks the catalog's file as
+ * changed. r: the result of fstatat for the path. now: the attributes that fstatat has stored.
+ * buffer: MONARCH_PATH_MAX bytes of the caller's stack, or NULL. A look-up in the catalog may miss
+ * the file if the path leads into a source through a link outside the sources. In this case, the
  * path is opened with O_PATH, and the kernel reports where it leads. */
 static void mark_known(struct session *s, int r, const struct stat *now, int dir, const char *path,
                        int follow, char *buffer) {

@@ -71,9 +71,9 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* For a session that was replaced by a newer one, only a catalog that is already mapped is
-         * used. A catalog that is mapped now might belong to a new daemon, whose catalogs have the
-         * same names. */
+        /* For a session that a newer one has replaced, only a catalog that is already mapped is
+         * used. None is mapped here, because it might belong to the new daemon, whose catalogs have
+         * the same names. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {
             const struct monarch_entry *e = copy_in(*s, *c, (unsigned)t, st);

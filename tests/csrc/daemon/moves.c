@@ -149,9 +149,9 @@ TEST(no_unit_is_shown_without_its_bytes) {
         }
 }
 
-/* If a file is in a pack, its bytes come from the pack, and the file is not opened, not even while
- * the engine stops. If the pack cannot be read, the file itself is read. If the copy cannot be
- * written, no unit is shown. */
+/* If a file is in a pack, its bytes come from the pack, and the file itself is not opened. This
+ * also holds while the engine is stopping. If the pack cannot be read, the engine reads the file
+ * itself. If the copy cannot be written, no unit is published. */
 TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
     for (int way = 0; way < 4; way++) {
         make(100);

@@ -304,8 +304,8 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window begins before the member that is asked for if the members directly before it are ordered
- * and in no other window. At most LOOKS_BACK of these members are in the window. */
+/* If fills of the members directly before the requested member are ordered too, and these members
+ * are in no other window, the window begins with them. It contains at most LOOKS_BACK of them. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
     for (int i = 0; i < 200; i++)

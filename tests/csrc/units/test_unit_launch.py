@@ -18,8 +18,9 @@ from csrc.units.place import open_descriptors
 from support.session import wait_until
 
 LIMIT_S = 60
-# The launched shell writes what it has inherited to its descriptor 3. It does not run `cat` to read
-# its `status` file in /proc, because it blocks signals while it starts a program.
+# The launched shell writes to its descriptor 3 what it has inherited. It reads its `status` file in
+# /proc without starting `cat`: a shell blocks signals while it starts a program, and `status` would
+# show these signals as blocked.
 SCRIPT = """
 table=$(ls -l /proc/$$/fd)
 exec >&3

@@ -61,8 +61,8 @@ def test_a_fork_that_was_left_by_a_jump_is_waited_for_briefly(lib: Any) -> None:
 
 
 def test_a_child_that_forgets_counts_from_zero(lib: Any) -> None:
-    """The child may still report the end of a momentary descriptor or of a fork that its parent has
-    begun. The child's counts then stay 0."""
+    """After a fork, the child may still report the end of something that its parent has begun: a
+    momentary descriptor, or the fork itself. Such a report leaves the child's counts at 0."""
     lib.momentary_begin()
     lib.momentary_fork()
     lib.momentary_forget()

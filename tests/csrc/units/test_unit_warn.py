@@ -18,7 +18,7 @@ CONFIG, LIBRARY = "MONARCH_CONFIG=", "libmonarch"
 
 
 class Stderr:
-    """This process's standard error, which is a file of pytest."""
+    """This process's standard error, which pytest has redirected to a file."""
 
     def __init__(self, lib: Any, capture: pytest.CaptureFixture[str]) -> None:
         self.lib, self.capture = lib, capture
