@@ -46,6 +46,8 @@ from support import lines
 # - With 26 lines of C, a program that repeatedly opens a file outside all sources for writing asks
 #   the kernel only once for the file's path, and a listing shows that another process has renamed
 #   or removed a file, as soon as the program itself has noticed it.
+# - With 10 lines of C, threads that make copies take no lock to wake peers if no peer waits. So the
+#   threads wait for each other less often.
 # - With 36 lines of C and 2 of Python, small files that are filled ahead are read with O_DIRECT,
 #   which takes an eighth less processor time.
 # - With 17 lines of C, a job that reads only through links is noticed at its first open.
@@ -65,7 +67,7 @@ from support import lines
 #   epoch of four nodes takes a twentieth less time.
 # - One line lets the scan of a daemon that rejoins a cluster run without a limit.
 MOST_PYTHON = 26_324
-MOST_C = 20_330
+MOST_C = 20_340
 
 PYTHON = '''\
 """A docstring

@@ -95,7 +95,8 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. */
+ * map describes. Peers that wait for a file of one unit are not woken yet, because they can get
+ * nothing of it before it is complete. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -107,7 +108,8 @@ static void show(struct monarch_engine *e, struct fill *f) {
     __atomic_store_n(&e->fills->word[job->slot],
                      monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
                      __ATOMIC_SEQ_CST);
-    wake_askers(e, job);
+    if (f->units > 1)
+        wake_askers(e, job);
 }
 
 static void give_up(struct fill *f, int status, int error) {

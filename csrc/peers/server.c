@@ -38,10 +38,12 @@ struct monarch_peer_server {
     /* guards the fields from `open` to `used`, and the fields of each connection that are the
      * server's (see connection.h) */
     pthread_mutex_t lock;
-    uint64_t open, wakes, accepted, dropped;
-    uint32_t waiting, *waits; /* connections that wait for bytes, in no particular order */
-    uint32_t used;            /* the elements of `at` from this index on were never used */
+    uint64_t open, accepted, dropped;
+    uint32_t *waits;  /* connections that wait for bytes, in no particular order */
+    uint32_t waiting; /* atomic: the number of these connections */
+    uint32_t used;    /* the elements of `at` from this index on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
+    uint64_t wakes; /* atomic: the number of calls that wake connections; see has_waiting */
     /* stopping: atomic; stop: an eventfd, which becomes readable when the server stops */
     int epoll, stop, stopping, idle_tick_ms;
     int has_send_room;
@@ -90,12 +92,14 @@ static void arm(server *s, connection *c, enum monarch_peer_io_state next) {
 
 static void begin_to_wait(server *s, connection *c) {
     c->is_waiting = 1;
-    c->wait_at = s->waiting++;
+    c->wait_at = s->waiting;
     s->waits[c->wait_at] = (uint32_t)(c - s->at);
+    __atomic_store_n(&s->waiting, s->waiting + 1, __ATOMIC_SEQ_CST);
 }
 
 static void end_to_wait(server *s, connection *c) {
-    uint32_t last = s->waits[--s->waiting];
+    uint32_t last = s->waits[s->waiting - 1];
+    __atomic_store_n(&s->waiting, s->waiting - 1, __ATOMIC_SEQ_CST);
     c->is_waiting = 0;
     s->waits[c->wait_at] = last;
     s->at[last].wait_at = c->wait_at;
@@ -116,9 +120,10 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     } else if (next != MONARCH_PEER_TO_WAIT) {
         arm(s, c, next);
     } else {
-        is_done = s->wakes == wakes;
-        if (is_done)
-            begin_to_wait(s, c);
+        begin_to_wait(s, c);
+        is_done = __atomic_load_n(&s->wakes, __ATOMIC_SEQ_CST) == wakes;
+        if (!is_done)
+            end_to_wait(s, c);
     }
     c->is_busy = !is_done;
     pthread_mutex_unlock(&s->lock);
@@ -147,9 +152,7 @@ static enum monarch_peer_io_state step(server *s, connection *c, struct monarch_
  * connection, and can send more on it. */
 static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, int stays) {
     for (int is_done = 0; !is_done;) {
-        pthread_mutex_lock(&s->lock);
-        uint64_t wakes = s->wakes;
-        pthread_mutex_unlock(&s->lock);
+        uint64_t wakes = __atomic_load_n(&s->wakes, __ATOMIC_SEQ_CST);
         enum monarch_peer_io_state next = step(s, c, stage, stays);
         if (next == MONARCH_PEER_TO_YIELD && stays && can_stay(s))
             return 1;
@@ -207,9 +210,20 @@ static void wake(server *s, connection *c) {
     arm(s, c, MONARCH_PEER_TO_SEND);
 }
 
+/* Counts a call that wakes connections. Returns whether any connection waits. A thread that is
+ * working on a connection at this moment must not miss the call. Before it leaves its connection
+ * waiting, it first raises `waiting`, and then looks whether `wakes` has changed since it last
+ * looked for bytes (hand_back). So either this function sees that the connection waits, or the
+ * thread sees this call, and looks for bytes once more. */
+static int has_waiting(server *s) {
+    __atomic_fetch_add(&s->wakes, 1, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&s->waiting, __ATOMIC_SEQ_CST) > 0;
+}
+
 void monarch_peer_wake(server *s, uint32_t source, uint64_t path_hash) {
+    if (!has_waiting(s))
+        return;
     pthread_mutex_lock(&s->lock);
-    s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->in.request.source == source && c->in.request.path_hash == path_hash)
@@ -221,10 +235,9 @@ void monarch_peer_wake(server *s, uint32_t source, uint64_t path_hash) {
 void monarch_peer_wake_if(server *s,
                           int (*is_settled)(void *arg, const struct monarch_peer_request *wanted),
                           void *arg) {
+    if (!has_waiting(s))
+        return;
     pthread_mutex_lock(&s->lock);
-    /* A thread that is working on a connection at this moment must not miss this call. It sees that
-     * `wakes` has changed, and looks for bytes once more before it lets its connection wait. */
-    s->wakes++;
     for (uint32_t i = s->waiting; i-- > 0;) {
         connection *c = &s->at[s->waits[i]];
         if (c->state == MONARCH_PEER_OPENING && is_settled(arg, &c->in.request))

@@ -112,7 +112,7 @@ holdings *monarch_holdings_new(struct monarch_clients *clients, const struct mon
     for (int i = 0; i < MONARCH_MAX_TIERS; i++)
         h->copies[i] = -1;
     pthread_rwlock_init(&h->lock, NULL);
-    pthread_mutex_init(&h->waking, NULL);
+    pthread_rwlock_init(&h->waking, NULL);
     pthread_mutex_init(&h->checking, NULL);
     return h;
 }
@@ -150,19 +150,19 @@ struct monarch_peer_server *monarch_holdings_serve(holdings *h,
         h,     monarch_open_copy, monarch_copy_available, monarch_copy_is_coming, sum_of,
         check, monarch_close_copy};
     struct monarch_peer_server *s = monarch_peer_serve(&files, bounds, h->content_key);
-    pthread_mutex_lock(&h->waking);
+    pthread_rwlock_wrlock(&h->waking);
     h->server = s;
-    pthread_mutex_unlock(&h->waking);
+    pthread_rwlock_unlock(&h->waking);
     return s;
 }
 
 void monarch_holdings_wake(holdings *h, uint32_t source, uint64_t path_hash) {
     if (!h)
         return;
-    pthread_mutex_lock(&h->waking);
+    pthread_rwlock_rdlock(&h->waking);
     if (h->server)
         monarch_peer_wake(h->server, source, path_hash);
-    pthread_mutex_unlock(&h->waking);
+    pthread_rwlock_unlock(&h->waking);
 }
 
 const unsigned char *monarch_holdings_key(const holdings *h) { return h ? h->content_key : NULL; }
@@ -191,10 +191,10 @@ static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
 }
 
 void monarch_holdings_answer(holdings *h) {
-    pthread_mutex_lock(&h->waking);
+    pthread_rwlock_rdlock(&h->waking);
     if (h->server)
         monarch_peer_wake_if(h->server, is_settled, h);
-    pthread_mutex_unlock(&h->waking);
+    pthread_rwlock_unlock(&h->waking);
 }
 
 static int is_any(void *arg, const struct monarch_peer_request *wanted) {
@@ -204,10 +204,10 @@ static int is_any(void *arg, const struct monarch_peer_request *wanted) {
 void monarch_holdings_patience(holdings *h, int patience) {
     if (__atomic_exchange_n(&h->patience, patience, __ATOMIC_ACQ_REL) == patience)
         return;
-    pthread_mutex_lock(&h->waking);
+    pthread_rwlock_rdlock(&h->waking);
     if (h->server)
         monarch_peer_wake_if(h->server, is_any, NULL);
-    pthread_mutex_unlock(&h->waking);
+    pthread_rwlock_unlock(&h->waking);
 }
 
 uint64_t monarch_holdings_rotten(holdings *h, uint64_t *ids, uint64_t *words) {
@@ -223,15 +223,15 @@ uint64_t monarch_holdings_rotten(holdings *h, uint64_t *ids, uint64_t *words) {
 }
 
 void monarch_holdings_stop(holdings *h, struct monarch_peer_server *s) {
-    pthread_mutex_lock(&h->waking);
+    pthread_rwlock_wrlock(&h->waking);
     h->server = NULL;
-    pthread_mutex_unlock(&h->waking);
+    pthread_rwlock_unlock(&h->waking);
     monarch_peer_end(s);
 }
 
 void monarch_holdings_free(holdings *h) {
     pthread_rwlock_destroy(&h->lock);
-    pthread_mutex_destroy(&h->waking);
+    pthread_rwlock_destroy(&h->waking);
     pthread_mutex_destroy(&h->checking);
     monarch_sums_free(h->sums);
     free(h->home);

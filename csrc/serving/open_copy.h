@@ -39,9 +39,9 @@ struct monarch_holdings {
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* guards `server`: as long as a thread holds this lock to wake the server, no other thread
-     * frees the server */
-    pthread_mutex_t waking;
+    /* guards `server`: as long as a thread has this lock for reading, to wake the server, no other
+     * thread frees the server */
+    pthread_rwlock_t waking;
     struct monarch_peer_server *server;
 };
 

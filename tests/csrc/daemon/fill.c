@@ -20,7 +20,11 @@ static int read_from_pack(struct monarch_engine *e, struct job *job, char *to);
 static char backs[64], given[64];
 static int write_back(int fd, off_t at, off_t n, unsigned flags);
 static int advise(int fd, off_t at, off_t n, int what);
+/* How often a fill has woken peers that wait for its file. */
+static int wakes;
+static void wake_peers(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
 #define fallocate reserve_space
+#define monarch_holdings_wake wake_peers
 #define monarch_pack_read read_from_pack
 #define sync_file_range write_back
 #define posix_fadvise advise
@@ -55,6 +59,11 @@ static int advise(int fd, off_t at, off_t n, int what) {
     SAME(what, POSIX_FADV_DONTNEED);
     note(given, 'a' + (int)(at / n));
     return posix_fadvise(fd, at, n, what);
+}
+
+static void wake_peers(struct monarch_holdings *h, uint32_t source, uint64_t path_hash) {
+    CHECK(h == e->holdings && source == job->entry.source && path_hash == job->entry.hash);
+    wakes++;
 }
 
 static int read_from_pack(struct monarch_engine *of, struct job *order, char *to) {
@@ -227,6 +236,25 @@ TEST(a_fill_is_shown_with_an_empty_map) {
     give_up(f, MONARCH_ABANDONED, 0);
     monarch_fill_end(e, f);
     done();
+}
+
+/* Peers that wait for a file are woken as soon as they can get something of it. For a file of
+ * several units, this is the size, which is known when the fill begins. */
+TEST(a_fill_wakes_the_peers_that_can_get_bytes) {
+    for (uint64_t units = 1; units < 3; units++) {
+        make((units - 1) * MONARCH_UNIT + 10, MONARCH_UNIT);
+        wakes = 0;
+        struct fill *f = monarch_fill_begin(e, job);
+        SAME(f->units, units);
+        SAME(wakes, units > 1);
+        for (uint64_t u = 0; u < units; u++)
+            monarch_fill_move(e, f, u, 1, buffer, NULL);
+        SAME(wakes, units == 1 ? 1 : 3);
+        monarch_fill_end(e, f);
+        SAME(wakes, units == 1 ? 2 : 4);
+        free(job->result.block_sums);
+        done();
+    }
 }
 
 /* If a file has more units than the map has bits, the fill is shown without a map. Readers then

@@ -210,6 +210,57 @@ TEST(a_wake_during_a_step_is_not_missed) {
     }
 }
 
+#define ROUNDS 60000
+
+/* begun: the number of the round that runs; negative once its wake is over. arrived: the number of
+ * the last round whose bytes have arrived. */
+static int begun, arrived;
+
+static void delay(int steps_left) {
+    while (steps_left-- > 0)
+        __atomic_signal_fence(__ATOMIC_SEQ_CST); /* so that the compiler keeps the loop */
+}
+
+static void await(const int *number, int value) {
+    while (__atomic_load_n(number, __ATOMIC_SEQ_CST) != value)
+        sched_yield();
+}
+
+static void *bring_bytes(void *arg) {
+    (void)arg;
+    for (int round = 1; round <= ROUNDS; round++) {
+        await(&begun, round);
+        delay(round % 211);
+        __atomic_store_n(&arrived, round, __ATOMIC_SEQ_CST);
+        monarch_peer_wake(s, 0, 0);
+        __atomic_store_n(&begun, -round, __ATOMIC_SEQ_CST);
+    }
+    return NULL;
+}
+
+/* If bytes arrive at the moment when a connection begins to wait for them, the thread finds the
+ * bytes when it looks, or the connection is woken, or hand_back tells the thread to look again. */
+TEST(a_wake_beside_the_begin_of_a_wait_is_not_missed) {
+    pthread_t thread;
+    make(1, 1);
+    SAME(adopt(), 0);
+    connection *c = &s->at[0];
+    CHECK(pthread_create(&thread, NULL, bring_bytes, NULL) == 0);
+    for (int round = 1; round <= ROUNDS; round++) {
+        __atomic_store_n(&begun, round, __ATOMIC_SEQ_CST);
+        delay(round % 1999);
+        for (int is_over = 0; !is_over;) {
+            uint64_t wakes = __atomic_load_n(&s->wakes, __ATOMIC_SEQ_CST);
+            is_over = __atomic_load_n(&arrived, __ATOMIC_SEQ_CST) == round ||
+                      hand_back(s, c, &stage, MONARCH_PEER_TO_WAIT, wakes);
+        }
+        await(&begun, -round);
+        CHECK(!c->is_waiting && s->waiting == 0);
+    }
+    pthread_join(thread, NULL);
+    done();
+}
+
 static void begin_request(connection *c) { c->state = MONARCH_PEER_SENDING; }
 static void end_request(connection *c) { c->state = MONARCH_PEER_READING; }
 
