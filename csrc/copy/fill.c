@@ -95,8 +95,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. Peers that wait for a file of one unit are not woken yet, because they can get
- * nothing of it before it is complete. */
+ * map describes. Peers that wait for a file of one unit get nothing of it before it is complete, so
+ * they are woken now only if this node asks a peer for the file: that peer may be waiting for this
+ * node's answer. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -108,7 +109,7 @@ static void show(struct monarch_engine *e, struct fill *f) {
     __atomic_store_n(&e->fills->word[job->slot],
                      monarch_word(MONARCH_FILLING, 0, job->result.tier, job->result.copy),
                      __ATOMIC_SEQ_CST);
-    if (f->units > 1)
+    if (f->units > 1 || job->peer[0] >= 0)
         wake_askers(e, job);
 }
 
@@ -257,7 +258,8 @@ static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, u
     __atomic_fetch_add(&e->fills->units, count, __ATOMIC_RELAXED);
     if (f->units > 1 || !is_fetched)
         monarch_answer(e->clients, f->job->result.id, unit, count);
-    wake_askers(e, f->job);
+    if (f->units > 1)
+        wake_askers(e, f->job);
 }
 
 static int write_fully(int fd, const char *buf, size_t n, off_t at) {

@@ -199,6 +199,10 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
+        /* If the fill has just ended, its slot was freed after the word had changed. No call wakes
+         * this request any more, so look at the new word. */
+        if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
+            return open_entry(h, id, wanted, out);
         demand_first(h, id, wanted);
         return MONARCH_PEER_LATER;
     }

@@ -65,22 +65,23 @@ FOLLOWING_TURN_MS = 10
 # [ms]. The open itself rings no doorbell.
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
-# REST : the rest lasts this many times as long as the iteration, up to a maximum.
+# REST : the rest lasts this many times as long as the iteration, up to a maximum. Then the loop
+#     rests once more for the same time, unless the engine could run out of orders meanwhile.
 # MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
 # NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
 #     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
-#     at most MOST_REST_S. The minimum is NAMES_REST * t or MOST_REST_S, whichever is less. Without
+#     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
 #     a minimum, each batch of files from the scan would start an iteration, even while many files
 #     are left.
-# REST_BACK : the value of REST in two cases. In the first, background fills stand back
-#     (`Engine.stands_back`). In the second, opens show that programs hardly wait for the sources,
-#     no work is left, and no plan is followed. An iteration then costs programs more time than it
-#     saves.
+# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] in two cases. In the first,
+#     background fills stand back (`Engine.stands_back`). In the second, opens show that programs
+#     hardly wait for the sources, no work is left, and no plan is followed. An iteration then costs
+#     programs more time than it saves.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
 #     engine leaves work to the loop, for example a fill that a reader waits for.
-REST, MOST_REST_S, SHORT_REST_S, NAP_S = 19, 0.1, 0.01, 0.001
-REST_BACK, NAMES_REST = 30, 1 / 4
+REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
+REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # Programs count as waiting for the sources if their opens at the sources take longer than this on
 # average [s]. Only then does the loop rest for a shorter time, to fill files ahead. With a source
 # that answers sooner, such as a local disk, programs need the processors more.
@@ -115,7 +116,7 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
         return min(REST * took_s, SHORT_REST_S)
     rest_s = min(REST * took_s, MOST_REST_S, max(names_last_s, SHORT_REST_S))
     if names_last_s < math.inf:
-        rest_s = max(rest_s, min(NAMES_REST * names_last_s, MOST_REST_S))
+        rest_s = max(rest_s, min(NAMES_REST * names_last_s, LONG_REST_S))
     return rest_s
 
 
@@ -320,13 +321,23 @@ class Daemon:
         is_short = busy or self.plan_manager.is_awake
         opens, open_s = self.shared.source_opens()
         hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
-        if (self.filler.engine.stands_back or hardly_wait) and not self._is_urgent:
-            rest_s = min(REST_BACK * took_s, MOST_REST_S)
+        engine, goes_on = self.filler.engine, False
+        if (engine.stands_back or hardly_wait) and not self._is_urgent:
+            rest_s = min(REST_BACK * took_s, LONG_REST_S)
         else:
             rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
+            goes_on = not is_short and self._names_last_s == math.inf
+        orders, files = engine.pending(in_use=False), engine.files_from_source
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
-        return self.filler.engine.rest(max(0.0, rest_s - NAP_S))
+        is_awaited = engine.rest(max(0.0, rest_s - NAP_S))
+        if is_awaited or not goes_on:
+            return is_awaited
+        # The engine must not run out of orders while more files wait to be filled ahead.
+        if len(self.filler.requests.ahead) and orders < 2 * (engine.files_from_source - files):
+            return False
+        self.shared.beat()
+        return engine.rest(rest_s)
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].

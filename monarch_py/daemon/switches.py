@@ -16,7 +16,7 @@ log = logging.getLogger("monarch.switches")
 # the daemon's loop (TURN_MS in server.py), so that a check is due after each such sleep.
 LOOK_S = 0.2
 # How long the daemon's loop waits for the result of a check [s]. The wait must be short, because
-# readers take the daemon for dead after a silence of 250 ms.
+# readers take the daemon for dead after a silence of 750 ms.
 PATIENCE_S = 0.05
 
 

@@ -388,7 +388,7 @@ REFUSED = {
     ),
     "two documents": ("a: 1\n---\nb: 1\n", 2, "", "not YAML (but found another", "key: value"),
     "control character": ("a: 1\nb: \x07\n", 2, "", "#x0007 is not allowed", "remove it"),
-    "no such character": (r'a: "\UFFFFFFFF"', 1, "", "above U+10FFFF", "correct the escape"),
+    "no such character": (r'a: "\UFFFFFFFF"', 1, "", "above U+10FFFF", "correct the \\U escape"),
     "nested too deeply": (
         "[" * draws.sized(1000, 5000),
         1,

@@ -159,17 +159,23 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
  * table, the library would ask the kernel for the path of such a file at each open. An entry
  * combines the session, its number of sources, the path, and the identity of the opened file. If
  * the same path leads to the same file again, the file is assumed to lie outside all sources as
- * before: otherwise, another process would have moved the file into a source, and would have made
- * the old path lead there. Entries are atomic. If an entry is lost, the library only has to ask the
- * kernel once more, so the table needs no lock. */
+ * before: otherwise, a process without the library would have moved the file into a source, and
+ * would have made the old path lead there. Entries are atomic. If an entry is lost, the library
+ * only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
+/* Atomic: how often this process has changed names, for example of links. Entries contain this
+ * number, so each change makes all of them invalid. */
+static uint64_t names_changed;
+
+static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }
 
 /* Returns the entry for a file, or 0 if the path is relative, because such a path leads to other
  * files in another working directory. */
 static uint64_t outside_file(const struct session *s, const char *path, const struct stat *st) {
     uint64_t file = monarch_mix(st->st_ino ^ monarch_mix(st->st_dev));
-    uint64_t sources = monarch_mix((uintptr_t)s + s->control->sources);
+    uint64_t changed = __atomic_load_n(&names_changed, __ATOMIC_RELAXED);
+    uint64_t sources = monarch_mix(s->ino ^ monarch_mix(changed << 8 | s->control->sources));
     return *path == '/' ? monarch_xxh3(path, strlen(path)) ^ file ^ sources : 0;
 }
 
@@ -339,6 +345,7 @@ void monarch_changed_names(int dir, const char *path) {
     char above[MONARCH_PATH_MAX];
     struct session *s;
     struct stat st;
+    forget_outside_files();
     /* If `path` is a bad pointer, the kernel must return EFAULT; reading the path here would crash
      * the program. */
     if (is_heard(&s) && sys_fstatat(dir, path, &st, AT_SYMLINK_NOFOLLOW) != -EFAULT &&
@@ -348,6 +355,7 @@ void monarch_changed_names(int dir, const char *path) {
 
 void monarch_changed_names_of(int dir, char *path) {
     struct session *s;
+    forget_outside_files();
     if (is_heard(&s) && *path)
         mark_above(s, dir, path);
 }

@@ -173,6 +173,10 @@ class Engine:
         return int(lib.monarch_engine_count(self.c, lib.MONARCH_PEER_BYTES))
 
     @property
+    def files_from_source(self) -> int:
+        return int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
+
+    @property
     def bytes_from_source(self) -> int:
         return int(lib.monarch_engine_count(self.c, lib.MONARCH_BYTES))
 
@@ -304,8 +308,7 @@ class Engine:
         """Adapts the number of concurrent reads to the sources' and the peers' throughput."""
         before, opened = self.width, self._shared.source_opens()
         rested, fetched = self.stands_back, self._fetch_width
-        files = int(lib.monarch_engine_count(self.c, lib.MONARCH_FILES))
-        so_far = Counted(self.bytes_from_source, files, *opened)
+        so_far = Counted(self.bytes_from_source, self.files_from_source, *opened)
         # Orders that ask peers are not counted, because only reads of the sources show whether the
         # width suits the sources.
         pending = self.pending(from_peers=False)

@@ -238,8 +238,8 @@ TEST(a_fill_is_shown_with_an_empty_map) {
     done();
 }
 
-/* Peers that wait for a file are woken as soon as they can get something of it. For a file of
- * several units, this is the size, which is known when the fill begins. */
+/* Peers get nothing of a file of one unit before its fill has ended, so they are woken only then.
+ * For a larger file, they are woken at the beginning, and after each unit. */
 TEST(a_fill_wakes_the_peers_that_can_get_bytes) {
     for (uint64_t units = 1; units < 3; units++) {
         make((units - 1) * MONARCH_UNIT + 10, MONARCH_UNIT);
@@ -249,12 +249,26 @@ TEST(a_fill_wakes_the_peers_that_can_get_bytes) {
         SAME(wakes, units > 1);
         for (uint64_t u = 0; u < units; u++)
             monarch_fill_move(e, f, u, 1, buffer, NULL);
-        SAME(wakes, units == 1 ? 1 : 3);
+        SAME(wakes, units > 1 ? 3 : 0);
         monarch_fill_end(e, f);
-        SAME(wakes, units == 1 ? 2 : 4);
+        SAME(wakes, units > 1 ? 4 : 1);
         free(job->result.block_sums);
         done();
     }
+}
+
+/* Two nodes may ask each other for the same small file. So a fill that asks a peer wakes the peers
+ * at once: they then learn that this node does not have the file. */
+TEST(a_fill_from_a_peer_wakes_peers_at_its_beginning) {
+    make(10, MONARCH_UNIT);
+    job->peer[0] = 3;
+    wakes = 0;
+    struct fill *f = monarch_fill_begin(e, job);
+    SAME(wakes, 1);
+    give_up(f, MONARCH_ABANDONED, 0);
+    monarch_fill_end(e, f);
+    SAME(wakes, 2);
+    done();
 }
 
 /* If a file has more units than the map has bits, the fill is shown without a map. Readers then
