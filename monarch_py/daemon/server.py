@@ -66,7 +66,7 @@ FOLLOWING_TURN_MS = 10
 FIRST_OPEN_MS = 5
 # After each iteration the loop rests, to leave the processors to programs.
 # REST : the rest lasts this many times as long as the iteration, up to a maximum. Then the loop
-#     rests once more for the same time, unless the engine could run out of orders meanwhile.
+#     rests once more for the same time if it may (`may_rest_on`).
 # MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
 # SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
 # NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
@@ -118,6 +118,19 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
     if names_last_s < math.inf:
         rest_s = max(rest_s, min(NAMES_REST * names_last_s, LONG_REST_S))
     return rest_s
+
+
+def may_rest_on(
+    rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
+) -> bool:
+    """Returns whether the loop may rest once more, for the same time. The engine must not run out
+    of orders meanwhile.
+
+    rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
+    orders : number of orders when the rest began;  filled : how many files were filled during it
+    is_more : whether further files are to be filled ahead that the engine could not take
+    """
+    return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
 
 
 class Daemon:
@@ -321,20 +334,20 @@ class Daemon:
         is_short = busy or self.plan_manager.is_awake
         opens, open_s = self.shared.source_opens()
         hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
-        engine, goes_on = self.filler.engine, False
-        if (engine.stands_back or hardly_wait) and not self._is_urgent:
+        engine = self.filler.engine
+        is_long = (engine.stands_back or hardly_wait) and not self._is_urgent
+        if is_long:
             rest_s = min(REST_BACK * took_s, LONG_REST_S)
         else:
             rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
-            goes_on = not is_short and self._names_last_s == math.inf
         orders, files = engine.pending(in_use=False), engine.files_from_source
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
-        is_awaited = engine.rest(max(0.0, rest_s - NAP_S))
-        if is_awaited or not goes_on:
-            return is_awaited
-        # The engine must not run out of orders while more files wait to be filled ahead.
-        if len(self.filler.requests.ahead) and orders < 2 * (engine.files_from_source - files):
+        if engine.rest(max(0.0, rest_s - NAP_S)):
+            return True
+        filled, is_more = engine.files_from_source - files, len(self.filler.requests.ahead) > 0
+        rests_on = may_rest_on(rest_s, self._names_last_s, orders, filled, is_more=is_more)
+        if is_short or is_long or not rests_on:
             return False
         self.shared.beat()
         return engine.rest(rest_s)

@@ -13,7 +13,7 @@ from support.draws import sized
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.daemon.server import rest_after
+from monarch_py.daemon.server import may_rest_on, rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
@@ -83,3 +83,19 @@ def test_the_loop_rests_until_its_next_iteration_is_needed(
     took_s: float, names_last_s: float, is_short: bool, rest_s: float
 ) -> None:
     assert rest_after(took_s, names_last_s, is_short=is_short) == pytest.approx(rest_s)
+
+
+@pytest.mark.parametrize(
+    ("names_last_s", "orders", "filled", "is_more", "may"),
+    [
+        (math.inf, 0, 9, False, True),  # all files are ordered
+        (math.inf, 100, 50, True, True),  # the other 50 orders last for the second rest
+        (math.inf, 100, 51, True, False),
+        (0.1, 0, 0, False, True),  # the names last exactly for both rests
+        (0.09, 100, 0, False, False),
+    ],
+)
+def test_the_loop_rests_on_while_the_engine_has_work(
+    names_last_s: float, orders: int, filled: int, is_more: bool, may: bool
+) -> None:
+    assert may_rest_on(0.05, names_last_s, orders, filled, is_more=is_more) == may
