@@ -35,8 +35,8 @@ from support import lines
 # - With 4 lines, the loop takes a quarter less processor time from programs that hardly wait for
 #   the sources.
 # - With 31 lines of C and 5 of Python, the library merely counts most opens of files that the scan
-#   has not found yet, if the page cache serves these files. With a
-#   warm page cache, a first epoch takes a tenth less time.
+#   has not found yet, if the page cache serves these files. With a warm page cache, a first epoch
+#   takes a tenth less time.
 # - With 16 lines of Python, the loop rests longer if it has names for fills ahead. This takes an
 #   eighth less processor time. If the scan finds no names, the loop searches for names again and
 #   again. When it searched only once, a first epoch of 600 files sometimes took a third more time.

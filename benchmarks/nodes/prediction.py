@@ -65,7 +65,7 @@ class Run:
     """A run of nodes with one rank each.
 
     orders : the files of each rank, by epoch
-    hashes : the files' hashes, which determine the owners; None for arbitrary hashes
+    hashes : the files' hashes, which determine the owners; if None, arbitrary hashes
     gone : nodes without a daemon
     """
 

@@ -24,8 +24,8 @@ class Buffer:
 
     order : (samples,) the file of each sample
     ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
-    source : (samples,) the origin of the sample, for samples from the buffer and for samples that
-        were fetched directly
+    source : (samples,) the origin of the sample, whether it came through the buffer or was fetched
+        directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:

@@ -247,8 +247,8 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and answers the demands for them. There is one exception: the demands for
- * a file of one unit that a peer has sent are answered only when the file is published
+/* Marks units as copied, and answers the demands for them. There is one exception: if a peer has
+ * sent the only unit of a file, the demands for the file are answered when the file is published
  * (engine/work.c). The publication follows within microseconds, and many readers need the published
  * copy. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,

@@ -49,7 +49,7 @@ def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def imports_packages(script: str) -> bool:
     """Returns whether a script imports modules from outside the standard library. A script that
-    imports none is run with -S, with which the interpreter starts in a third of the time."""
+    imports none is run with -S, because the interpreter then starts in a third of the time."""
     found = set()
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
