@@ -47,9 +47,9 @@ SEED = 20221
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    The more files there are, the more time a poll costs the daemon. So polls become rarer: each
-    pause is a twentieth of the time waited so far, and the function returns at most this much too
-    late.
+    A poll costs the daemon more time the more files there are. So the pauses between polls grow:
+    each pause is a twentieth of the time waited so far. The function thus returns at most one such
+    pause after the condition has become true.
     """
     started = time.monotonic()
     while not condition():

@@ -22,7 +22,7 @@ static double attr_timeout_s;
 /* Replies with the result of a system call that returns -1 and sets errno on failure. */
 static void done(fuse_req_t req, long result) { fuse_reply_err(req, result == -1 ? errno : 0); }
 
-/* If `result` is -1, replies with errno and returns 1. */
+/* If `result` is -1, replies with errno and returns 1; otherwise returns 0. */
 static int failed(fuse_req_t req, long result) {
     return result == -1 ? (fuse_reply_err(req, errno), 1) : 0;
 }

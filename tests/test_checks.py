@@ -1,4 +1,4 @@
-"""Tests that pre-commit makes every check of .ci/check, and that the names in the project's lists
+"""Tests that pre-commit runs every check of .ci/check, and that the names in the project's lists
 and pages exist."""
 
 from __future__ import annotations

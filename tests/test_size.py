@@ -19,7 +19,8 @@ from support import lines
 #   terminals.
 # - 75 lines of C compute checksums with AVX2 and in registers. The processor time of a
 #   copy is mostly spent on its pages, its bytes and its checksum.
-# - With 70 lines of Python, mostly second lines of imports, commands start without loading numpy.
+# - With 70 lines of Python, commands start without loading numpy. Most of these lines are second
+#   lines of imports.
 # - With 35 lines, each tier's directory is in a block group of its own. In a group from which many
 #   files were just removed, ext4 takes twenty times as long to create a file.
 # - With 20 lines, the daemon's loop handles new names sooner. A first epoch of small files takes a
@@ -33,7 +34,7 @@ from support import lines
 # - One line is for a command that a daemon of an older version answers.
 # - With 4 lines, the loop takes a quarter less processor time from programs that hardly wait for
 #   the sources.
-# - With 31 lines of C and 5 of Python, the library only counts most opens of files that the scan
+# - With 31 lines of C and 5 of Python, the library merely counts most opens of files that the scan
 #   has not found yet, if the page cache serves these files. With a warm page cache, a first epoch
 #   takes a tenth less time.
 # - With 16 lines of Python, the loop rests longer if it has names for fills ahead. This takes an

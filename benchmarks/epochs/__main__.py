@@ -150,8 +150,8 @@ class Epochs:
         """Reports the operations that reached the source from epoch 2 on.
 
         total : number of operations of each kind from epoch 2 on
-        counts : for each epoch from 2 on, the number of operations of each kind from the start of
-            epoch 2 to the end of this epoch
+        counts : for each epoch from 2 on, a running total: the number of operations of each kind
+            from the start of epoch 2 to the end of this epoch
 
         Requests for attributes are judged by the median epoch, for two reasons. An epoch in which
         the library revalidates the files makes as many requests as there are files. And the daemon

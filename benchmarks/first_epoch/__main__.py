@@ -30,8 +30,8 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 MIB = 1 << 20
 BLOCK, SMALL_BLOCK = 256 * 1024, 64 * 1024
 VM = Path("/proc/sys/vm")
-# Each limit can be set in bytes or as a share of memory. The setting that was written last is in
-# effect, and the other one reads 0.
+# Each limit can be set in bytes or as a share of memory. The kernel uses the setting that was
+# written last, and then shows the other one as 0.
 DIRTY = (("dirty_background_bytes", "dirty_background_ratio"), ("dirty_bytes", "dirty_ratio"))
 Run = dict[str, Any]
 

@@ -269,15 +269,15 @@ def daemon_cpu_s(config: Path) -> float:
     control = Segment.open(SessionDir.of(config).control, writable=False)
     pid = int(control.as_struct("struct monarch_control").pid)
     # This computes what clock_getcpuclockid(3) returns, for which Python has no function. The
-    # kernel derives a clock's number from the process id. If the lowest bits of the number are 2,
-    # the clock counts the CPU time of the process.
+    # kernel encodes a clock's number as the complement of the process id, followed by three bits.
+    # The value 2 in these bits selects the CPU time of the whole process.
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def metadata(case: Case, ours: list[Run], plain: list[Run]) -> float:
-    """Returns how many metadata operations Monarch adds per file to those of the program alone.
-    Opens are not counted. With `scan: lazy`, the operations are divided by the number of files that
-    were not read."""
+    """Returns the number of metadata operations per file that Monarch adds to those of the program
+    alone. Opens are not counted. With `scan: lazy`, the added operations are divided by the number
+    of files that were not read, otherwise by the number of all files."""
     more = metadata_operations(ours[-1]["source"]) - metadata_operations(plain[0]["source"])
     read = int(case.files * case.share)
     return more / (case.files - read if case.is_lazy else case.files)

@@ -32,9 +32,11 @@ from monarch_py.plan.samplers import NONE, DistributedSampler
 from monarch_py.plan.schedule import Deal, EpochSchedule
 
 SAMPLES, SEED = 400_000, 17
-# The epoch whose cost is measured: numbers of samples and of ranks, and samples in a rank's batch.
+# The epoch whose cost is measured: the number of samples, the number of ranks, and the number of
+# samples in a rank's batch.
 LARGE, RANKS, BATCH = 18_900_000, 32, 64
-# The dataset that a DataLoader reads: files that are in memory already.
+# The dataset that a DataLoader reads consists of FILES files of FILE_BYTES [bytes], which are in
+# memory already.
 FILES, FILE_BYTES, WORKERS, ROUNDS = 1024, 128 << 10, 2, 24
 
 
@@ -199,8 +201,8 @@ def resumption(kind: type[Any]) -> tuple[float, float]:
         sampler.load_state_dict(state)
         next(iter(sampler))
         resumed = time.perf_counter() - began
-        # Wait until the thread that computes the next epoch has ended, because it is not part of
-        # the measurement.
+        # Wait until the thread that computes the next epoch has ended, because its work is not part
+        # of the measurement.
         for ahead in sampler._ahead.values():
             ahead.result()
         began = time.perf_counter()

@@ -65,7 +65,7 @@ class Run:
     """A run of nodes with one rank each.
 
     orders : the files of each rank, by epoch
-    hashes : the files' hashes, which determine the owners; None for arbitrary hashes
+    hashes : the files' hashes, which determine the owners; if None, arbitrary hashes
     gone : nodes without a daemon
     """
 
@@ -77,9 +77,9 @@ class Run:
     gone: tuple[int, ...] = ()
 
     def by_hash(self) -> list[Simulated]:
-        """Simulates daemons that determine the owners of files by hash. The daemons do not know the
-        next accesses: a free thread takes the next file, and an epoch starts without any prefetched
-        file."""
+        """Simulates daemons that determine the owners of files by hash. These daemons do not know
+        which files will be accessed next. So nothing is prefetched before an epoch, and a reader
+        thread requests its next file only when it is free."""
         # The buffer is as large as the dataset, so readers wait only for the files that they have
         # requested, never for space in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)

@@ -218,7 +218,7 @@ class Rows:
         lies on the other node. The rank misses these files.
 
         There are three variants. In the first, the daemon divides its threads equally among the
-        ranks; in the others, it divides them by the ranks' misses. In the first two, all missing
+        ranks; in the others, ranks with more misses get more threads. In the first two, all missing
         files come from the other node, and the threads that fetch from it are a bottleneck. In the
         third, the threads that read the source fetch missing files too, so there are enough
         threads.
@@ -343,7 +343,8 @@ def least_of(name: str, what: str, value: float, limit: float | None) -> Result:
 
 
 def unequal(bed: Testbed, shares: Sequence[float]) -> list[list[int]]:
-    """Returns, for each rank of node 0, the files that it reads. All ranks read equally many files.
+    """Returns, for each rank of node 0, the files that it reads. All ranks read the same number of
+    files.
 
     shares : for each rank, the share of its files that lies on the other node
     """

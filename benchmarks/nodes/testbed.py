@@ -163,7 +163,8 @@ class Testbed:
     """The running nodes that a Layout describes. They run while the context lasts.
 
     The daemons start as `monarch start` starts them on several nodes: one node lists the files of
-    the source, all daemons receive the list, and one daemon asks whether it reaches all others.
+    the source, and all daemons receive the list. The first daemon is then asked whether it reaches
+    all others.
 
     place : an empty directory, on tmpfs;  rate : the rate of the source [bytes/s]
     latency_s : the time that an open, a read or a request for attributes takes at the source [s]

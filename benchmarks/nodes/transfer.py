@@ -84,8 +84,8 @@ def _cpu_s(bed: Testbed, node: int) -> float:
     resolution of 1 ns. Times in /proc have only the resolution of a clock tick."""
     daemon = bed.daemons[node]
     assert daemon is not None
-    # This computes the clock id that clock_getcpuclockid(3) returns for a process. Python has no
-    # function for that, only one for threads.
+    # This computes the clock id that clock_getcpuclockid(3) returns for a process. Python has a
+    # function only for the clock id of a thread.
     return time.clock_gettime(~daemon.pid << 3 | 2)
 
 

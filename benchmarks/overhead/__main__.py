@@ -40,7 +40,7 @@ DIRECTORIES_LISTED = 100
 # block of the largest common size.
 QUOTA_BYTES = 16 << 30
 # The limit for the daemon's memory has two parts [bytes]: a fixed part for a Python process with
-# numpy, and a part for each file's catalog entry and its indexes.
+# numpy, and a part for each file: its catalog entry and its entries in the indexes.
 DAEMON_BYTES, BYTES_A_FILE = 70 << 20, 192
 SCAN_LIMIT_S_PER_FILE = 2 / 100_000
 # A tiny file is copied in 20-150 us; a busy machine may take ten times as long.

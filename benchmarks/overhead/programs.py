@@ -89,8 +89,8 @@ class Command:
 
 @contextmanager
 def _alike() -> Iterator[list[int]]:
-    """Makes programs that are started in the block use the same memory addresses in every run.
-    Yields the cores that this process may use."""
+    """Turns address randomization off for the programs that are started in the block, so that they
+    use the same memory addresses in every run. Yields the cores that this process may use."""
     cores = os.sched_getaffinity(0)
     libc = ctypes.CDLL(None)
     before = libc.personality(0xFFFFFFFF)

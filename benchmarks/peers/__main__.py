@@ -62,8 +62,8 @@ def per_gib(
     return Result(name, what, "s/GiB", statistics.median(values), limit, rounds=len(values))
 
 
-# The limit on CPU time [s/GiB]. For the sender, it applies to the time minus the time of GMAC. For
-# the receiver, it applies to the time minus the times of GMAC and of plain `recv`.
+# The limit on CPU time [s/GiB]. For the sender, the time of GMAC is subtracted from the CPU time
+# first. For the receiver, both the time of GMAC and the time of the plain receiver are subtracted.
 OWN_LIMIT = 0.1
 
 

@@ -59,8 +59,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Let D be the number of samples, and C the number of samples that the tiers of all nodes hold
-    together. Measures loads relative to D - C, in the worst of the epochs from the second on."""
+    """Measures the loads in the worst of the epochs from the second on, relative to D - C. D is the
+    number of samples, and C is the number of samples that the tiers of all nodes hold together."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000

@@ -18,8 +18,8 @@ _NEVER = float("-inf")
 class ClientLog:
     """Logs the times [s] at which every node began to read or to prefetch samples from the PFS.
 
-    Reads are logged in order of time. Prefetches are not, because several threads log them; they
-    are sorted unless CLIENTS_BY_UNSORTED_SEARCH is on.
+    Reads are logged in order of time. Prefetches are not, because several threads log them. The log
+    sorts the prefetches unless CLIENTS_BY_UNSORTED_SEARCH is on.
     """
 
     def __init__(self, nodes: int, on: Collection[Behaviour]) -> None:

@@ -32,8 +32,8 @@ class ClassPrefetchers:
         self._used = [[0.0] * len(classes) for _ in range(inputs.nodes)]
         # The time [s] at which each thread is free.
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
-        # Whether `fill` may still place a file of the node. After a call that placed no file, no
-        # class has room for the next file of the order.
+        # Whether another call of `fill` may place files of the node. False after a call that placed
+        # none: all files are placed, or no class has room for the next file of the order.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:

@@ -32,7 +32,7 @@ class RawDraws:
     CHUNK = 1 << 14
 
     def __init__(self, random: np.random.RandomState) -> None:
-        """Continues from the state of `random`, which itself is unchanged."""
+        """Starts from the state of `random`. The draws do not change `random` itself."""
         state: Any = random.get_state(legacy=False)
         self._bits = np.random.MT19937()
         self._bits.state = state

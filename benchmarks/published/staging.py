@@ -24,8 +24,8 @@ class Buffer:
 
     order : (samples,) the file of each sample
     ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
-    source : (samples,) the origin of the sample, for samples from the buffer and for samples that
-        were fetched directly
+    source : (samples,) the origin of the sample, whether it came through the buffer or was fetched
+        directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
@@ -118,8 +118,8 @@ class Staging:
         buffer.used, self._turns[node].turn, buffer.ahead = used, turn, place
 
     def _fetch(self, node: int, file: int, size: float, begin: float) -> tuple[int, float]:
-        """Returns the source from which a thread of `node` reads a file, and the time at which the
-        file is staged [s]; (0, 0) if no source is allowed. The thread is free from `begin` on."""
+        """Returns the origin from which a thread of `node` reads a file, and the time at which the
+        file is staged [s]; (0, 0) if no origin is allowed. The thread is free from `begin` on."""
         speeds, holders = self._speeds, self._holders
         source, rate, since = 0, 0.0, 0.0
         if level := holders.level[node][file]:
@@ -140,5 +140,5 @@ class Staging:
         return source, max(since, begin) + (write + size / rate)
 
     def _is_of_use(self, other: int, file: int, begin: float) -> bool:
-        # If the PFS may be read, no thread waits for a copy that another node has not completed.
+        # If the PFS may be read, no thread waits for a copy that another node is still making.
         return not self._from_pfs or self._holders.since[other][file] <= begin

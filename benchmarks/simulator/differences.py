@@ -2,12 +2,12 @@
 
 Every recorded run of the authors' simulator is simulated by our simulator and by the re-creation of
 theirs (benchmarks/published). The authors' simulator deviates from its paper in some behaviours,
-each of which can be switched off in the re-creation. The re-creation runs with all of them on, with
-all of them off and, for two sets of runs, with each of them off separately. If our simulator and
-the re-creation with all of them off still give different results, the two models differ. The
-effects of the two largest differences between the models are measured, by removing one difference
-at a time. The tables are written into docs/simulator.md. The benchmark takes about eight minutes on
-one core; with --only stressS3, it takes half a minute.
+each of which can be switched off in the re-creation. The re-creation runs with all behaviours on,
+with all off and, for two sets of runs, with each one off separately. If our simulator and the
+re-creation with all behaviours off still give different results, the two models differ. The effects
+of the two largest differences between the models are measured, by removing one difference at a
+time. The tables are written into docs/simulator.md. The benchmark takes about eight minutes on one
+core; with --only stressS3, it takes half a minute.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. Peers that wait for a file of one unit get nothing of it before it is complete, so
- * they are woken now only if this node asks a peer for the file: that peer may be waiting for this
- * node's answer. */
+ * map describes. Then wakes waiting peers, with one exception: a peer that waits for a file of one
+ * unit can get nothing before the file is complete. Such a peer is woken now only if this node will
+ * ask a peer for the file itself, because that peer may be waiting for this node's answer. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -247,8 +247,8 @@ static void end_block(const struct monarch_engine *e, struct fill *f, uint64_t b
     __atomic_sub_fetch(&f->blocks_left, 1, __ATOMIC_ACQ_REL);
 }
 
-/* Marks units as copied, and answers the demands for them. There is one exception: the demands for
- * a file of one unit that a peer has sent are answered only when the file is published
+/* Marks units as copied, and answers the demands for them. There is one exception: if a peer has
+ * sent the only unit of a file, the demands for the file are answered when the file is published
  * (engine/work.c). The publication follows within microseconds, and many readers need the published
  * copy. */
 static void mark_done(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,

@@ -174,7 +174,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
                                    .to = f->to,
                                    .at = at};
     for (int which; asked_peer(f, which = __atomic_load_n(&f->asks, __ATOMIC_ACQUIRE)) >= 0;) {
-        /* If the order names two peers, either of them may be the owner. */
+        /* If the order names two peers, it is not known which of them is the owner, so neither is
+         * treated as the owner. */
         get.is_owner = f->peers == 1 || which >= f->peers;
         ask(e, f, which, is_last, &get, buffer, sum);
         if (get.status == MONARCH_PEER_OK) {
@@ -192,8 +193,8 @@ int monarch_fetch(struct monarch_engine *e, struct fill *f, uint64_t at, uint64_
             follow(f, which, get.status - MONARCH_PEER_MOVED);
         __atomic_compare_exchange_n(&f->asks, &which, which + 1, 0, __ATOMIC_ACQ_REL,
                                     __ATOMIC_RELAXED);
-        /* A waiting reader tolerates one peer timeout. After that, go to the source rather than to
-         * the next peer. */
+        /* A waiting reader should not wait for a second silent peer. So after SILENCE_NS, the bytes
+         * come from the source rather than from the next peer. */
         if (monarch_now_ns() - began > SILENCE_NS && is_awaited(e, f, at, n))
             return 0;
     }

@@ -251,8 +251,8 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If no window is empty, empties the least recently used one of the
- * windows that no thread uses and that no order needs. Returns NULL if there is no such window. A
+/* Returns an empty window. If there is none, empties a window that no thread uses and no order
+ * needs, the least recently used one first. Returns NULL if there is no such window either. A
  * window that an order needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
@@ -385,10 +385,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Called when this thread needs the window `w`, but another thread is still reading it. In the
- * meantime, this function reads one more window: with several reads at once, the source's latency
- * matters less. The new window begins with the first ordered member after `w` that is in no window.
- * Returns 0 if there is nothing to read, or if no window is free. */
+/* Reads one more window while another thread is still reading `w`, the window that this thread
+ * needs: with several reads at once, the source's latency matters less. The new window begins with
+ * the first ordered member after `w` that is in no window. Returns 1 if it has read a window, and 0
+ * if there is nothing to read or no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

@@ -99,8 +99,8 @@ def test_what_lay_in_a_directory_that_is_a_file_now_is_gone(tmp_path: Path) -> N
 
 
 def test_a_comparison_uses_as_many_threads_as_it_may(tmp_path: Path) -> None:
-    """A comparison runs in the calling thread and in one more thread for every 32 entries, but in
-    no more threads altogether than the given number."""
+    """A comparison uses the calling thread and one more thread for every 32 entries, up to the
+    given number of threads in all."""
     (tmp_path / "file").touch()
     known = Known(tmp_path)
     entry = known.find(b"file")

@@ -32,7 +32,7 @@ static const struct transfer *of(const struct links *l, uint32_t who) {
 }
 
 /* Returns whether the link out of the node (is_in 0) or into it (is_in 1) is full, and no transfer
- * on it is faster than `rate`. Checks that the link carries no more than its rate. */
+ * on it is faster than `rate`. Also checks that the link carries no more than its rate. */
 static int bounds(const struct links *l, uint32_t node, int is_in, double rate) {
     double sum = 0, fastest = 0;
     for (uint32_t who = 0; who < ASKERS; who++) {

@@ -279,9 +279,9 @@ def _set_times(root: Path, seed: int) -> None:
     """Gives each file and directory its own fixed time, independent of the order of creation."""
     for folder, names, files in os.walk(root, topdown=False):
         for path in (Path(folder) / name for name in files + names):
-            # The file's name is the seed of its random time, because the order of a directory is
-            # arbitrary. The files twin_a and twin_b share an inode, so they have only one time. Its
-            # seed is the name of twin_a.
+            # The seed of a file's random time is the file's name, because the order in which a
+            # directory lists its files is arbitrary. The files twin_a and twin_b share an inode and
+            # thus a time, whose seed is the name of twin_a.
             name = str(path.relative_to(root)).replace("twin_b", "twin_a")
             moment = BASE_MTIME_NS + random.Random(f"{seed}/{name}").randrange(10**15)
             os.utime(path, ns=(moment, moment), follow_symlinks=False)

@@ -71,7 +71,7 @@ class Files:
         return self.root / name
 
     def wait_until_old(self, seconds: float = 4.1) -> Files:
-        """Waits until all files are so old that their copies are recorded in the manifest."""
+        """Waits until all files are so old that the daemon records their copies in the manifest."""
         newest = max(path.stat().st_ctime for path in self.root.rglob("*"))
         wait_until(lambda: time.time() - newest > seconds, timeout=seconds + 5, what="old files")
         return self

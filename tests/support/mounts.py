@@ -60,8 +60,9 @@ class Mounts:
     ) -> Path:
         """Mounts an empty tmpfs of this size.
 
-        inodes : how many files and directories it may hold
-        huge : when its pages are huge pages, see tmpfs(5)
+        inodes : the maximum number of files and directories
+        huge : the value of the mount option `huge`, which selects when huge pages are used
+            (tmpfs(5))
         """
         point = self._point(name)
         options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")

@@ -24,7 +24,8 @@ TABLE = re.compile(r"(?<=<!-- keys: )(\w+)( -->\n\n)(?:\|.*\n)*\n*")
 
 
 def table(keys: type[Keys]) -> str:
-    """Returns the table in Markdown. At its end, each inner mapping has a single row."""
+    """Returns the table of these keys in Markdown. Each inner mapping has only one row, at the end
+    of the table."""
     rows = [
         f"| `{each.name}` | {each.kind.value} | {each.default} | {each.meaning} |\n"
         for each in declared(keys).values()

@@ -34,9 +34,9 @@ T = TypeVar("T")
 MIB = 1 << 20
 # The pauses of `wait_until` grow from the first of these times to the second [s].
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.03
-# For tests that read a file while it is being filled. With this setting, each file that is larger
-# than a unit is filled unit by unit. By default, this holds only for files that are larger than the
-# default `handover_size`.
+# For tests that read a file while it is being filled: each file larger than a unit is filled unit
+# by unit. Without this setting, only files larger than the default `handover_size` are filled in
+# this way.
 IN_UNITS: dict[str, Any] = {"handover_size": "256KiB"}
 
 
@@ -49,7 +49,7 @@ def arranged(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def imports_packages(script: str) -> bool:
     """Returns whether a script imports modules from outside the standard library. A script that
-    imports none is run with -S, with which the interpreter starts in a third of the time."""
+    imports none is run with -S, because the interpreter then starts in a third of the time."""
     found = set()
     for node in ast.walk(ast.parse(script)):
         if isinstance(node, ast.Import):
@@ -89,8 +89,9 @@ class Session:
     """One configuration with its daemon.
 
     tiers : as in the configuration's `hierarchy`; by default, one tier of 256 MiB below `directory`
-    settings : other keys. Unless a test sets `prefetch`, it is `on_demand`. With `auto`, the daemon
-        would open further files at unpredictable times, and most tests count opens
+    settings : other keys. Unless a test sets `prefetch`, it is `on_demand`: with `auto`, the daemon
+        would open further files at unpredictable times, which would disturb the tests that count
+        opens
     """
 
     def __init__(
@@ -163,8 +164,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. Tests that do not wait examine the start
-            itself, so they start the daemon as a new program instead of forking it
+        wait : whether to wait until the daemon serves. If not, the test examines the start itself,
+            so the daemon is started as a new program instead of being forked
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
@@ -295,8 +296,9 @@ class Session:
             self.run([sys.executable, "-I", "-S", "-c", script, root], check=True)
 
     def wait_all_present(self, timeout: float = 60) -> dict[str, Any]:
-        """Waits until every file that has room and is not excluded has a copy. Returns the status
-        at that time. Files without room are retried a moment later."""
+        """Waits for the scan, opens every file, and waits until each file has a copy or a reason
+        for having none. Returns the status at that time. Files without room are retried a moment
+        later."""
         self.wait_scanned(timeout)
         self.want_all()
 

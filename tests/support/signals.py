@@ -1,4 +1,4 @@
-"""Installs handlers for signals that the parent shell has set to be ignored, and says whether
+"""Installs handlers for signals that the parent shell has set to be ignored, and checks whether
 another process has a handler for SIGTERM."""
 
 from __future__ import annotations

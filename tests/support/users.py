@@ -38,7 +38,8 @@ def as_user(uid: int, *argv: str | Path, groups: Sequence[int] = ()) -> list[str
 
 
 def open_place() -> Iterator[Path]:
-    """Yields a directory that any user can access; pytest's own is private. Fixtures call this."""
+    """Yields a directory that any user can access, unlike pytest's own directories. Fixtures call
+    this."""
     place = Path(tempfile.mkdtemp(prefix="monarch-test-"))
     place.chmod(0o755)
     yield place
@@ -47,8 +48,8 @@ def open_place() -> Iterator[Path]:
 
 @cache
 def python_for_all() -> str:
-    """Returns a Python interpreter of the same version that any user can execute; the tests' own
-    may lie in a private home directory."""
+    """Returns a Python interpreter that any user can execute. It has the version of the tests' own
+    interpreter, which may lie in a private home directory."""
     same = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for found in (sys.executable, shutil.which(same, path="/usr/bin:/usr/local/bin")):
         command = as_user(ALICE, found or "", "-c", "")
@@ -82,14 +83,14 @@ class AlicesSession(Session):
 
 
 def for_all() -> dict[str, str]:
-    """Returns environment variables with which an interpreter of any user finds the tests'
+    """Returns environment variables that let the Python interpreter of any user find the tests'
     packages."""
     path = [entry for entry in (str(PACKAGE), *sys.path) if entry]
     return {"HOME": "/", "PYTHONPATH": ":".join(path), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def install_for_all(prefix: Path) -> None:
-    """Makes a virtual environment that any user can run. The environment finds the packages of this
+    """Makes a virtual environment that any user can use. Its interpreter finds the packages of this
     process."""
     subprocess.run([python_for_all(), "-m", "venv", "--without-pip", str(prefix)], check=True)
     (packages,) = prefix.glob("lib/python3*/site-packages")
@@ -101,12 +102,13 @@ def install_for_all(prefix: Path) -> None:
 
 
 def environment(session: Session) -> dict[str, str]:
-    """Returns the session's environment for an interpreter without the tests' packages."""
+    """Returns the session's environment, with variables that let an interpreter find the tests'
+    packages."""
     return session.env(False, **for_all())
 
 
 def ours(session: Session) -> list[str]:
-    """Returns words that are put before a command to run it under the library. Programs that
-    precede these words, such as setpriv, run without the library."""
+    """Returns words that make a command run under the library if they are put before it. Programs
+    that precede these words, such as setpriv, run without the library."""
     env = session.env()
     return ["env", *(f"{name}={env[name]}" for name in ("LD_PRELOAD", "MONARCH_CONFIG"))]

@@ -1,4 +1,4 @@
-"""Prints answers about files that only a file's own file system can give, such as holes, extents
+"""Prints answers about a file that only the file's own file system can give, such as holes, extents
 and flags.
 
 usage: answers.py ask|clone FILE ...

@@ -1,7 +1,7 @@
 /* Operations on locks, leases and backing descriptors. For a lock through a descriptor of a copy,
  * the library opens a backing descriptor: a second descriptor, of the source file. The program may
  * close or replace the backing descriptor by its number. The locks and leases must nevertheless end
- * when they would end without the library.
+ * at the same moment as without the library.
  *
  *     behind CASE FILE OTHER
  */

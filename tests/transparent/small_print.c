@@ -33,7 +33,8 @@ enum { ROOM = 1 << 20 };
 static char *buf;
 static const char *base;
 static int fd;
-/* Invalid arguments. They are volatile because the compiler would warn about constants. */
+/* Invalid arguments. They are volatile variables, because the compiler would warn about invalid
+ * constants. */
 static void *volatile bad = (void *)8;
 static void *volatile null;
 static volatile long minus = -1;

@@ -47,8 +47,8 @@ print([(entry.name, entry.is_symlink()) for entry in os.scandir(top) if entry.na
 
 @pytest.fixture(params=["alias", "real-latest"], ids=["another", "longer"])
 def alias(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A symbolic link to the source's directory. The tests run twice, with two names of the link.
-    One of these names begins with the name of the directory."""
+    """A symbolic link to the source's directory. Every test runs twice, each time with a different
+    name for the link. One of the names begins with the name of the directory."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "f").write_text("content")
     (tmp_path / request.param).symlink_to("real")

@@ -1,6 +1,7 @@
 """A lock or lease that a program takes through the descriptor of a copy is released at the same
-moment as without the library, even if the program closes or replaces backing descriptors. When
-another process breaks a lease, its holder gets the signal that the holder has chosen."""
+moment as without the library, even if the program closes or replaces backing descriptors. If a
+process has chosen a signal for its lease, it gets this signal when another process breaks the
+lease."""
 
 from __future__ import annotations
 

@@ -422,9 +422,10 @@ print(fd, data == b"content" * 1000, fcntl.fcntl(fd, fcntl.F_GETFD), os.fstat(fd
 
 
 def test_its_locks_are_kept(session_factory: Callable[..., Session], tmp_path: Path) -> None:
-    """The first open through a link does not drop the process's POSIX locks on the file. To serve
-    this open, the library must not replace the new descriptor by a descriptor of the copy. That
-    would close a descriptor of the source file, and the kernel would drop the locks."""
+    """The first open through a link does not drop the process's POSIX locks on the file. The
+    library must therefore not replace the descriptor that this open returns with a descriptor of
+    the copy. The replacement would close a descriptor of the source file, and the kernel would drop
+    the locks."""
     root = tmp_path / "source"
     root.mkdir()
     (root / "shard").write_bytes(b"content" * 1000)

@@ -158,9 +158,9 @@ class Changes:
             os.waitpid(child, 0)
 
     def write_what_is_held(self) -> None:
-        """If fewer than three descriptors are kept, opens another one and keeps it. Otherwise
-        writes through one of the kept descriptors, whose file may have changed since the descriptor
-        was opened."""
+        """If fewer than three descriptors are kept, opens a file and keeps its descriptor.
+        Otherwise writes through one of the kept descriptors, whose file may have changed since the
+        descriptor was opened."""
         if len(self.held) < 3:
             self.held.append(os.open(self.path(), os.O_RDWR))
             return
@@ -277,8 +277,8 @@ class Changes:
     def by_dd(self) -> None:
         """Copies bytes from one file to another.
 
-        If the two paths lead to the same file, nothing is copied. Otherwise the result would depend
-        on which descriptors of the file were opened before.
+        If the two paths lead to the same file, copies nothing, because the result would depend on
+        which descriptors of the file were opened before.
         """
         self.shell('[ "$1" -ef "$2" ] || dd if="$1" of="$2" bs=1000 count=3 seek=1 conv=notrunc')
 

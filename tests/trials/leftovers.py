@@ -19,7 +19,7 @@ def left(session: Session) -> list[str]:
     """Returns the paths of all files of a session, in shared memory and on its tiers, except copies
     and logs.
 
-    A catalog's file has a number in its name, which is left out.
+    The number in the name of a catalog's file is omitted.
     """
     paths = [path for place in places(session) for path in place.rglob("*")]
     return sorted(

@@ -239,8 +239,8 @@ static void by_dup(struct thread *me, const struct file *f) {
     CALL(close(again >= 0 ? again : fd));
 }
 
-/* A child reads on at the offset that it shares with its parent. It exits with the errno of its
- * read, or with WRONG. */
+/* A child reads at the file offset that it shares with its parent. It exits with the errno of its
+ * read, or with WRONG if the bytes are wrong. */
 static void by_fork(struct thread *me, const struct file *f) {
     enum { WRONG = 255 };
     int fd = open_file(me, f), status = 0;

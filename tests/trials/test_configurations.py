@@ -240,8 +240,8 @@ def is_within(config: Config, root: Path) -> bool:
 
 
 def drawn(root: Path, seed: int, count: int) -> list[tuple[Path, bool]]:
-    """Writes `count` configurations with random errors, of which the loader accepts half. Returns
-    pairs: the file, and whether the loader accepts it."""
+    """Writes `count` configurations with random errors, and returns pairs: the file, and whether
+    the loader accepts it. The loader accepts half of these configurations."""
     mutations = Mutations(root, random.Random(seed))
     files: list[tuple[Path, bool]] = []
     while len(files) < count:

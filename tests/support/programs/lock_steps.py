@@ -59,7 +59,8 @@ def command(
     slot: Any, name: Any, kind: Any, start: Any, length: Any, whence: Any = "SEEK_SET"
 ) -> Any:
     """Calls fcntl with F_SETLK or a related command. Returns the fields of the lock structure after
-    the call. If there is a conflicting lock, F_GETLK has replaced the fields by that lock's."""
+    the call. If another lock conflicts, F_GETLK has replaced these fields with those of that
+    lock."""
     asked = struct.pack(FLOCK, getattr(fcntl, kind), getattr(os, whence), start, length, 0)
     found = struct.unpack(FLOCK, fcntl.fcntl(slots[slot], getattr(fcntl, name), asked))
     return [*found[:4], {0: "nobody", -1: "an open file"}.get(found[4], "a process")]
