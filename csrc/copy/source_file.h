@@ -35,7 +35,7 @@ int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages a
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
 /* Notes whether the kernel had already dropped pages of a file that a program had just read. If
  * this happened to more than half of the source's recent files, the source counts as pageless.
- * Programs then hand over only one in 128 of its files, which shows whether the kernel keeps the
+ * Programs then hand over only one in 128 of its files, to find out whether the kernel keeps the
  * pages again. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 

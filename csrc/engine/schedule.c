@@ -16,8 +16,8 @@
  * the share of its peer, but only while more than this many threads are free. So the last free
  * threads are left to the other peers. */
 #define KEPT_FREE 4
-/* The most orders that one search passes over. The search must be short, because the pool's lock is
- * held during it. */
+/* Maximum number of orders that one search passes over. The search must be short, because the
+ * pool's lock is held during it. */
 #define MOST_PASSED 64
 
 /* --- the next work ---------------------------------------------------------------------------- */
@@ -318,9 +318,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A thread that copies a unit from a peer before a reader waits for the unit is not counted in
-     * p->unasked: the reader will soon wait for this unit, and there are enough threads for
-     * peers. */
+    /* Copying a unit from a peer, ahead of a reader, does not count as unasked work (p->unasked):
+     * the reader will soon wait for this unit, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -43,8 +43,8 @@ struct monarch_kept_sample {
     uint64_t length;
 };
 
-/* The beginning of the shared memory. `samples` table entries follow it; the samples' bytes begin
- * at offset `data`.
+/* The header at the beginning of the shared memory. A table follows it, with one entry for each of
+ * the `samples` samples. The samples' bytes begin at offset `data`.
  * room, used : size of the data, and how much of it is used [bytes]
  * from_memory, from_source : number of samples read from the memory, and from their source
  * is_full : 1 after a sample could not be stored for lack of room */

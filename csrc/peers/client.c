@@ -22,9 +22,9 @@
  * (take_answer). */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived, because few large receptions cost
- * less than many small ones. This delays no reader: a reader needs the whole answer, and the thread
- * is always woken when the last bytes of an answer have arrived. */
+/* A waiting thread is woken once this many bytes have arrived, because a few large calls of recv
+ * cost less than many small ones. This delays no reader: a reader needs the whole answer, and the
+ * thread is always woken when the last bytes of an answer have arrived. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time [ns] even if fewer bytes than AT_A_WAKE have arrived. */
 #define WAKE_NS 200000000ULL

@@ -15,7 +15,7 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* A thread that may block on a connection checks, each time it has sent this many bytes, whether it
+/* Each time a thread that may block on a connection has sent this many bytes, it checks whether it
  * may still stay with the connection. */
 #define STAY_BYTES (1 << 20)
 

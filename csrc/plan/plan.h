@@ -76,9 +76,9 @@ int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access. For each access, stores the number of the node that makes the access in the next
- * slot of the accessed unit. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1
- * if the slots would overflow. */
+ * each access. For each access, the next slot of the accessed unit receives the number of the node
+ * that makes the access. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1 if
+ * the slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);

@@ -7,9 +7,9 @@
 
 #include "plan/plan.h"
 
-/* Number of positions that are computed at a time. It is even, because some shuffles draw two
- * positions at a time; large enough to hide the memory's latency; and small enough for the
- * first-level cache. */
+/* Number of positions that are computed at a time. The number is even, because some shuffles draw
+ * two positions at a time. It is large enough to hide the memory's latency, and small enough for
+ * the positions to fit into the first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {

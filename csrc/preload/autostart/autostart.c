@@ -214,7 +214,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Returns whether a daemon of another session than `s` serves. */
+/* Returns whether a daemon serves a session other than `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
