@@ -1,6 +1,6 @@
 /* The C functions that the daemon calls from Python: they write the catalog, scan sources and copy
- * files. Python decides which files are copied, to which tier and when. The engine itself may
- * decide to fill a file only within room that Python has granted to it (struct monarch_room). */
+ * files. Python decides which files are copied, to which tier and when. The engine itself may make
+ * such a decision only for the room that Python has granted to it (struct monarch_room). */
 #pragma once
 
 #include "shared/catalog.h"
@@ -126,9 +126,9 @@ struct monarch_batch {
 };
 struct monarch_scan;
 
-/* Walks the tree below the directory `root`, a descriptor that the caller keeps open, with
- * `threads` threads and at most `ops_per_s` operations a second (0: no limit). Stays on the file
- * system of `root`. Rings `doorbell` when there are batches for Python to take. */
+/* Walks the tree below the directory `root`, a descriptor that the caller keeps open. Uses
+ * `threads` threads, and makes at most `ops_per_s` operations a second (0: no limit). Stays on the
+ * file system of `root`. Rings `doorbell` when there are batches for Python to take. */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
 /* Scans only these `n` directories, whose names are relative to the root. is_deep: also scans all

@@ -35,9 +35,9 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. The sleep may be long if the permitted rate is
- * low. So it consists of steps of at most 50 ms, and after each step this function checks whether
- * the engine is stopping. */
+/* Sleeps until `when_ns`, or until the engine stops. If the permitted rate is low, the sleep may be
+ * long. So this function sleeps in steps of at most 50 ms, and checks after each step whether the
+ * engine is stopping. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {

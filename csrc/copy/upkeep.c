@@ -106,7 +106,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
     job->result.status = MONARCH_DONE;
 }
 
-/* Returns whether all pages of a chunk are in memory, without touching them. */
+/* Returns whether all pages of a chunk are in memory. Does not touch the pages. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
     unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;

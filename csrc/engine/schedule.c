@@ -29,8 +29,8 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may ask the order's peer. The threads that ask one peer may be at most
- * twice as many as the free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
+/* Returns whether a thread may ask the order's peer. The number of threads that ask one peer may be
+ * at most twice the number of free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
  * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
  * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */

@@ -13,7 +13,7 @@
 
 /* Makes `n` reads. Read i, with i below `n`, reads lengths[i] bytes at offsets[i] of descriptors[i]
  * into out[i]. At most `in_flight` reads are in flight at once. Returns `n` if no read fails.
- * Otherwise returns the smallest number of a failed read; *error is then the errno of this read, or
+ * Otherwise returns the smallest index of a failed read; *error is then the errno of this read, or
  * 0 if its file ended too early. After a failure, no further reads begin, and the call returns when
  * the reads in flight have ended.
  *

@@ -274,8 +274,8 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether an END may have this status. A status about the connection itself is never sent,
- * only set by this end. */
+/* Returns whether an END may have this status. A status about the connection itself is never sent:
+ * this node sets it by its own observation. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;

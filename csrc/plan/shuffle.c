@@ -203,7 +203,7 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* For each item from position `at` on, draws the position of the item that it changes places with.
+/* For each item from position `at` on, draws the position of the item with which it is exchanged.
  * Each drawn position is below its own bound. One draw yields two positions: the drawn number is
  * below the product of their bounds, and is split into quotient and remainder. So the generator's
  * range must be at least this product. */
