@@ -258,7 +258,7 @@ struct monarch_result {
  * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
  * received from the endpoint so far; ns: the time that the threads needed. Both arrays are indexed
  * by the number of threads that used the endpoint when the receiving thread began: index 0 stands
- * for 1 thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
+ * for 1 thread, index 1 for 2 or 3 threads, index 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];

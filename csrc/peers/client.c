@@ -275,7 +275,7 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
 }
 
 /* Returns whether an END may have this status. A status about the connection itself is never sent:
- * this node sets it by its own observation. */
+ * each node sets it only for its own use. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;
