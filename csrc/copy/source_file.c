@@ -167,7 +167,7 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* Adds one file to *mean, the share of a source's recent files for which a condition holds.
  * is_true: whether the condition holds for the added file. Afterwards, sets the source's bit in
  * *bits if the share exceeds one half, and clears it otherwise. If two threads write the share at
- * once, one of their files is not counted. */
+ * the same time, one of their files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
@@ -321,8 +321,8 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone, and each of them opens the file. Only
-     * one of the descriptors is kept. */
+    /* Several threads may find at the same time that the peer is gone. Each of them then opens the
+     * file. Only one of the descriptors is kept. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);

@@ -1,5 +1,5 @@
-/* The parts of the loaders that run without Python's lock: many reads at once, and samples kept in
- * memory. */
+/* The parts of the loaders that run without Python's lock: they make many reads at the same time,
+ * and keep samples in memory. */
 #pragma once
 
 #ifndef MONARCH_CDEF

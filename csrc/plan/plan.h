@@ -41,8 +41,8 @@ int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items
  * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1 if its iterator has
- * these two seeds. Returns 0, or -1 if memory is exhausted. */
+/* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1. `seed` and `seed2`
+ * are the seeds of its iterator. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -58,8 +58,7 @@ int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, ui
  * a count overflows, otherwise the result of monarch_plan_count. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
-/* Stands for the position of an access that never happens. It is larger than every real position.
- */
+/* The position of an access that never happens. It is larger than every real position. */
 #define MONARCH_PLAN_NEVER INT64_MAX
 /* Sets first[u] to the position of the first access to unit u, unless first[u] has a position
  * already. The positions of the accesses are `start`, `start` + 1, ... Returns what
