@@ -68,8 +68,7 @@ struct answer {
 
 /* Waits until `n` bytes have arrived, the socket can hold no more, the connection has ended, or
  * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if it
- * passes during the wait. The thread wakes only once for many packets, which makes receiving cheap.
- */
+ * passes during the wait. The thread wakes only once for many packets, so receiving is cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();

@@ -219,7 +219,7 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
 /* Returns whether a piece may be sent. A whole block may be sent without a check, unless the peer
  * has reported that the block arrived damaged before. A part of a block has no recorded sum that
  * would show whether the part has rotted. So before a part is sent, the whole block is checked
- * against the block's recorded sum. */
+ * against the block's recorded sum, unless the block was found good recently. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;
