@@ -1,6 +1,6 @@
 /* The C functions that the daemon calls from Python: they write the catalog, scan sources and copy
- * files. Python decides which files are copied, to which tier and when. The engine itself may
- * decide to fill a file only within room that Python has granted to it (struct monarch_room). */
+ * files. Python decides which files are copied, to which tier and when. The engine itself may make
+ * such a decision only for the room that Python has granted to it (struct monarch_room). */
 #pragma once
 
 #include "shared/catalog.h"
@@ -126,9 +126,9 @@ struct monarch_batch {
 };
 struct monarch_scan;
 
-/* Walks the tree below the directory `root`, a descriptor that the caller keeps open, with
- * `threads` threads and at most `ops_per_s` operations a second (0: no limit). Stays on the file
- * system of `root`. Rings `doorbell` when there are batches for Python to take. */
+/* Walks the tree below the directory `root`, a descriptor that the caller keeps open. Uses
+ * `threads` threads, and makes at most `ops_per_s` operations a second (0: no limit). Stays on the
+ * file system of `root`. Rings `doorbell` when there are batches for Python to take. */
 struct monarch_scan *monarch_scan_start(int root, unsigned source, int threads, uint64_t ops_per_s,
                                         uint32_t *doorbell);
 /* Scans only these `n` directories, whose names are relative to the root. is_deep: also scans all
@@ -258,7 +258,7 @@ struct monarch_result {
  * sends counts only if the peer had the whole file. bytes: number of bytes that threads have
  * received from the endpoint so far; ns: the time that the threads needed. Both arrays are indexed
  * by the number of threads that used the endpoint when the receiving thread began: index 0 stands
- * for 1 thread, 1 for 2 to 3 threads, 2 for 4 to 7 threads, ... */
+ * for 1 thread, index 1 for 2 or 3 threads, index 2 for 4 to 7 threads, ... */
 enum monarch_levels { MONARCH_LEVELS = 6 };
 struct monarch_flow {
     uint64_t bytes[MONARCH_LEVELS], ns[MONARCH_LEVELS];
@@ -322,20 +322,20 @@ void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_ca
 void monarch_engine_limit(struct monarch_engine *e, uint64_t bytes_per_s, uint64_t ops_per_s);
 /* Sets whether the engine may read small files with O_DIRECT. By default, it may. */
 void monarch_engine_direct_io(struct monarch_engine *e, int may);
-/* Sets how many threads at a time may copy files for which no reader waits: `width` threads from
- * the sources, and `peer_width` threads from peers. rests: whether the threads for the sources
- * sleep after each file, so that programs get more processor time. */
+/* Sets how many threads at a time may copy files for which no reader waits: `width` threads may
+ * copy from the sources, and `peer_width` threads from peers. rests: whether the threads for the
+ * sources sleep after each file, so that programs get more processor time. */
 void monarch_engine_width(struct monarch_engine *e, int width, int peer_width, int rests);
 /* Sets the ranks' shares: MONARCH_RANKS numbers, indexed by the rank's number in a demand. Ranks
  * whose readers wait are served in proportion to their shares. All shares are 0 at first. Readers
  * of a rank with share 0 are served like readers that belong to no rank. */
 void monarch_engine_shares(struct monarch_engine *e, const uint32_t *shares);
 /* Submits orders. The engine carries them out in the sequence of the arrays, except that orders for
- * files in use (in_use = 1) come before all others. The catalog is read only during the call. sums:
- * the sum that a CHECK or COMPARE expects. peers: for each order, the numbers of the MONARCH_ASKED
- * peers that a FILL asks before the source; -1 stands for no peer. If a peer has the whole file,
- * MONARCH_HAS_IT is added to its number. sums and peers may be NULL. Returns how many orders were
- * accepted. */
+ * files in use (in_use = 1) come before all others. The engine reads `c` during the call, but not
+ * afterwards. sums: the sum that a CHECK or COMPARE expects. peers: for each order, the
+ * numbers of the MONARCH_ASKED peers that a FILL asks before the source; -1 stands for no peer. If
+ * a peer has the whole file, MONARCH_HAS_IT is added to its number. sums and peers may be NULL.
+ * Returns how many orders were accepted. */
 enum monarch_asked { MONARCH_HAS_IT = 65536 };
 int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog *c, int kind,
                           int in_use, uint64_t n, const uint64_t *ids, const uint32_t *tiers,

@@ -35,9 +35,9 @@ static uint64_t take_span(uint64_t *next_ns, uint64_t n, uint64_t per_s) {
     return begin;
 }
 
-/* Sleeps until `when_ns`, or until the engine stops. The sleep may be long if the permitted rate is
- * low. So it consists of steps of at most 50 ms, and after each step this function checks whether
- * the engine is stopping. */
+/* Sleeps until `when_ns`, or until the engine stops. If the permitted rate is low, the sleep may be
+ * long. So this function sleeps in steps of at most 50 ms, and checks after each step whether the
+ * engine is stopping. */
 static void sleep_until(const struct monarch_engine *e, uint64_t when_ns) {
     for (uint64_t now;
          !__atomic_load_n(&e->stopping, __ATOMIC_RELAXED) && (now = monarch_now_ns()) < when_ns;) {
@@ -157,17 +157,17 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has loaded them. */
 #define CACHED_NS 150000
-/* note() computes which share of a source's recent files meets a condition. The share has this
- * value if all of them meet it. */
+/* A share computed by `note` has this value if all recent files of the source meet the condition.
+ */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
-/* *mean is the share of a source's recent files for which a condition holds. Adds one more file to
- * this share; is_true: whether the condition holds for this file. Sets the source's bit in *bits if
- * the share exceeds one half, else clears it. If two threads write the share at once, one of their
- * files is not counted. */
+/* Adds one file to *mean, the share of a source's recent files for which a condition holds.
+ * is_true: whether the condition holds for the added file. Afterwards, sets the source's bit in
+ * *bits if the share exceeds one half, and clears it otherwise. If two threads write the share at
+ * the same time, one of their files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);
@@ -321,8 +321,8 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status) {
     if (there >= 0)
         return there;
     int fd = monarch_open_source(e, f->job, status);
-    /* Several threads may find at once that the peer is gone, and each of them opens the file. Only
-     * one of the descriptors is kept. */
+    /* Several threads may find at the same time that the peer is gone. Each of them then opens the
+     * file. Only one of the descriptors is kept. */
     if (fd >= 0 &&
         !__atomic_compare_exchange_n(&f->from, &there, fd, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
         close(fd);

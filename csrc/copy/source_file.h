@@ -16,10 +16,10 @@ void monarch_note_source(struct monarch_engine *e);
 /* Returns the inode number of a regular file and stores its device in *dev, both from cached
  * attributes. Returns 0 if `fd` is no regular file. */
 uint64_t monarch_inode_of(int fd, uint64_t *dev);
-/* Checks whether the file is still the version that the catalog describes. Returns 0 if so: all
- * bytes that were read before this call then belong to this version. Returns -1 if the file has
- * changed. Asks the source's server, because the attributes that the kernel has cached may be older
- * than the bytes. */
+/* Checks whether the file is still the version that the catalog describes. If it is, returns 0; all
+ * bytes that were read before this call then belong to this version. If the file has changed,
+ * returns -1. Asks the source's server, because the attributes that the kernel has cached may be
+ * older than the bytes. */
 int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */
@@ -35,7 +35,7 @@ int monarch_can_drop_behind(void); /* whether the kernel can safely drop pages a
 void monarch_note_speed(struct monarch_engine *e, unsigned source, uint64_t ns);
 /* Notes whether the kernel had already dropped pages of a file that a program had just read. If
  * this happened to more than half of the source's recent files, the source counts as pageless.
- * Programs then hand over only one in 128 of its files, which shows whether the kernel keeps the
+ * Programs then hand over only one in 128 of its files, to find out whether the kernel keeps the
  * pages again. */
 void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone);
 

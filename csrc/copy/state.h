@@ -9,9 +9,9 @@ struct monarch_writer;
 struct endpoint;
 struct pack;
 
-/* The most bytes that one read or one write moves. With this many bytes, the cost of the system
- * call itself does not matter. With more, the first bytes would no longer be in the second-level
- * cache when they are hashed and written. */
+/* Maximum number of bytes that one read or one write transfers. With this many bytes, the cost of
+ * the system call itself does not matter. With more, the first bytes would no longer be in the
+ * second-level cache when they are hashed and written. */
 #define MONARCH_CHUNK (1024 * 1024)
 
 /* The engine: the state that all copying threads share, except their queues. */
@@ -48,7 +48,7 @@ struct monarch_engine {
     /* All atomic, by source. fast: the share of recent files that were fast (monarch_note_speed).
      * pageless: the share of recent files whose pages were gone (monarch_note_pages). awaited: the
      * share of recent files whose bytes were not in the page cache yet, so that the read waited for
-     * the source. For `awaited`, only files count that could have been read with O_DIRECT, but were
+     * the source. `awaited` counts only files that could have been read with O_DIRECT, but were
      * read through the page cache. */
     uint32_t fast[MONARCH_MAX_SOURCES], pageless[MONARCH_MAX_SOURCES], awaited[MONARCH_MAX_SOURCES];
     /* Both atomic, a bit per source. awaited_sources: set if the source's element of `awaited`

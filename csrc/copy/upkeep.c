@@ -106,7 +106,7 @@ static void drop(struct monarch_engine *e, struct job *job) {
     job->result.status = MONARCH_DONE;
 }
 
-/* Returns whether all pages of a chunk are in memory, without touching them. */
+/* Returns whether all pages of a chunk are in memory. Does not touch the pages. */
 static int is_cached(int fd, uint64_t at, uint64_t n) {
     unsigned char pages[MONARCH_CHUNK / MONARCH_PAGE_BYTES] = {0};
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), count = (n + page - 1) / page;
@@ -120,10 +120,10 @@ static int is_cached(int fd, uint64_t at, uint64_t n) {
     return known;
 }
 
-/* Reads the next part of a copy into memory. Between parts, the thread does more urgent work. The
- * part is read with ordinary reads, because the kernel may shorten requests for read-ahead. A
- * thread reads one part at a time, so the number of threads limits how many parts are read at
- * once. */
+/* Reads the next part of a copy into memory. Between two parts, the thread can do more urgent work.
+ * The part is read with ordinary reads, and not by a request for read-ahead, because the kernel may
+ * shorten such a request. A thread reads one part at a time, so the number of threads limits how
+ * many parts are read at once. */
 static void page_in(struct job *job, char *buffer) {
     uint64_t size = job->entry.size, end = job->result.bytes + PART_BYTES;
     int fd = open_copy(job);

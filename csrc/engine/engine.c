@@ -215,8 +215,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         ring_all(p, origin);
     for (int i = 0; i < MONARCH_MAX_PEERS; i++)
-        /* Close the connections to the peer. Otherwise a thread could wait for an answer until the
-         * answer's time limit, if the peer sends the answer byte by byte. */
+        /* Close the connections to the peer. Otherwise, if the peer sends an answer byte by byte, a
+         * thread could wait for it until the answer's time limit. */
         if (e->peers[i])
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)

@@ -38,7 +38,7 @@ struct waiting {
 
 /* Iterator over the waiting readers in the order in which they are to be served. It goes through
  * the demand slots. If a slot's reader has no rank, the iterator yields this reader. If a slot's
- * reader has a rank, the iterator yields a reader of the rank that is due first, which may be
+ * reader has a rank, the iterator yields a reader of whichever rank is due first. This may be
  * another rank. */
 struct line {
     const struct fair_queue *queue;

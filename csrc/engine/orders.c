@@ -7,7 +7,7 @@
 #include "engine/schedule.h"
 #include "publish/writer.h"
 
-/* A file size [bytes] that fits into no tier. Sums of smaller sizes do not overflow. */
+/* Files of this size [bytes] or larger fit into no tier. Sums of smaller sizes do not overflow. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two peers to ask");

@@ -16,8 +16,8 @@
  * the share of its peer, but only while more than this many threads are free. So the last free
  * threads are left to the other peers. */
 #define KEPT_FREE 4
-/* The most orders that one search passes over. The search must be short, because the pool's lock is
- * held during it. */
+/* Maximum number of orders that one search passes over. The search must be short, because the
+ * pool's lock is held during it. */
 #define MOST_PASSED 64
 
 /* --- the next work ---------------------------------------------------------------------------- */
@@ -29,8 +29,8 @@ static void begins(struct pool *p, struct job *job, struct work *w) {
     *w = (struct work){.job = job};
 }
 
-/* Returns whether a thread may ask the order's peer. The threads that ask one peer may be at most
- * twice as many as the free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
+/* Returns whether a thread may ask the order's peer. The number of threads that ask one peer may be
+ * at most twice the number of free threads (dynamic thresholds: Choudhury and Hahne, 1998). So an
  * overloaded peer leaves some threads to the other peers, and a single busy peer gets two thirds of
  * all threads. at: the peer that the thread's work asks now; the thread may always stay with this
  * peer. */
@@ -318,9 +318,8 @@ static int find_unasked(struct pool *p, struct worker *me, int in_use, struct wo
     if (!is_ahead && (!is_within_width(p, origin) ||
                       !(find_block(p, origin, in_use, w) || find_order(p, me, in_use, w))))
         return 0;
-    /* A thread that copies a unit from a peer before a reader waits for the unit is not counted in
-     * p->unasked: the reader will soon wait for this unit, and there are enough threads for
-     * peers. */
+    /* Copying a unit from a peer, ahead of a reader, does not count as unasked work (p->unasked):
+     * the reader will soon wait for this unit, and there are enough threads for peers. */
     if (is_ahead && origin == MONARCH_FROM_PEER)
         return 1;
     me->is_unasked = 1;

@@ -254,10 +254,10 @@ static void begin(struct pool *p, struct job *job, char *buffer, int depth) {
             finish(p, job);
             return;
         }
-        /* A file of one unit is copied at once, and so is a file that comes with a reader's
-         * descriptor. The blocks of any other file are left to threads that have no more urgent
-         * work. This thread does not copy them now, because it may have begun the file in the
-         * middle of other work. */
+        /* This thread now copies the whole file if the file has only one unit, or comes with a
+         * reader's descriptor. The blocks of any other file are left to threads that have no more
+         * urgent work. This thread does not copy them now, because it may have begun the file in
+         * the middle of other work. */
         int is_small = f->units == 1, is_handed = job->handed >= 0;
         uint64_t blocks = is_handed ? f->blocks : (uint64_t)is_small;
         enum monarch_origin origin = monarch_origin_of(job);

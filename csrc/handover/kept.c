@@ -177,9 +177,9 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
-/* Returns whether the descriptor need not wait any longer for an order. The result is 1 if the
- * daemon's loop has had enough iterations to order the fill since policy learned of the file, and
- * ORDER_NS have passed since the descriptor was received. */
+/* Returns whether the descriptor need not wait any longer for an order. The result is 1 if two
+ * conditions hold. First, ORDER_NS have passed since the descriptor was received. Second, since
+ * policy learned of the file, the daemon's loop has had enough iterations to order the fill. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;

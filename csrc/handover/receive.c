@@ -146,9 +146,9 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up a descriptor that cannot be used. Requests a fill of the file from policy instead, if
- * the file has an entry. fd: -1 if the descriptor was not received, because this process has
- * reached its limit of open descriptors. */
+/* Gives up a descriptor that cannot be used. If the file has an entry, requests a fill of the file
+ * from policy instead. fd: -1 if the descriptor was not received, because this process has reached
+ * its limit of open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
         close(fd);

@@ -1,5 +1,5 @@
-/* The parts of the loaders that run without Python's lock: many reads at once, and samples kept in
- * memory. */
+/* The parts of the loaders that run without Python's lock: they make many reads at the same time,
+ * and keep samples in memory. */
 #pragma once
 
 #ifndef MONARCH_CDEF
@@ -13,7 +13,7 @@
 
 /* Makes `n` reads. Read i, with i below `n`, reads lengths[i] bytes at offsets[i] of descriptors[i]
  * into out[i]. At most `in_flight` reads are in flight at once. Returns `n` if no read fails.
- * Otherwise returns the smallest number of a failed read; *error is then the errno of this read, or
+ * Otherwise returns the smallest index of a failed read; *error is then the errno of this read, or
  * 0 if its file ended too early. After a failure, no further reads begin, and the call returns when
  * the reads in flight have ended.
  *
@@ -43,8 +43,8 @@ struct monarch_kept_sample {
     uint64_t length;
 };
 
-/* The beginning of the shared memory. `samples` table entries follow it; the samples' bytes begin
- * at offset `data`.
+/* The header at the beginning of the shared memory. A table follows it, with one entry for each of
+ * the `samples` samples. The samples' bytes begin at offset `data`.
  * room, used : size of the data, and how much of it is used [bytes]
  * from_memory, from_source : number of samples read from the memory, and from their source
  * is_full : 1 after a sample could not be stored for lack of room */

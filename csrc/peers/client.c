@@ -22,9 +22,9 @@
  * (take_answer). */
 #define LEAST_BYTES_PER_S (128 * 1024)
 
-/* A waiting thread is woken once this many bytes have arrived, because few large receptions cost
- * less than many small ones. This delays no reader: a reader needs the whole answer, and the thread
- * is always woken when the last bytes of an answer have arrived. */
+/* A waiting thread is woken once this many bytes have arrived, because a few large calls of recv
+ * cost less than many small ones. This delays no reader: a reader needs the whole answer, and the
+ * thread is always woken when the last bytes of an answer have arrived. */
 #define AT_A_WAKE (2 * 1024 * 1024)
 /* A waiting thread wakes after this time [ns] even if fewer bytes than AT_A_WAKE have arrived. */
 #define WAKE_NS 200000000ULL
@@ -66,10 +66,9 @@ struct answer {
 
 /* --- the socket ------------------------------------------------------------------------------- */
 
-/* Waits until `n` bytes can be read at once, the socket can hold no more, the connection has ended,
- * or `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if
- * it passes during the wait. The thread wakes only once for many packets, which makes receiving
- * cheap. */
+/* Waits until `n` bytes have arrived, the socket can hold no more, the connection has ended, or
+ * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if it
+ * passes during the wait. The thread wakes only once for many packets, so receiving is cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
@@ -274,8 +273,8 @@ static enum monarch_peer_status take_frame(link_t *l, struct monarch_peer_frame 
     return f->tag == tag ? MONARCH_PEER_OK : MONARCH_PEER_CUT;
 }
 
-/* Returns whether an END may have this status. A status about the connection itself is never sent,
- * only set by this end. */
+/* Returns whether an END may have this status. A status about the connection itself is never sent:
+ * each node sets it only for its own use. */
 static int is_an_end(const struct answer *a, uint64_t status) {
     if (status == MONARCH_PEER_OK)
         return a->g->received == a->g->length;

@@ -15,7 +15,7 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* A thread that may block on a connection checks, each time it has sent this many bytes, whether it
+/* Each time a thread that may block on a connection has sent this many bytes, it checks whether it
  * may still stay with the connection. */
 #define STAY_BYTES (1 << 20)
 
@@ -39,7 +39,7 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: 1 if bytes of the file follow at once, so that the kernel can
+/* Sends the queued frames. more: 1 if bytes of the file follow immediately, so that the kernel can
  * put frames and bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
@@ -216,10 +216,10 @@ static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, cons
                : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Returns whether a piece may be sent. A whole block may be sent at once, unless the peer says that
- * the block arrived damaged before. A part of a block has no recorded sum that would show whether
- * the part has rotted. So before a part is sent, the whole block is checked against the block's
- * recorded sum. */
+/* Returns whether a piece may be sent. A whole block may be sent without a check, unless the peer
+ * has reported that the block arrived damaged before. A part of a block has no recorded sum that
+ * would show whether the part has rotted. So before a part is sent, the whole block is checked
+ * against the block's recorded sum, unless the block was found good recently. */
 static int is_sound(const connection *c, stage_t *stage) {
     uint64_t block = c->piece / c->file.block_bytes, sum;
     void *arg = stage->files->arg;

@@ -85,9 +85,9 @@ void monarch_peer_let_go(struct monarch_peer_connection *c, const struct monarch
 
 /* --- server.c --------------------------------------------------------------------------------- */
 
-/* Call this when the callbacks (struct monarch_peer_files) may return more of this file than
- * before, or when its fill has failed. The connections that wait for the file then call the
- * callbacks again. */
+/* Call this when more of this file may have become available, or when the fill of the file has
+ * failed. The connections that wait for the file then call the callbacks (struct
+ * monarch_peer_files) again. */
 void monarch_peer_wake(struct monarch_peer_server *s, uint32_t source, uint64_t path_hash);
 /* Wakes each connection for which `open` has returned LATER, if `is_settled` returns true for its
  * request. The connection then calls `open` again. */

@@ -32,8 +32,8 @@ struct monarch_peer_files {
      * for a block whose bytes are all available. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
-     * If `sum` is NULL, returns whether the block was found good recently. A part of the block can
-     * then be sent without computing the sum. */
+     * If `sum` is NULL, returns whether the block was found good recently. If so, a part of the
+     * block can be sent without computing the sum. */
     int (*check)(void *arg, void *file, uint64_t block, const uint64_t *sum);
     void (*close)(void *arg, void *file);
 };

@@ -30,7 +30,7 @@ static int is_there;
 
 struct monarch_mac {
     void *context;
-    /* 1: no call has failed since `begin`. A MAC after a failed call must not be used: a broken
+    /* 1: no call has failed since `begin`. After a failed call, the MAC must not be used: a broken
      * library could make all MACs equal */
     int works;
 };

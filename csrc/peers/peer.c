@@ -345,10 +345,10 @@ static uint32_t reason(const struct monarch_peer_get *gets, uint64_t n) {
     return MONARCH_PEER_CUT;
 }
 
-/* Makes the peer check its copies of blocks that arrived damaged, by requesting one byte of each
- * block. Before the peer sends a part of a block, it must check the whole block. So it finds out
- * whether the block has rotted since the block's sum was recorded. The request needs a new link,
- * because the next bytes on the old link cannot be parsed. */
+/* Requests one byte of each block that arrived damaged, so that the peer checks its copy of the
+ * block. Before the peer sends a part of a block, it must check the whole block. So the peer finds
+ * out whether the block has rotted since the block's sum was recorded. The request needs a new
+ * link, because the next bytes on the old link cannot be parsed. */
 static void have_looked_at(peer *p, const struct monarch_peer_get *gets, uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
         uint32_t status;
@@ -427,9 +427,9 @@ static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint
             note_success(p, me->link);
             return 0;
         }
-        /* A link that the peer had closed before it answered does not count as a failure: the peer
-         * closes links that were idle for a long time, and may have been restarted. An answer that
-         * did not arrive in time is a failure. */
+        /* If the link was closed before any frame of the answer arrived, the peer has not failed:
+         * it closes links that were idle for a long time, and may have been restarted. If an answer
+         * did not arrive in time, the peer has failed. */
         int was_closed =
             monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me->link);

@@ -3,8 +3,8 @@
  * The server answers many connections with a few threads. A server thread may wait for the local
  * disk. It waits for a peer only briefly, and only while enough other threads are free
  * (MONARCH_PEER_STAY_MS). The client has no threads of its own: the thread that wants the bytes
- * calls it. Python decides which node to ask, makes the connections and keeps the secret
- * (monarch_py/peers). */
+ * calls the client's functions. Python decides which node to ask, makes the connections and keeps
+ * the secret (monarch_py/peers). */
 #pragma once
 
 #include "peers/wire.h"

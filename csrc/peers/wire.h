@@ -78,7 +78,7 @@ enum monarch_peer_status {
     MONARCH_PEER_WRONG_BYTES, /* a sum does not match the bytes */
     MONARCH_PEER_NO_ROOM,     /* the bytes arrived, but the receiver could not write them */
     MONARCH_PEER_FORGED,      /* a seal is wrong: the message was changed in transit */
-    MONARCH_PEER_OTHER_NODE,  /* the other end is another node of the session than was expected */
+    MONARCH_PEER_OTHER_NODE,  /* the other end is a node of the session, but not the expected one */
     /* never sent: the file cannot be opened yet, so the server tries to open it again later */
     MONARCH_PEER_LATER,
     /* MOVED + n: node n keeps the file, because the node that answers has no room for it */

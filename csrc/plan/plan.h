@@ -41,8 +41,8 @@ int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items
  * numbers as GCC did before version 11. */
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
-/* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1, given the seeds that
- * its iterator gets. Returns 0, or -1 if memory is exhausted. */
+/* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1. `seed` and `seed2`
+ * are the seeds of its iterator. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -58,7 +58,7 @@ int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, ui
  * a count overflows, otherwise the result of monarch_plan_count. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
-/* Stands for the position of an access that never comes: larger than all positions. */
+/* The position of an access that never happens. It is larger than every real position. */
 #define MONARCH_PLAN_NEVER INT64_MAX
 /* Sets first[u] to the position of the first access to unit u, unless first[u] has a position
  * already. The positions of the accesses are `start`, `start` + 1, ... Returns what
@@ -76,17 +76,17 @@ int monarch_plan_next(const int32_t *accesses, uint64_t n, int64_t start, int64_
 /* --- which node uses a file most: holder.c ---------------------------------------------------- */
 
 /* Collects the accesses to the units [low, low + units). Each unit has consecutive slots, one for
- * each access. For each access, stores the number of the node that makes the access in the next
- * slot of the accessed unit. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1
- * if the slots would overflow. */
+ * each access. For each access, the next slot of the accessed unit receives the number of the node
+ * that makes the access. The next slot of unit low + u is slots[cursors[u]]. Returns 0, or -1 if
+ * the slots would overflow. */
 int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks, uint64_t per_node,
                          uint64_t low, uint64_t units, uint64_t *cursors, uint16_t *slots,
                          uint64_t room);
 /* Finds the `top` nodes that use each unit most. Reads the slots that monarch_plan_collect has
- * filled. The slots of unit u end at ends[u]. Among nodes that use the unit equally often, the
- * node that uses it first comes first. If fewer than `top` nodes use it, the remaining nodes are -1
- * and their counts 0. nodes, counts: (units, top). scratch: one counter per node, all 0 before and
- * after the call. */
+ * filled. The slots of unit u end at ends[u]. Nodes that use the unit equally often are sorted by
+ * their first use of the unit, the earliest first. If fewer than `top` nodes use it, the remaining
+ * nodes are -1 and their counts 0. nodes, counts: (units, top). scratch: one counter per node, all
+ * 0 before and after the call. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 

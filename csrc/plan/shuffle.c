@@ -7,9 +7,9 @@
 
 #include "plan/plan.h"
 
-/* Number of positions that are computed at a time. It is even, because some shuffles draw two
- * positions at a time; large enough to hide the memory's latency; and small enough for the
- * first-level cache. */
+/* Number of positions that are computed at a time. The number is even, because some shuffles draw
+ * two positions at a time. It is large enough to hide the memory's latency, and small enough for
+ * the positions to fit into the first-level cache. */
 #define AHEAD 512
 
 static void exchange(int32_t *items, uint64_t first, const uint32_t *with, uint64_t n) {
@@ -203,7 +203,7 @@ static uint32_t below(struct source *s, uint32_t bound) {
     return minstd_below(s->minstd, bound);
 }
 
-/* For each item from position `at` on, draws the position of the item that it changes places with.
+/* For each item from position `at` on, draws the position of the item with which it is exchanged.
  * Each drawn position is below its own bound. One draw yields two positions: the drawn number is
  * below the product of their bounds, and is split into quotient and remainder. So the generator's
  * range must be at least this product. */

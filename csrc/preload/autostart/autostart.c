@@ -214,7 +214,7 @@ static int may_start(const struct plan *p) {
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Returns whether a daemon of another session than `s` serves. */
+/* Returns whether a daemon serves a session other than `s`. */
 static int another_serves(const struct session *s) {
     struct monarch_segment found;
     if (!monarch_map_segment("control", &found))
@@ -277,9 +277,9 @@ static void end_attempt(struct plan *p) {
 
 /* Reserves the plan for the calling thread, which then tries to start a daemon. Returns 0 if the
  * thread must not try now, for example because another thread of this process is trying. A forked
- * child may reserve the plan even if a thread of the parent had reserved it at the fork. All
- * signals are blocked until the attempt has ended. Otherwise, a signal handler could jump out
- * of the call that it has interrupted (siglongjmp), and the plan would stay reserved. */
+ * child may reserve the plan even if, at the fork, a thread of the parent had reserved it. All
+ * signals are blocked until the attempt has ended. Otherwise, a signal handler could jump out of
+ * the call that it has interrupted (siglongjmp), and the plan would stay reserved. */
 static int begin_attempt(struct plan *p) {
     if (monarch_now_ns() < __atomic_load_n(&next_ns, __ATOMIC_RELAXED))
         return 0;
@@ -459,8 +459,8 @@ int monarch_autostart_init(const char *config, const struct session *s) {
         return 0;
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
-    /* The record that has_record has found may be for another setting, or for an earlier version of
-     * the configuration. Then it does not show that autostart is requested. */
+    /* has_record may have found a record for another setting, or for an earlier version of the
+     * configuration. Such a record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

@@ -55,9 +55,9 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts as one of the STARTS starts, or 0 if it does not.
- * If a start's time is in the future, the start was made before the last boot, and does not
- * count. */
+/* Returns the time until which a start counts as one of the STARTS starts, or 0 if the start does
+ * not count. If a start's time is in the future, the start was made before the last boot, and does
+ * not count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }

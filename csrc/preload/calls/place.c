@@ -101,11 +101,10 @@ static int run_in_new_place(void *at) {
     return start.run(start.data);
 }
 
-/* A child with its own namespaces uses no copies, like a process after unshare. So that the child
- * stops using them before anything else, it starts in run_in_new_place, which then calls the
- * program's function. The program's function and its argument are at the top of the child's stack.
- * A child that shares memory but was made without CLONE_FS is a thread with its own root
- * directory. */
+/* A child with its own namespaces uses no copies, like a process after unshare. The child starts in
+ * run_in_new_place, which first stops the use of copies, and then calls the program's function. The
+ * program's function and its argument are at the top of the child's stack. A child that shares
+ * memory but was made without CLONE_FS is a thread with its own root directory. */
 PUBLIC int clone(int (*run)(void *), void *stack, int flags, void *data, ...) {
     va_list args;
     va_start(args, data);

@@ -94,9 +94,9 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 /* Finds the catalog's entry for the path `name`, which the kernel has reported for an open file.
  * Returns the entry's number. Returns MONARCH_OUTSIDE if the path is in no source, and
  * MONARCH_UNKNOWN if the catalog has no such path. The kernel's path leads through no link. So if
- * it equals a source's alias, the file is the link at the alias, which has no entry. If the path is
- * below the alias, the source is probably mounted at the alias, for example in a container, and the
- * entry is that of the source's file. */
+ * the path equals a source's alias, the file is the link at the alias, which has no entry. If the
+ * path is below the alias, the source is probably mounted at the alias, for example in a container,
+ * and the entry is that of the source's file. */
 static int64_t find_name(struct session *s, const struct monarch_catalog **c, const char *name) {
     const char *rel;
     if (!(*c = monarch_catalog_of(s)))
@@ -155,13 +155,13 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
         mark_entry(s, c, id, r == 0 ? now : NULL);
 }
 
-/* Files outside all sources that a program has opened for writing by an absolute path. Without this
- * table, the library would ask the kernel for the path of such a file at each open. An entry
- * combines the session, its number of sources, the path, and the identity of the opened file. If
- * the same path leads to the same file again, the file is assumed to lie outside all sources as
- * before: otherwise, a process without the library would have moved the file into a source, and
- * would have made the old path lead there. Entries are atomic. If an entry is lost, the library
- * only has to ask the kernel once more, so the table needs no lock. */
+/* A table of files that lie outside all sources, and that a program has opened for writing by an
+ * absolute path. Without this table, the library would ask the kernel for the path of such a file
+ * at each open. An entry combines the session, its number of sources, the path, and the identity of
+ * the opened file. If the same path leads to the same file again, the file is assumed to lie
+ * outside all sources as before. This would be wrong only if a process without the library had
+ * moved the file into a source, and had made the old path lead there. Entries are atomic. If an
+ * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
 /* Atomic: how often this process has changed names, for example of links. Entries contain this

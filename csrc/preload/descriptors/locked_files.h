@@ -14,9 +14,9 @@ void monarch_note_locks(uint64_t dev, uint64_t ino);
 int monarch_has_locks(uint64_t dev, uint64_t ino);
 
 /* Closes a descriptor that the library has opened and the program does not know, and preserves the
- * process's locks on the file. Read locks stay in force throughout. A write lock is dropped and
- * taken again at once, so another process may get the lock in between. kept: another descriptor of
- * the file, or -1 if none is known. */
+ * process's locks on the file. Read locks stay in force throughout. A write lock is dropped, and is
+ * then immediately taken again, so another process may get the lock in between. kept: another
+ * descriptor of the file, or -1 if none is known. */
 void monarch_close_unseen(int fd, int kept);
 
 /* A closing is a call of monarch_close_unseen. A closing that is under way disturbs lock calls of

@@ -22,8 +22,8 @@
 #include "shared/sys.h"
 
 /* A file is handed over at its close only if at least 1 / WORTH of it was read. If less was read,
- * most bytes of the copy would still have to come from the source, and a handover is not worth its
- * cost. */
+ * most bytes of the copy would still have to come from the source, and a handover would not be
+ * worth its cost. */
 #define WORTH 2
 /* When a program has read 1 / PART of a file, the library decides whether the program reads the
  * file in random order. */

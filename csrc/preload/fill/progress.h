@@ -30,7 +30,7 @@ void monarch_progress_stream(struct session *s, uint64_t id, const FILE *stream)
 void monarch_progress_end(const FILE *stream, int fd);
 
 /* Counts bytes that a program itself reads at a source. For tracked descriptors, callers count each
- * read. The library does not see reads of streams, of mappings, and of files whose descriptors are
+ * read. The library does not see reads of streams, of mappings, or of files whose descriptors are
  * not tracked. In these cases, callers count the size of the file, or of its mapped part, once. */
 void monarch_count_source(struct session *s, uint64_t n_bytes);
 

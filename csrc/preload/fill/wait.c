@@ -40,7 +40,7 @@
  * from the source. */
 #define LIMIT (8 * DEBT_NS)
 /* Total time [ns] that the process may spend in waits that time out. Once this time is used up, the
- * process spends at most 1 / WASTE_SHARE of its further life in such waits. */
+ * process spends at most 1 / WASTE_SHARE of its remaining lifetime in such waits. */
 #ifndef WASTE_NS
 #define WASTE_NS 60000000000ULL
 #endif
