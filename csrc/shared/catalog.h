@@ -104,7 +104,7 @@ enum monarch_reason {
 };
 
 /* Flags of an entry. Where nodes share files, OWN says that this node fills the file from the
- * source, and OF_OTHERS that this node fills the file from another node. An entry has neither flag
+ * source, and OF_OTHERS says that it fills the file from another node. An entry has neither flag
  * until the file's owner is decided. */
 enum monarch_flag {
     /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */

@@ -54,8 +54,8 @@ void pfs_close(struct pfs *p);
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
 /* Call this if another asker needs the bytes that `who` has requested. Sets the priority of this
- * request to the other asker's, `priority`. Does nothing if the request's own priority is not
- * larger, or if the request is already being served for a waiting rank. */
+ * request to `priority`, which is the other asker's. Does nothing if the request's own priority is
+ * not larger, or if the request is already being served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
