@@ -29,9 +29,9 @@ struct task {
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* Contains the directory's path with its NUL. The path is relative to the source's root, and ""
-     * for the root itself. In a portion, the path is followed, for each name, by the inode number
-     * and the name with its NUL. */
+    /* Contains the directory's path, relative to the source's root, with its NUL. The path of the
+     * root itself is "". In a portion, the path is followed, for each name, by the inode number and
+     * the name with its NUL. */
     char path[];
 };
 

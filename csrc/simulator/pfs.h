@@ -24,9 +24,10 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive equally many bytes. So `clock` measures time in bytes: it is the number of
- * bytes that a client would have received by now if it had been served from the beginning. `ends`
- * has, for each client, the value of `clock` at which the client's current request ends. */
+ * the same time receive the same number of bytes. So `clock` measures time in bytes: it is the
+ * number of bytes that a client would have received by now if it had been served from the
+ * beginning. `ends` has, for each client, the value of `clock` at which the client's current
+ * request ends. */
 struct share {
     double clock;
     struct heap ends;

@@ -20,8 +20,8 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for the user, by the part of a setting's key before "[". The settings listed here may differ
-# between nodes even if the configuration files are equal.
+# Hints for the user. A setting's hint is found by the part of its key that precedes the first "[".
+# The settings listed here may differ between nodes even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 

@@ -171,8 +171,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* a.catalog is the catalog that contains entry `id`. It is read only now, because
-     * monarch_locate_aimed may have set it to a newer catalog. */
+    /* a.catalog is the catalog that contains entry `id`. It must not be read earlier, because
+     * monarch_locate_aimed may replace it by a newer catalog. */
     *c = a.catalog;
     return id;
 }
