@@ -14,7 +14,7 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* Maximum number of portions that are queued for each of the other threads. Once so many are
+/* Maximum number of portions that are queued for each of the other threads. Once that many are
  * queued, the thread that lists the directory examines the next names itself. */
 #define PORTIONS_AHEAD 16
 

@@ -27,7 +27,7 @@ _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes t
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What one rank reports of its node.
+    """What one rank reports about its node.
 
     name : the node's name, for messages
     place : what identifies the node's daemon: host, boot, session, and file system of the shared

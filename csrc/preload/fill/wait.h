@@ -32,9 +32,9 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Returns whether the entry has another version than w->version, so that it no longer describes the
- * caller's file. If the result is 0, a word of the entry that was read before this call belongs to
- * a copy of the caller's file. */
+/* Returns whether the entry has another version than w->version, and so no longer describes the
+ * caller's file. If the result is 0, any word that was read from the entry before this call belongs
+ * to a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;

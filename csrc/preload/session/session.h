@@ -115,7 +115,7 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
 }
 
 /* Returns whether reading the entry's file at the source takes less time than waiting for the
- * file's copy: the file is small, and its source is fast. */
+ * file's copy. This is the case if the file is small and its source is fast. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
