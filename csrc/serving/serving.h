@@ -60,7 +60,7 @@ uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
  * request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* only requests whose bytes no reader waits for */
+    MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);

@@ -46,8 +46,8 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if
- * the caller must read the source instead. If the result is 1, the unit may be filled now, and the
- * caller checks again. */
+ * the caller must read the source instead. If the result is 1, the unit has possibly been filled,
+ * and the caller must check again. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
 /* Waits until the copy is complete and published, for callers that cannot use parts of it. Does not
@@ -55,7 +55,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
  * most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Returns whether a thread already works on the fill that `word` names. If so, the fill is no
+/* Returns whether a thread has already begun the fill that `word` names. If so, the fill is no
  * longer queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 

@@ -62,7 +62,7 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     /* With MONARCH_LEAD_FILES, the file must be checked at the source. This check is worth its time
-     * only for an open, because an open may get a copy. */
+     * only for an open, because only an open can be served from a copy. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
