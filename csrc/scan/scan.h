@@ -14,7 +14,7 @@
 /* Number of names in a portion. One thread lists a directory and distributes its names to others in
  * portions, so that even a flat directory of a million files keeps all threads busy. */
 #define PORTION 8
-/* Maximum number of portions that are queued for each of the other threads. Once so many are
+/* Maximum number of portions that are queued for each of the other threads. Once that many are
  * queued, the thread that lists the directory examines the next names itself. */
 #define PORTIONS_AHEAD 16
 
@@ -29,9 +29,9 @@ struct task {
     uint32_t names; /* number of names in the portion; 0: the task is to list the directory */
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
-    /* Contains the directory's path with its NUL. The path is relative to the source's root, and ""
-     * for the root itself. In a portion, the path is followed, for each name, by the inode number
-     * and the name with its NUL. */
+    /* Contains the directory's path, relative to the source's root, with its NUL. The path of the
+     * root itself is "". In a portion, the path is followed, for each name, by the inode number and
+     * the name with its NUL. */
     char path[];
 };
 
@@ -112,8 +112,8 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
  * listing thread must examine the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be examined now (monarch_scan_allow).
- * monarch_count_looks subtracts the number of names of a task from the allowance of that task's
- * directory. The caller holds the lock. */
+ * monarch_count_looks subtracts the task's names from the number of names that may still be
+ * examined (`may_look`). The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */

@@ -197,8 +197,9 @@ void monarch_scan_want(struct monarch_scan *s, const char *directory, int is_dee
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Wakes one thread for each portion of `names` names, and one for the rest, because any further
- * thread would find no work. A woken thread wakes another thread if more work is left. */
+/* Wakes one thread for each complete portion among `names` names, and one for the remaining names.
+ * Any further thread would find no work. A woken thread wakes another thread if more work is
+ * left. */
 static void wake_for(struct monarch_scan *s, int64_t names) {
     int64_t portions = names / PORTION + 1;
     if (portions >= s->threads)

@@ -249,7 +249,7 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* A directory that changed less than this [ns] before `since_ns` does not count as settled, because
+/* If a directory changed less than this long [ns] before `since_ns`, it does not count as settled:
  * a server's timestamps may be coarse, and the server's clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 

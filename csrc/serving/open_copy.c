@@ -46,9 +46,9 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
         monarch_ring_for_demand(h->clients);
 }
 
-/* Returns whether the request becomes a demand. A request for a file with more units than a fill's
- * bitmap has bits never becomes a demand. Any other request becomes a demand in either of two
- * cases: the request says that a reader waits, or the request is for at most one unit.
+/* Returns whether the request becomes a demand. It never does if the file has more units than the
+ * bitmap of a fill has bits. Otherwise, it becomes a demand in either of two cases: the request
+ * says that a reader waits, or the request is for at most one unit.
  *
  * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
  * reached the limit, each with orders for small files that the other node keeps, so that each waits

@@ -39,8 +39,8 @@ struct monarch_holdings {
      * yet */
     uint64_t moved_here[MONARCH_MOVED];
     uint64_t moved_count;
-    /* guards `server`: as long as a thread has this lock for reading, to wake the server, no other
-     * thread frees the server */
+    /* guards `server`: a thread that wakes the server holds this lock for reading, so that no other
+     * thread frees the server in the meantime */
     pthread_rwlock_t waking;
     struct monarch_peer_server *server;
 };

@@ -60,7 +60,7 @@ uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
  * request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
-    MONARCH_WHO_HAS_TIME_WAITS, /* only requests whose bytes no reader waits for */
+    MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */
     MONARCH_NOBODY_WAITS,
 };
 void monarch_holdings_patience(struct monarch_holdings *h, int patience);
@@ -69,8 +69,8 @@ struct monarch_peer_server *monarch_holdings_serve(struct monarch_holdings *h,
 /* Wakes the requests that wait for this file. Call this when some of the file's bytes have arrived,
  * or when no more will arrive. h: NULL if this node has no server. */
 void monarch_holdings_wake(struct monarch_holdings *h, uint32_t source, uint64_t path_hash);
-/* Returns the key with which a fill makes the digests of blocks; NULL if `h` is NULL, because this
- * node has no server. */
+/* Returns the key with which a fill makes the digests of blocks. If `h` is NULL, this node has no
+ * server, and the result is NULL. */
 const unsigned char *monarch_holdings_key(const struct monarch_holdings *h);
 /* Records the block sums of a copy that has just become complete. If `sums` is NULL, the copy was
  * removed, and its recorded sums are dropped. digests: NULL if they are not known. h: NULL if this

@@ -104,7 +104,7 @@ enum monarch_reason {
 };
 
 /* Flags of an entry. Where nodes share files, OWN says that this node fills the file from the
- * source, and OF_OTHERS that this node fills the file from another node. An entry has neither flag
+ * source, and OF_OTHERS says that it fills the file from another node. An entry has neither flag
  * until the file's owner is decided. */
 enum monarch_flag {
     /* The file has statx(2) attributes that the catalog does not hold (immutable, ...) */
@@ -160,9 +160,9 @@ struct monarch_control {
     /* The part of a file that programs must have requested before the daemon fills the file, in
      * units of 1 / MONARCH_SHARES of the file. */
     uint32_t fill_after;
-    /* Size [bytes] of the largest file that a program may hand over. To hand a file over means that
-     * the program reads the file at the source, and the daemon then makes the copy through the
-     * program's descriptor. 0: programs hand over no file. */
+    /* Size [bytes] of the largest file that a program may hand over. A program that hands a file
+     * over reads the file at the source, and passes the file's descriptor to the daemon. The daemon
+     * then makes the copy through this descriptor. 0: programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
     /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,

@@ -162,8 +162,8 @@ static inline void sys_nap(long ns) {
     sys6(SYS_nanosleep, (long)&t, 0, 0, 0, 0, 0);
 }
 
-/* Performs step `n` of a wait for another thread, which should take only microseconds in all. The
- * first steps yield the processor. Later steps sleep, because a yield does not let a thread of
+/* Performs step `n` of a wait for another thread. The complete wait should take only microseconds.
+ * The first steps yield the processor. Later steps sleep, because a yield does not let a thread of
  * lower real-time priority run. */
 static inline void sys_relax(unsigned n) {
     struct timespec nap = {0, n < 96 ? 50000 : 1000000};

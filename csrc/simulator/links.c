@@ -22,8 +22,8 @@ static uint32_t way_in(const struct links *l, const struct transfer *t) {
     return l->job->nodes + t->to;
 }
 
-/* Sets the rate of every transfer that uses `link` and has no rate yet to `each`. Subtracts this
- * rate from the free rates of both links of the transfer. */
+/* Finds every transfer that uses `link` and has no rate yet, and sets its rate to `each`. Subtracts
+ * this rate from the free rates of both links of the transfer. */
 static void give(struct links *l, uint32_t link, double each) {
     for (uint32_t i = 0; i < l->n; i++) {
         struct transfer *t = &l->transfer[i];

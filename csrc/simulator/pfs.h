@@ -24,9 +24,10 @@ struct request {
 };
 
 /* The requests of one kind: those for which a rank waits, or all others. Clients that are served at
- * the same time receive equally many bytes. So `clock` measures time in bytes: it is the number of
- * bytes that a client would have received by now if it had been served from the beginning. `ends`
- * has, for each client, the value of `clock` at which the client's current request ends. */
+ * the same time receive the same number of bytes. So `clock` measures time in bytes: it is the
+ * number of bytes that a client would have received by now if it had been served from the
+ * beginning. `ends` has, for each client, the value of `clock` at which the client's current
+ * request ends. */
 struct share {
     double clock;
     struct heap ends;
@@ -54,8 +55,8 @@ void pfs_close(struct pfs *p);
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
 /* Call this if another asker needs the bytes that `who` has requested. Sets the priority of this
- * request to the other asker's, `priority`. Does nothing if the request's own priority is not
- * larger, or if the request is already being served for a waiting rank. */
+ * request to `priority`, which is the other asker's. Does nothing if the request's own priority is
+ * not larger, or if the request is already being served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);

@@ -246,8 +246,8 @@ void sim_wake(struct monarch_sim *s, uint32_t rank, double now) {
             heap_push(&s->heap, now > t->since ? now : t->since, i);
         } else if (t->is == SLEEPS && shares_threads(s) && now < t->since) {
             /* Several ranks share this thread. One of them now has room, so the thread wakes and
-             * checks all of them again. A thread of only one rank sleeps on, because it has already
-             * computed when its rank will have room. */
+             * checks all of them again. A thread that serves only one rank is not woken here,
+             * because it has already computed when its rank will have room. */
             heap_drop(&s->heap, i);
             t->since = now > s->now ? now : s->now;
             heap_push(&s->heap, t->since, i);

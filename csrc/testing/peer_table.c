@@ -135,7 +135,7 @@ static struct shared *new_shared(uint64_t size, uint64_t block_bytes, const uint
                                  const unsigned char *digests, int is_whole) {
     uint64_t blocks = size / block_bytes + (size % block_bytes != 0);
     /* A file with more than UINT32_MAX blocks is refused: each block takes 25 bytes of this table,
-     * and no real file has so many. */
+     * and no real file has that many blocks. */
     if (blocks > UINT32_MAX)
         return NULL;
     struct shared *f = calloc(1, sizeof *f + blocks * (sizeof *f->sums + sizeof *f->digests + 1));

@@ -148,7 +148,7 @@ def _tell_lost_directory() -> bool:
 
 def _failed(error: OSError) -> int:
     """Tells the user about an error that the command has not handled, and returns the status to
-    exit with. Three causes are possible: the current directory was removed, this process has
+    exit with. Three causes are handled here: the current directory was removed, this process has
     reached a limit, or the output cannot be written. Any other error is raised again, because it is
     a bug."""
     # If the current directory was removed, os.path.abspath raises FileNotFoundError, and the error

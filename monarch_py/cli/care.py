@@ -35,7 +35,7 @@ COLOURS = {"ok": "green", "note": "dim", "warning": "yellow", "problem": "red"}
 # The widths [characters] of the columns `level` and `what`. Each column is as wide as its longest
 # text.
 WIDTHS = (7, 15)
-# The least width [characters] of the third column, however narrow the terminal is.
+# The smallest width [characters] of the third column, even on a very narrow terminal.
 LEAST_WIDTH = 20
 
 

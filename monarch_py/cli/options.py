@@ -126,8 +126,8 @@ source_option = click.option(
 
 
 def export_sources(sources: tuple[Path, ...]) -> None:
-    """Puts the datasets that are named on the command line into the environment. The processes that
-    this process starts read them there."""
+    """Puts the datasets that are named on the command line into the environment, where child
+    processes read them."""
     if sources:
         os.environ[SOURCES] = ":".join(str(path).replace("$", "$$") for path in sources)
 
@@ -158,7 +158,7 @@ def checked(
 
     with_sources : False for a command that needs only the tiers; the sources are then not examined
     sources : the datasets that the command line names. They are also put into the environment, for
-        the processes that this process starts
+        child processes
     """
     config = load_config(config_file, with_sources=with_sources, sources=sources)
     export_sources(sources)

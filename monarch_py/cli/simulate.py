@@ -144,8 +144,8 @@ def _show(document: dict[str, Any], nodes: int) -> None:
 
 
 def _daemons(policies: Collection[str], nodes: int) -> list[str]:
-    """Returns a list with one line of text, which names those of `policies` that the daemon uses on
-    `nodes` nodes. The list is empty if the daemon uses none of them."""
+    """If the daemon uses any of `policies` on `nodes` nodes, returns a list with one line of text,
+    which names these policies. Otherwise returns an empty list."""
     from monarch_py.policies.named import DAEMON
 
     own = [n for n, where in DAEMON.items() if (where == "one node") == (nodes == 1)]

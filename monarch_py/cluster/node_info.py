@@ -20,14 +20,14 @@ from monarch_py.peers.server import listen
 from monarch_py.util.processes import boot_id
 
 THOSE_THAT_RUN = "the nodes with running daemons"
-# Hints for the user, by the part of a setting's key before "[". The settings listed here may differ
-# between nodes even if the configuration files are equal.
+# Hints for the user. A setting's hint is found by the part of its key that precedes the first "[".
+# The settings listed here may differ between nodes even if the configuration files are equal.
 _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes the same plan"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What one rank reports of its node.
+    """What one rank reports about its node.
 
     name : the node's name, for messages
     place : what identifies the node's daemon: host, boot, session, and file system of the shared

@@ -94,8 +94,8 @@ def bring_up(config_file: Path, launch: Launch) -> Node:
 
 
 def _bring_up(ranks: Ranks, here: LocalNode) -> Node:
-    # Two commands may bring up daemons at the same time. If rank 0 of both commands is on the same
-    # node, the second command waits here for the first.
+    # Two commands may bring up daemons at the same time. If both commands have their rank 0 on the
+    # same node, the second command waits here for the first.
     together(ranks, here.take_turn if ranks.rank == 0 else lambda: None)
     infos = together(ranks, here.prepare)
     warnings = told_once((info.name, words) for info in infos for words in info.warnings)

@@ -3,8 +3,8 @@
 The preload library (csrc/preload/autostart) starts this process when a program opens such a file
 while no daemon serves. The process has none of the program's descriptors. Its standard error is the
 session's log. Its descriptor 3 is the claim, a lock that keeps other starters away until this
-process ends. The process also writes the parts of the configuration that the library needs into a
-record (ipc/record.py), because the library cannot read YAML.
+process ends. The process also writes a record (ipc/record.py). The record contains the parts of the
+configuration that the library needs, because the library cannot read YAML.
 """
 
 import os

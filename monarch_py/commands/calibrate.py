@@ -206,8 +206,8 @@ def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> C
 
 
 def _rate_text(rate: float) -> str:
-    """Returns the rate as a scenario spells it. The least rate is 1 byte/s, because a scenario does
-    not accept a rate of 0."""
+    """Returns the rate as a scenario spells it. The lowest rate is 1 byte/s, because a scenario
+    does not accept a rate of 0."""
     return f"{rate / MIB:.1f}MiB/s" if rate >= MIB else f"{max(1.0, rate):.0f}B/s"
 
 

@@ -13,7 +13,8 @@ from monarch_py.ipc.connection import DaemonConnection
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 
-# The most catalog entries in one request. The daemon accepts requests of at most 1 MiB.
+# The largest number of catalog entries in one request. The daemon accepts requests of at most
+# 1 MiB.
 PORTION = 65536
 STAGING = "staging area"
 SOURCE = "source"

@@ -32,9 +32,9 @@ static inline uint64_t monarch_word_of(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].word, __ATOMIC_ACQUIRE);
 }
 
-/* Returns whether the entry has another version than w->version, so that it no longer describes the
- * caller's file. If the result is 0, a word of the entry that was read before this call belongs to
- * a copy of the caller's file. */
+/* Returns whether the entry has another version than w->version, and so no longer describes the
+ * caller's file. If the result is 0, any word that was read from the entry before this call belongs
+ * to a copy of the caller's file. */
 static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     const struct monarch_catalog *c = monarch_catalog_of(w->session);
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
@@ -46,8 +46,8 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if
- * the caller must read the source instead. If the result is 1, the unit may be filled now, and the
- * caller checks again. */
+ * the caller must read the source instead. If the result is 1, the unit has possibly been filled,
+ * and the caller must check again. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
 /* Waits until the copy is complete and published, for callers that cannot use parts of it. Does not
@@ -55,7 +55,7 @@ int monarch_demand_and_wait(struct monarch_wanted *w);
  * most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
-/* Returns whether a thread already works on the fill that `word` names. If so, the fill is no
+/* Returns whether a thread has already begun the fill that `word` names. If so, the fill is no
  * longer queued. */
 int monarch_is_under_way(struct session *s, uint64_t word);
 

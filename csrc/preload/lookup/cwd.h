@@ -16,9 +16,9 @@
  * monarch_cwd_is are one of these values. The other bits count changes of directory. */
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
-/* Returns whether a path is relative to a working directory far from every source, and has no `..`.
- * Such a path leads to no source, unless a component of the path is a link. Nearly all relative
- * paths of programs are of this kind. */
+/* Returns whether a path has no `..` and is relative to a working directory that is far from every
+ * source. Such a path leads to no source, unless a component of the path is a link. Nearly all
+ * relative paths of programs are of this kind. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

@@ -16,9 +16,8 @@
  * its target again. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into a source. So one in LOOK_AGAIN
- * opens in such a directory is followed by an fstat, which shows whether the opened file is in a
- * source now. */
+/* A directory that leads to no source may later get a link into a source. So for one in LOOK_AGAIN
+ * files that are opened in such a directory, an fstat shows whether the file is in a source now. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */

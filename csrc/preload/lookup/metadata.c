@@ -51,9 +51,10 @@ static int is_time(const struct statx_timestamp *t, int64_t ns) {
 
 /* Returns whether the directory is unchanged since the daemon listed it. This function asks the
  * source's server (AT_STATX_FORCE_SYNC), because a plain stat may return attributes that the kernel
- * cached a minute ago. A program's own listing would also ask: NFS asks its server whenever a
- * directory is opened, and FUSE asks whenever a directory is listed. This is a separate function,
- * so that only the few calls that need it have the attributes on their stacks. */
+ * cached a minute ago. Without the library, the program's own listing would ask the server too: NFS
+ * asks it whenever a directory is opened, and FUSE whenever a directory is listed. This is a
+ * separate function, so that only the few calls that need it have the attributes on their
+ * stacks. */
 __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k, int dir,
                                                   const char *path) {
     struct statx now;

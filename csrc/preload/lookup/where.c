@@ -62,7 +62,7 @@ __attribute__((noinline)) static int64_t locate_odd(struct session *s, const str
 __attribute__((noinline)) static int aim_by_hint(struct session *s, const char *path, size_t n,
                                                  struct monarch_hint hint, struct monarch_aim *a) {
     /* With MONARCH_LEAD_FILES, the file must be checked at the source. This check is worth its time
-     * only for an open, because an open may get a copy. */
+     * only for an open, because only an open can be served from a copy. */
     if ((hint.lead == MONARCH_LEAD_FILES && !a->is_open) || !(a->catalog = monarch_catalog_of(s)))
         return 0;
     a->lead = hint.lead;
@@ -171,8 +171,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* a.catalog is the catalog that contains entry `id`. It is read only now, because
-     * monarch_locate_aimed may have set it to a newer catalog. */
+    /* a.catalog is the catalog that contains entry `id`. It must not be read earlier, because
+     * monarch_locate_aimed may replace it by a newer catalog. */
     *c = a.catalog;
     return id;
 }

@@ -1,5 +1,5 @@
-/* Looks up paths as the process passes them: relative, by a directory descriptor, or through
- * links. */
+/* Looks up paths in every form in which the process may pass them: absolute, relative to the
+ * working directory or to a directory descriptor, or leading through links. */
 #pragma once
 
 #include "preload/lookup/cwd.h"

@@ -13,8 +13,8 @@
 #include "preload/process/attributes.h"
 
 /* If a thread has waited for the lock for this long [ns], the process gives up the lock and never
- * takes it again. Only one event makes a wait so long: a child of vfork was killed while it held
- * the lock. */
+ * takes it again. Only one event can make a thread wait that long: a child of vfork was killed
+ * while it held the lock. */
 #define LOCK_NS 1000000000ULL
 #define NAP_NS 50000L
 

@@ -148,9 +148,10 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without taking the table's lock. If the process has given
-         * up the lock, this thread cannot take it, but another thread may still be waiting for this
-         * slot. In the model (tests/csrc/test_mapping_model.py), this is the step [release]. */
+        /* This thread releases the slot without taking the table's lock. The process may have given
+         * up the lock, and then no thread can take it. Another thread may nevertheless be waiting
+         * for this slot. In the model (tests/csrc/test_mapping_model.py), this is the step
+         * [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();

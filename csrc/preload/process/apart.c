@@ -18,13 +18,13 @@ struct apart {
     uint64_t data[MONARCH_APART_BYTES / 8];
 };
 
-/* The thread's first function. Gives the thread a table of descriptors of its own, and then runs
- * the work. From Linux 5.9 on, close_range gives the thread an empty table. To make this table,
- * kernels from 5.9 to 6.12 copy at most the lowest 64 descriptors, and then close the copies.
- * Kernels before 5.9 have only unshare, which copies the whole table. In that case, the thread
- * closes its copy of descriptor 0, usually the standard input, so that one number is free. In both
- * cases, the process's own table does not change, and the process loses no POSIX lock, because a
- * lock belongs to the table through which it was taken. */
+/* The thread's first function. Gives the thread its own table of descriptors, and then runs the
+ * work. From Linux 5.9 on, close_range gives the thread an empty table. To make this table, kernels
+ * from 5.9 to 6.12 copy at most the lowest 64 descriptors, and then close the copies. Kernels
+ * before 5.9 have only unshare, which copies the whole table. In that case, the thread closes its
+ * copy of descriptor 0, usually the standard input, so that one number is free. In both cases, the
+ * process's own table does not change, and the process loses no POSIX lock, because a lock belongs
+ * to the table through which it was taken. */
 static int run(void *at) {
     struct apart *a = at;
     if (sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||

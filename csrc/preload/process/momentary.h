@@ -1,5 +1,5 @@
-/* Guards descriptors that the library opens for a single call, so that a forked child does not
- * inherit one.
+/* Guards descriptors that the library opens for a single call, so that no forked child inherits
+ * them.
  *
  * A thread that is about to open such a momentary descriptor waits while another thread forks. A
  * fork waits until all momentary descriptors are closed. Both waits are short. */

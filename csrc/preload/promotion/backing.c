@@ -296,8 +296,8 @@ static int find_or_open(int fd) {
     int known = monarch_has_backing() ? backing_of(fd) : -1;
     if (known >= 0 && monarch_is_still(known, s, e))
         return known;
-    /* If `known` is not -1, it is the backing descriptor of an earlier descriptor with the number
-     * `fd`, whose close the library did not see. */
+    /* If `known` is not -1, it backed an earlier descriptor that also had the number `fd`. The
+     * library did not see the close of that descriptor. */
     if (known >= 0)
         monarch_backing_close_slow(fd);
     if (!monarch_source_path(s, c, e, path))

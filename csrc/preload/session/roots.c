@@ -86,7 +86,7 @@ int monarch_has_foreign_tier(const struct monarch_control *k) {
 /* --- roots ---------------------------------------------------------------------------------- */
 
 /* session.roots has one word for the sources' paths, and one for their aliases. The lower half of a
- * word has two bits per source: 0 unknown, 1 the path leads to the scanned directory, 2 the path
+ * word has two bits per source. 0: unknown; 1: the path leads to the scanned directory; 2: the path
  * leads to another directory. The upper half counts the process's changes of its root directory. */
 static_assert(MONARCH_MAX_SOURCES <= 16, "the bits of all sources must fit into the lower half");
 

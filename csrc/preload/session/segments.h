@@ -24,7 +24,7 @@ int monarch_map_segment(const char *name, struct monarch_segment *out);
 int monarch_open_segment(const char *name, int flags, uint64_t *size);
 
 /* Returns whether this segment `control` belongs to a serving daemon of this library's version, and
- * its counts and lengths are within bounds. */
+ * whether its counts and lengths are within bounds. */
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size);
 
 /* Returns whether the name `control` still leads to the segment that the session has mapped. After
@@ -38,8 +38,8 @@ enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES 
 /* Maps the segment of this kind. Returns its address, or NULL on failure. *reused is set to 1 if an
  * earlier session used the address: other threads may then still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Releases a range. If `reused` is 0, no other thread may be using the range, and it is unmapped.
- * If `reused` is 1, other threads may still use its address. The range is then filled with zeros
+/* Releases a range. If `reused` is 0, unmaps the range, which no other thread may use any more. If
+ * `reused` is 1, other threads may still use the address. The range is then filled with zeros
  * instead of being unmapped, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);
 

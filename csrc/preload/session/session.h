@@ -115,7 +115,7 @@ static inline int monarch_entry_is_changed(const struct session *s, const struct
 }
 
 /* Returns whether reading the entry's file at the source takes less time than waiting for the
- * file's copy: the file is small, and its source is fast. */
+ * file's copy. This is the case if the file is small and its source is fast. */
 static inline int monarch_is_fast(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT &&
            __atomic_load_n(&s->control->fast_sources, __ATOMIC_RELAXED) >> e->source & 1;
@@ -155,8 +155,8 @@ void monarch_ring(struct session *s);
 /* Returns whether monarch_hint_scan would probably have room for another path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
- * for it, nothing is sent. is_part: 1 if the program has read too little of the file for the file
- * to be filled. */
+ * for it, nothing is sent. is_part: 1 if the program has read only a small part of the file, so
+ * that the daemon does not fill the file. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 

@@ -1,9 +1,9 @@
 /* Reports changed files to the daemon from a process that lacks the address space to map the
  * segments.
  *
- * The process has reached RLIMIT_AS or vm.max_map_count. It appends its changes to the session's
- * file `changes`. The daemon reads this file, and adds the files to the Bloom filter of changed
- * files. */
+ * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
+ * the session's file `changes`. The daemon reads these records, and adds the changed files to the
+ * changed filter, a Bloom filter. */
 #pragma once
 
 #include <sys/stat.h>
