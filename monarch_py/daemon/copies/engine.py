@@ -65,10 +65,11 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, this is
-# judged by programs' opens if there were at least SOME_OPENS: the sources count as fast if the mean
-# time per open is less than AT_HAND_S [s]. (An open for which the file system asks a server takes
-# longer.) Later, and if there were fewer opens, this is judged by the fills.
+# Sources are fast if programs hardly wait for them. While fewer than JUDGED_FILLS fills have ended,
+# this is judged by programs' opens, provided that there were at least SOME_OPENS of them. The
+# sources then count as fast if the mean time per open is less than AT_HAND_S [s]. (An open takes
+# longer if the file system asks a server.) In all other cases, the fills show whether the sources
+# are fast.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -82,7 +83,7 @@ class Engine:
     width : how many threads do background reads of the sources (reads that no reader waits for)
     reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
         Only every second thread executes such orders, so that a tier that hangs cannot block all
-        threads. So an engine with a single thread accepts no PAGE_IN order
+        threads. An engine with a single thread therefore accepts none of them
     packs : the packs from which the threads read small files
     """
 

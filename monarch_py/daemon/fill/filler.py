@@ -177,9 +177,9 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Orders for files in use either read the source or ask a peer. But an order that asks a
-            # peer reads the source in the end if the peer is lost or the source is faster. So the
-            # number of both kinds of orders together is limited too.
+            # Orders for files in use either read the source or ask a peer. But if the peer is lost,
+            # or if the source is faster, an order that asks a peer finally reads the source. So the
+            # total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)

@@ -31,8 +31,9 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child gives them new locks: a lock that another thread of
-# the parent had locked during the fork would stay locked in the child forever.
+# The datasets of this process. A forked child replaces the locks of these datasets: a lock that
+# another thread of the parent held at the moment of the fork would stay locked in the child
+# forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
