@@ -123,8 +123,8 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more for the same time. It may if the engine will not
-    run out of orders during this rest.
+    """Returns whether the loop may rest once more for the same time. It may not if fills ahead
+    would run out of files, or if the engine would run out of orders, during this rest.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
     orders : number of orders when the rest began;  filled : how many files were filled during it

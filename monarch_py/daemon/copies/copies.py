@@ -20,8 +20,8 @@ log = logging.getLogger("monarch.copies")
 
 # If a file changes twice within this time [s], its timestamps may be the same after both changes.
 TIME_STEP_S = 2.0
-# Removals are passed to the engine in batches of at most DROPS. The next batch is passed on once
-# fewer than DROPS removals are unfinished.
+# Removals are passed to the engine in batches of at most DROPS. The next batch follows once fewer
+# than DROPS removals are unfinished.
 DROPS = 1024
 
 
@@ -118,7 +118,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of an earlier session that match their sources and need no check.
+        """Publishes copies of earlier sessions that match the files at the source and need no
+        check.
 
         ids : (n,) the entries of the copied files;  rows : (n,) the copies' rows of the manifest
         """

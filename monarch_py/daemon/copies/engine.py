@@ -258,10 +258,10 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python.
-        There are three cases. A reader waits for a file whose fill only Python may order; or an
-        order that may have made room for such a file has ended; or a fill has ended, but the engine
-        could not publish its copy. Returns whether the engine has left work since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python,
+        which happens in three cases: a reader waits for a file whose fill only Python may order; an
+        order has ended that may have made room for such a file; or a fill has ended whose copy the
+        engine could not publish. Returns whether the engine has left work since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -296,8 +296,8 @@ class Engine:
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[Array]:
-        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next one is
-        requested; its block sums are valid until `settle`."""
+        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next batch is
+        requested. The block sums of its results are valid until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -336,8 +336,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self) -> int:
-        """Returns how many concurrent reads the free memory allows. The buffers of more reads might
-        take so much memory that the kernel kills the job."""
+        """Returns how many concurrent reads the free memory allows. With more reads, their buffers
+        might take so much memory that the kernel kills the job."""
         affordable = int(self._memory_room.free_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
         return max(self._reads.least, affordable)
 
@@ -397,8 +397,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: their entries, (n,) of dtype ENTRY, and the C array that holds their paths. The
-        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c). The fills of
-        the files should be ordered within that time."""
+        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills
+        of the files should be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

@@ -143,8 +143,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon has set `follow_opens` already. If so, this object
-        # never clears `follow_opens`.
+        # Whether another part of the daemon has already set `follow_opens`. If so, `follow_opens`
+        # is never cleared here.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -300,9 +300,9 @@ class DirectoryPrefetch:
 
     def give_way(self, ids: Ids) -> Ids:
         """Makes room for files that programs use and for which no tier has room, but only for those
-        of them that found no room in an earlier use either. Returns the files for which it has made
-        room. To do so, drops copies that no program has used, beginning with the last entries of
-        the catalog. Once copies were dropped, nothing more is prefetched, because the tiers have no
+        that found no room in an earlier use either. Returns the files for which room was made. To
+        make room, drops copies that no program has used, beginning with the last entries of the
+        catalog. Once copies were dropped, nothing more is prefetched, because the tiers have no
         room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
@@ -343,8 +343,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Forgets all directories and which files were read, so that only files that are read from
-        now on start a prefetch. Call it when all copies were dropped."""
+        """Forgets all directories, and which files were read. From now on, only new reads of files
+        start a prefetch. Call it when all copies were dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

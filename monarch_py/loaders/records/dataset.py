@@ -58,9 +58,9 @@ class RecordDataset:
     file's order.
 
     A DataLoader requests a batch from `__getitems__`, which keeps up to `in_flight` reads under way
-    at once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one
-    after the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
-    (compressed) chunk is decoded once per batch.
+    at once. So a batch of 64 takes about as long as 64 / `in_flight` successive requests. HDF5
+    files are read in this way too, by offset and without h5py. A filtered (compressed) chunk is
+    decoded once per batch.
 
     Reads of neighbouring samples are joined, which helps if the training reads groups or runs of
     samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632
