@@ -32,8 +32,8 @@ DIRECTORIES = 32
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
 # pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
-# time. While a step waits for the daemon, it uses no processor time, so a slow answer does not
-# lengthen the pause: all copies may then be complete, and the command should end soon.
+# time. The wait for a slow answer of the daemon uses no processor time, so it does not lengthen the
+# pause. If all copies are complete after the wait, the command thus ends soon.
 LOOK_S = 0.1
 
 
@@ -143,9 +143,9 @@ class Warm:
     # --- ordering -------------------------------------------------------------------------------
 
     def run(self, show: Callable[[Progress], None], *, wait: bool) -> None:
-        """Orders copies of the chosen files. With `wait`, returns when all copies that can be made
-        exist. Otherwise returns when all files are known and their copies are ordered. After an
-        exception, such as SystemExit on a signal, cancels the fills that have not begun.
+        """Orders copies of the chosen files. With `wait`, returns once all possible copies exist.
+        Otherwise returns once all files are known and their copies are ordered. After an exception,
+        such as SystemExit on a signal, cancels the fills that have not begun.
 
         show : called with the progress several times a second
         """
@@ -246,8 +246,8 @@ class Warm:
     # --- counting -------------------------------------------------------------------------------
 
     def _count(self, *, complete: bool) -> Ids:
-        """Updates `progress`. Returns the files, (n,), that need a copy and for which no copy is
-        ordered now."""
+        """Updates `progress`. Returns the files, (n,), that need a copy, but for which no copy is
+        ordered at present."""
         ids, catalog = self.chosen.ids, self._view.catalog
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)

@@ -50,8 +50,8 @@ class Layers:
     """All layers of a configuration, the lowest first, and their merged values.
 
     given : the merged values, by the names of the fields in Config
-    top : the root of a merged document, for error messages. The merged document has no text. For
-        each key and each item of `given`, it stores the position at which the value is written
+    top : the root of a merged document, for error messages. The merged document has no text, but
+        stores, for each key and each item of `given`, the position at which the value is written
     file : the file that says where the tiers are. The daemon's session belongs to this file
     """
 

@@ -50,7 +50,7 @@ def _least(
     at : the position of the mapping to which the key belongs
     value : the key's value; None if the user sets no limit
     most : the site's limit; None if the site has no limit for this key
-    tell : a function that returns a value as text, for the error message
+    tell : a function that returns the text of a value, for the error message
     """
     if most is None or (value is not None and value <= most):
         return value

@@ -53,7 +53,7 @@ def load_config(
     sources : the datasets that the command line names
 
     Raises ConfigError if a file cannot be read or the configuration cannot work on this machine.
-    The error is one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
+    The error's message is one sentence of the form ``FILE:LINE: key: what is wrong; the hint``.
     """
     layers = read_layers(Path(path), sources)
     top = layers.top

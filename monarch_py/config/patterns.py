@@ -94,8 +94,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
 
 def _block(block: list[tuple[str, str]], numbers: Iterator[int], *, is_last: bool) -> str:
     (star, fixed), *inner = block
-    # The last star may cover more of the path than necessary, because the text after the last star
-    # must match at the end of the path.
+    # Unlike the other stars, the last star does not stop at the first match of the text after it,
+    # because this text must match at the end of the path.
     tail = "".join(inner.pop()) if is_last and inner else ""
     text = "".join(_earliest(f"{each}?{after}", numbers) for each, after in inner) + tail
     if is_last or not star:

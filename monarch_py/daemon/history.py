@@ -27,8 +27,8 @@ COUNTED = (
 MOST_POINTS = 600
 # The interval between points when the daemon starts [s].
 FIRST_INTERVAL_S = 0.1
-# A thread counts as a reader between two successive opens if the second open follows the first
-# within this time [s].
+# If a thread opens a file within this time [s] after its previous open, it counts as a reader for
+# all the time between the two opens.
 LONGEST_READ_S = 30.0
 
 Point = tuple[Any, ...]

@@ -90,7 +90,7 @@ class _Watch(ABC):
         return False
 
     def _has_run(self) -> bool:
-        """Whether a `monarch run` still exists, or a command that a `monarch run` has started."""
+        """Whether a `monarch run`, or a command that a `monarch run` has started, still exists."""
         if not self._shares.try_turn():
             return True  # a run that is just beginning or ending holds the lock `turn`
         is_unused = self._shares.is_unused()

@@ -207,9 +207,9 @@ class Shared:
         return *own, self.catalog.segment
 
     def lost(self) -> Path | None:
-        """Returns the path of a segment that has been unlinked, or None if no segment has. While a
-        segment's name is missing, no further client can attach, and attached clients do not notice
-        a new daemon."""
+        """Returns the path of a segment that has been unlinked; None if all segments still have
+        their names. While a segment's name is missing, no further client can attach, and attached
+        clients do not notice a new daemon."""
         return next((s.path for s in self._segments() if not s.is_linked()), None)
 
     def take_changes(self) -> None:

@@ -48,8 +48,8 @@ log = logging.getLogger("monarch.daemon")
 TURN_MS = 250
 # How long the loop sleeps [ms] after QUIET_TURNS iterations in which no client rang the doorbell.
 # The sleep is long, because an iteration after a sleep is expensive: the processor caches are cold.
-# On a node that only sent files to other nodes, four iterations a second took a fifth as much
-# processor time as the sending.
+# On a node that only sent files to other nodes, four iterations a second used a fifth as much
+# processor time as sending the files.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
@@ -123,12 +123,12 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more, for the same time. The engine must not run out
-    of orders meanwhile.
+    """Returns whether the loop may rest once more for the same time. It may not if fills ahead
+    would run out of files, or if the engine would run out of orders, during this rest.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
     orders : number of orders when the rest began;  filled : how many files were filled during it
-    is_more : whether further files are to be filled ahead that the engine could not take
+    is_more : whether there are more files to be filled ahead, which the engine could not take yet
     """
     return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
 

@@ -56,8 +56,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class StartupInfo:
-    """The data that each daemon receives at its start when one process starts the daemons of
-    several nodes.
+    """The data that a process passes to each daemon when it starts the daemons of several nodes.
 
     listener, record and lifeline are descriptors that the daemon inherits.
 

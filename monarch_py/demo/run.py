@@ -28,7 +28,8 @@ from monarch_py.util.units import GIB, MIB, format_size
 EPOCHS = 3
 SEED = 0
 
-# The rate and the latencies that a busy parallel file system offers to one of many jobs.
+# The rate and the latencies of the slow source. They are those that one of many jobs gets from a
+# busy parallel file system.
 SOURCE_RATE = 60e6  # [bytes/s]
 SOURCE_LATENCY_S = {"open": 0.002, "getattr": 0.001, "read": 0.0003}
 

@@ -37,7 +37,7 @@ def troubles(report: dict[str, Any]) -> list[str]:
 
 
 def shortages(report: dict[str, Any]) -> list[str]:
-    """Returns a sentence on each tier whose file system has less room than the tier's quota."""
+    """Returns one sentence for each tier whose file system has less room than the tier's quota."""
     return [text for tier in report["tiers"] if (text := tier.get("shortage"))]
 
 

@@ -278,7 +278,7 @@ def _own_path(config_file: Path) -> Path:
 
 
 def _remove_session(path: Path, config_file: Path) -> None:
-    """Removes the session of a configuration that no longer has tiers of its own. Raises
+    """Removes the session directory of a configuration that no longer has tiers of its own. Raises
     SessionError if a daemon serves the session, or if a daemon was killed and has left copies in
     the session's tiers.
     """

@@ -1,4 +1,4 @@
-"""Records the runs (`monarch run`) that share a daemon, and whether the last run ends the
+"""Records which runs (`monarch run`) share a daemon, and whether the last of them must end the
 daemon."""
 
 import fcntl

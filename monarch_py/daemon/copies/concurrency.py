@@ -101,8 +101,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Returns the least mean time of an open [s]. Until the first mean is complete, the result
-        is the mean over the opens so far, or infinity without any open."""
+        """Returns the least mean time of an open [s]. While there is no complete mean of the last
+        MEMORY_S, the result is the mean in progress, or infinity if it covers no open yet."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:
@@ -112,8 +112,8 @@ class Delay:
 
     def _remember(self, now_s: float, opens: int, took_s: float) -> None:
         """Adds opens to the mean in progress, and completes this mean once it covers LEAST_S. Means
-        over shorter times would vary more by chance, so the least mean would be below the usual
-        time of an open."""
+        over shorter times would vary more by chance, and the least of them would be lower than the
+        time that an open usually takes."""
         since_s, n, so_far_s = self._spell
         if n == 0:
             since_s = now_s

@@ -20,8 +20,8 @@ log = logging.getLogger("monarch.copies")
 
 # If a file changes twice within this time [s], its timestamps may be the same after both changes.
 TIME_STEP_S = 2.0
-# Removals are passed to the engine in batches of at most DROPS. The next batch is passed on once
-# fewer than DROPS removals are unfinished.
+# Removals are passed to the engine in batches of at most DROPS. The next batch follows once fewer
+# than DROPS removals are unfinished.
 DROPS = 1024
 
 
@@ -36,8 +36,8 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # Copies that are recorded only after a second read of the source, by entry: (time of that
-        # read, tier, row of the manifest).
+        # By entry, the copies that are recorded only after a second read of the source, each as
+        # (time of that read, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
@@ -61,7 +61,8 @@ class Copies:
 
     @property
     def dropping(self) -> int:
-        """The number of dropped copies whose files are not removed yet and still occupy room."""
+        """The number of dropped copies whose files are not removed yet, and so still occupy
+        room."""
         return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
 
     def tier(self, number: int) -> Tier:
@@ -117,7 +118,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of an earlier session that match their sources and need no check.
+        """Publishes copies of earlier sessions that match the files at the source and need no
+        check.
 
         ids : (n,) the entries of the copied files;  rows : (n,) the copies' rows of the manifest
         """
@@ -131,8 +133,7 @@ class Copies:
 
     def _show(self, ids: Ids, words: Any, inodes: Any, sums: Any, made: Any) -> bool:
         """Publishes copies. Returns False if shared memory has no room for a larger index of
-        copies. A failure is logged only if it is the first one, or the first one after a
-        success."""
+        copies. A failure is logged only if the previous call did not fail."""
         try:
             self.shared.catalog.publish(ids, words, inodes, sums, made)
         except OSError as error:
@@ -222,8 +223,8 @@ class Copies:
     # --- lost tiers -------------------------------------------------------------------
 
     def lose_tier(self, number: int) -> None:
-        """Drops the copies of a lost tier: clients stop opening these copies, and the copied files
-        may be filled into other tiers."""
+        """Drops the copies of a lost tier: clients stop opening these copies, and new copies of the
+        files may be made in other tiers."""
         lib.monarch_lose_tier(self.shared.catalog.writer, number)
         words = self.shared.catalog.words
         here = (word.state(words) == State.PRESENT) & (word.tier(words) == number)

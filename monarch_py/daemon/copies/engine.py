@@ -65,10 +65,11 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, this is
-# judged by programs' opens if there were at least SOME_OPENS: the sources count as fast if the mean
-# time per open is less than AT_HAND_S [s]. (An open for which the file system asks a server takes
-# longer.) Later, and if there were fewer opens, this is judged by the fills.
+# Sources are fast if programs hardly wait for them. While fewer than JUDGED_FILLS fills have ended,
+# this is judged by programs' opens, provided that there were at least SOME_OPENS of them. The
+# sources then count as fast if the mean time per open is less than AT_HAND_S [s]. (An open takes
+# longer if the file system asks a server.) In all other cases, the fills show whether the sources
+# are fast.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -82,7 +83,7 @@ class Engine:
     width : how many threads do background reads of the sources (reads that no reader waits for)
     reads_ahead : whether the engine accepts PAGE_IN orders, which read a copy into the page cache.
         Only every second thread executes such orders, so that a tier that hangs cannot block all
-        threads. So an engine with a single thread accepts no PAGE_IN order
+        threads. An engine with a single thread therefore accepts none of them
     packs : the packs from which the threads read small files
     """
 
@@ -257,10 +258,10 @@ class Engine:
             raise MemoryError("no memory for the table of the nodes that hold each file")
 
     def rest(self, limit_s: float) -> bool:
-        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python.
-        There are three cases. A reader waits for a file whose fill only Python may order; or an
-        order that may have made room for such a file has ended; or a fill has ended, but the engine
-        could not publish its copy. Returns whether the engine has left work since the last call."""
+        """Sleeps for at most limit_s [s]. The sleep ends early if the engine leaves work to Python,
+        which happens in three cases: a reader waits for a file whose fill only Python may order; an
+        order has ended that may have made room for such a file; or a fill has ended whose copy the
+        engine could not publish. Returns whether the engine has left work since the last call."""
         return bool(lib.monarch_engine_rest(self.c, int(limit_s * 1e6)))
 
     def withdraw(self, ids: Uints) -> int:
@@ -295,8 +296,8 @@ class Engine:
         lib.monarch_engine_drop(self.c, len(ids), entries, places, *others)
 
     def results(self) -> Iterator[Array]:
-        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next one is
-        requested; its block sums are valid until `settle`."""
+        """Yields batches of results, (n,) of dtype RESULT. A batch is valid until the next batch is
+        requested. The block sums of its results are valid until `settle`."""
         count = RESULTS
         while count == RESULTS:
             where = pointer(self._buffer)
@@ -335,8 +336,8 @@ class Engine:
         return self._fetches.least if reads else width
 
     def _affordable_width(self) -> int:
-        """Returns how many concurrent reads the free memory allows. The buffers of more reads might
-        take so much memory that the kernel kills the job."""
+        """Returns how many concurrent reads the free memory allows. With more reads, their buffers
+        might take so much memory that the kernel kills the job."""
         affordable = int(self._memory_room.free_bytes() * BUFFERS_SHARE) // BUFFER_BYTES
         return max(self._reads.least, affordable)
 
@@ -396,8 +397,8 @@ class Engine:
     def unmet(self, source: int) -> tuple[Array, Any]:
         """Returns the files of a source that programs have handed over and that the catalog does
         not know: their entries, (n,) of dtype ENTRY, and the C array that holds their paths. The
-        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c). The fills of
-        the files should be ordered within that time."""
+        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills
+        of the files should be ordered within that time."""
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

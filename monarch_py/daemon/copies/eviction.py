@@ -37,8 +37,8 @@ MOST_FILES, TIMES = 2048, 4
 # by files outside the plan or by other users of the file system. Once a tier has lacked room for
 # longer than SHORT_S [s], the files that do not fit are no longer assigned to it.
 SHORT_S = 10.0
-# The computed distances to next uses are out of date, and no longer used, this long [s] after their
-# computation was requested.
+# Once this much time [s] has passed since the distances to the next uses were requested, the
+# computed distances are out of date, and are no longer used.
 OLD_S = 5.0
 
 Uses = Ints

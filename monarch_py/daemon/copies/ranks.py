@@ -81,9 +81,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and how
-        # much of it were files that should have had a copy but had none. Row 0 counts processes
-        # without a rank.
+        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and the
+        # total size of those among them that should have had a copy but had none. Row 0 counts
+        # processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)

@@ -56,9 +56,9 @@ class ReadAhead:
 
     def order(self, ids: Ids) -> None:
         """Orders that the copies of these files be paged in. Skips files that `wants` does not
-        select. `ids` must be sorted by the files' next use: the first files are ordered, and the
-        rest are skipped once MOST_FILES or MOST_BYTES is reached. These orders run after the orders
-        that programs wait for."""
+        select. Once MOST_FILES or MOST_BYTES is reached, all remaining files are skipped, so `ids`
+        must be sorted by the files' next use. These orders run after the orders that programs wait
+        for."""
         ids = ids[self.wants(ids) & ~np.isin(ids, np.fromiter(self._under_way, dtype=np.uint64))]
         ids = ids[: MOST_FILES - len(self._under_way)]
         if not len(ids):

@@ -149,16 +149,15 @@ class Staging:
     # --- files that find no room ----------------------------------------------------------------
 
     def refuse(self, ids: Ids) -> None:
-        """Leaves files that readers wait for to the source. Call it if no copy can be dropped now
-        to make room for the files. `let_in` makes them ABSENT later, so that the next open of a
-        file requests its fill again."""
+        """Makes the source serve these files, for which readers wait. Call it if no copy can be
+        dropped now to make room for the files. `let_in` makes the files ABSENT later, so that the
+        next open of a file requests its fill again."""
         self.copies.shared.catalog.set_state(ids, State.BYPASS, Reason.NO_ROOM)
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Changes the state of the files that `refuse` has left to the source to ABSENT, so that
-        they can be requested again. Call it when copies have arrived, or when dropped copies were
-        removed."""
+        """Sets the state of the files that `refuse` was called for to ABSENT, so that they can be
+        requested again. Call it when copies have arrived, or when dropped copies were removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

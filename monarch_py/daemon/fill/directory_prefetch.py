@@ -23,9 +23,9 @@ from monarch_py.native import State, ffi, lib
 from monarch_py.policies.placement import NOWHERE
 
 # At least this many files of a directory must be read to their end before the directory's other
-# files are filled. The same number applies to subdirectories. It is enough if this many direct
-# subdirectories of a directory contain, at any depth, a file that was read to its end. Then the
-# directory and all directories below it are filled.
+# files are filled. The same number applies to subdirectories: if at least this many direct
+# subdirectories of a directory each contain, at any depth, a file that was read to its end, then
+# the directory and all directories below it are filled.
 NAMES = 4
 # Between two iterations, programs may read many files to their end. At most this many of these
 # files are examined: a few are enough to recognise the directory that programs read.
@@ -143,8 +143,8 @@ class DirectoryPrefetch:
         # `waiting` : how many files are being filled, or are queued.
         self.ordered = self.waiting = 0
         self._ordered_bytes = 0.0
-        # Whether another part of the daemon has set `follow_opens` already. If so, this object
-        # never clears `follow_opens`.
+        # Whether another part of the daemon has already set `follow_opens`. If so, `follow_opens`
+        # is never cleared here.
         self._is_followed = bool(self.shared.control.follow_opens)
         self.shared.control.follow_reads = is_on
         if is_on and filler.nodes is None:
@@ -299,11 +299,11 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for those of the files `ids` that found no room in an earlier use either, and
-        returns these files. All of `ids` must be files that programs use and for which no tier has
-        room. To make room, drops copies that no program has used, beginning with the last entries
-        of the catalog. Once copies were dropped, nothing more is prefetched, because the tiers have
-        no room for it.
+        """Makes room for files that programs use and for which no tier has room, but only for those
+        that found no room in an earlier use either. Returns the files for which room was made. To
+        make room, drops copies that no program has used, beginning with the last entries of the
+        catalog. Once copies were dropped, nothing more is prefetched, because the tiers have no
+        room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
         use the other prefetched copies. A second use shows that the program reads only a part of
@@ -343,8 +343,8 @@ class DirectoryPrefetch:
         self._next = [NO_IDS, NO_IDS]
 
     def clear(self) -> None:
-        """Forgets all directories and which files were read, so that only files that are read from
-        now on start a prefetch. Call it when all copies were dropped."""
+        """Forgets all directories, and which files were read. From now on, only new reads of files
+        start a prefetch. Call it when all copies were dropped."""
         self.unused.clear()
         self._directories, self._next = Directories(), [NO_IDS, NO_IDS]
         self._has_given_way = False

@@ -109,7 +109,7 @@ class FailedFills:
         self._requests.again(ahead, in_use=False)
 
     def note_filled(self) -> None:
-        """Notes a successful fill, so that the next lack of descriptors is logged again."""
+        """Notes that a fill has succeeded, so that a later lack of descriptors is logged again."""
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:

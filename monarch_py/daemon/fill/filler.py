@@ -177,9 +177,9 @@ class Filler:
         self.requests.part_ways(self._is_fetched)
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
-            # Orders for files in use either read the source or ask a peer. But an order that asks a
-            # peer reads the source in the end if the peer is lost or the source is faster. So the
-            # number of both kinds of orders together is limited too.
+            # Orders for files in use either read the source or ask a peer. But if the peer is lost,
+            # or if the source is faster, an order that asks a peer finally reads the source. So the
+            # total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
@@ -352,10 +352,10 @@ class Filler:
 
     def _nowhere(self, ids: Ids, *, in_use: bool) -> Ids:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
-        copies may be dropped for a file, the file waits for the room of these copies. (Copies of
-        datasets that are not configured are dropped first.) All other files are staged. Without a
-        staging area, they are left to the source at once, because readers may wait for them. Their
-        fills are retried when no fill runs any more."""
+        copies may be dropped to make room for a file, the file waits until these copies are
+        removed. (Copies of datasets that are not configured are dropped first.) All other files are
+        staged. Without a staging area, they are left to the source at once, because readers may
+        wait for them. Their fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -495,8 +495,8 @@ class Filler:
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """Wakes the readers that wait for a file if the file now has a copy, or will not get a
-        copy."""
+        """For each file that now has a copy, or will not get one, wakes the readers that wait for
+        the file."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()

@@ -204,8 +204,7 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Queues those of the files `ids` that are BYPASS because they had no room. All of `ids`
-        must be files in use."""
+        """Takes files in use, and queues those of them that are BYPASS because they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

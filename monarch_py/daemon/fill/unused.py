@@ -87,8 +87,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Returns those of the files `ids` that found no room in an earlier use. All of `ids` must
-        be files that programs open now."""
+        """Takes files that programs open now, and returns those of them that found no room in an
+        earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

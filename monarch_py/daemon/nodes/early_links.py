@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from monarch_py.peers.peer import Peer
 
-# How many links are connected to each peer, and to all peers together. In the first epoch of a
+# The largest number of early links to each peer, and to all peers together. In the first epoch of a
 # dataset of small files, a node with few peers uses about LINKS_A_PEER links to each of them. The
 # links are connected early, because a handshake costs both nodes a millisecond of processor time,
 # which the programs would lack in that epoch.

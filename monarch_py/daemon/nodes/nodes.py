@@ -46,9 +46,9 @@ SCAN_LIMIT_S = 10.0
 
 
 def rooms_of(cluster: Cluster) -> Ints:
-    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded as `UNIT`
-    rounds them. The room is a bit less than the sum of the node's quotas, so that an owner really
-    has room for all files that it owns."""
+    """Returns the room of each node, (nodes,) [bytes], for files whose sizes are rounded by
+    `UNIT.rounded`. The room is a bit less than the sum of the node's quotas, so that an owner
+    really has room for all files that it owns."""
     rooms = [sum(quota - slack_of(quota) for quota in member.quotas) for member in cluster.members]
     return np.array(rooms, dtype=np.int64)
 
@@ -190,8 +190,8 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns, for each file, the nodes that its fill asks for the file, (n, MONARCH_ASKED),
-        see `NodePolicy.route`."""
+        """Returns the nodes that the fill of each file asks for the file, (n, MONARCH_ASKED), see
+        `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:

@@ -20,8 +20,8 @@ LEVELS: int = lib.MONARCH_LEVELS
 # MEMORY_S : measured rates lose weight exponentially with this time constant [s].
 # LOOK_S : the shortest interval between two measurements [s].
 MEMORY_S, LOOK_S = 1.0, 0.1
-# Each place has one rate for each of these levels. A level's rate is out of date once another
-# level's rate was measured more than this time [s] later.
+# Each place has one rate for each of these levels. The rate of a level is out of date once the rate
+# of another level of the same place has been measured more than this time [s] later.
 PAST_S = 3.0
 # If a place has sent nothing for SILENT_NS [ns], its rate counts as SILENT_RATE [bytes/s].
 SILENT_NS, SILENT_RATE = 250_000_000, 1e3
@@ -84,8 +84,8 @@ class Throughput:
 
         If no rate was measured at this number of readers, the total rate at the nearest smaller
         number is divided among the readers. If there is no smaller number with a measured rate, the
-        result is the rate of one reader at the nearest larger number. A reader gets at least this
-        rate if fewer other readers compete with it.
+        result is the rate of one reader at the nearest larger number. This is a lower bound: with
+        fewer competing readers, a reader gets at least this rate.
         """
         level = min(readers.bit_length() - 1, LEVELS - 1)
         rates = self._rate[place]

@@ -116,9 +116,9 @@ class PlanManager:
 
         Each open is assigned to the first plan that it fits. The plans are tried one after the
         other; the plan that most opens have fitted so far comes first. An open that does not fit a
-        plan counts against this plan, with two exceptions. First, the open may be assigned to
-        another plan. Second, the job of another plan may have opened the same entry a short time
-        ago; the present open may then be a repetition.
+        plan counts against this plan, except in two cases: the open is assigned to another plan; or
+        the job of another plan has opened the same entry a short time ago, so that the present open
+        may be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()
@@ -230,8 +230,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are to be retried, each with the tracker that replaces
-        it. Runs in the executor's thread."""
+        """Returns the trackers whose plans are to be retried. Maps each of them to the tracker that
+        replaces it. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)

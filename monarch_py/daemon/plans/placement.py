@@ -184,7 +184,8 @@ class PlacementTask:
         return placed.holders(), mine
 
     def _check_quotas(self, good: list[int]) -> None:
-        """Warns if a plan assigns more to each node than the smallest node has room for."""
+        """Warns if the quota that a plan assumes for each node is larger than the room of the
+        smallest node."""
         assert self.nodes is not None
         room = min(sum(member.quotas) for member in self.nodes.cluster.members)
         loaders = [part.loader for i in good for part in self.trackers[i].timeline.parts]

@@ -190,8 +190,8 @@ class PlanTracker:
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
-        Returns (number, run, position); None if, for every run, the result may be due to chance.
-        Runs in the executor's thread."""
+        Returns (number, run, position), or None if the share in each run may be due to chance. Runs
+        in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

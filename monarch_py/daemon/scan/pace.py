@@ -19,8 +19,8 @@ AHEAD_S, LEAST = 0.4, 8
 # last AHEAD_S, and the number of files of mean size that have RISING_BYTES [bytes] together.
 RISING_BYTES = 8 << 20
 # The scan may examine only as many names as `ScanPace.step` grants. The next names are granted once
-# the scan has found a file or directory among the names granted last, but after this time [s] at
-# the latest.
+# the scan has found a file or directory among the names granted last, or once this time [s] has
+# passed.
 LOOK_S = 0.2
 # In the first AHEAD_S seconds after fills have begun, the rate of fills still rises. During this
 # time, `lasts_s` assumes that files are filled RISE times as fast as measured, so the daemon's loop

@@ -86,8 +86,8 @@ class Metadata:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
         # The times at which the scan read the listings are not recorded, so every listing counts as
-        # read at the scan's start. A directory is therefore young unless its last change is at
-        # least YOUNG_S older than the scan's start.
+        # read at the scan's start. So a directory counts as young unless it was last changed at
+        # least YOUNG_S before the scan's start.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

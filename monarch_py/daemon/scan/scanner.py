@@ -37,8 +37,8 @@ NAMES = 4
 # this many of them are counted for their directories.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions. If n files have such a copy, this is enough as long as at most n + MISSES files have
-# none.
+# sessions. They are enough as long as the number of files without such a copy exceeds the number of
+# files with one by at most MISSES.
 MISSES = 256
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.

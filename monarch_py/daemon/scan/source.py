@@ -34,8 +34,9 @@ class Parts:
         return len(self._left)
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
-        """Adds a directory to those that are to be listed. Returns False if this adds no listing:
-        an earlier call has added the directory, or a directory above it with all subdirectories."""
+        """Adds a directory to those that are to be listed. Returns False, and adds nothing, if an
+        earlier call has requested the same listing, or has added the directory, or one above it,
+        with all subdirectories."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)

@@ -81,8 +81,8 @@ class UnlistedFiles(Generic[Seen]):
         return [path for path, since in self._since.items() if since <= oldest]
 
     def take_answers(self) -> list[tuple[Path, Seen]]:
-        """Returns the files that were found at the source since the last call, each with what was
-        found."""
+        """Returns the files that were found at the source since the last call, each with the value
+        that `look` returned for it."""
         answers = []
         while not self._answers.empty():
             path, seen = self._answers.get()

@@ -2,9 +2,9 @@
 
 The memory is a memfd, which has no name. A small file, the list, contains a line for each process
 that has created or opened the memory. It contains no lines for children that inherit the memory. A
-later process opens the memory through /proc/PID/fd of a process on the list. If all processes are
-killed, only the list is left. The next process that makes a SharedMemory on the node removes that
-list.
+later process opens the memory through /proc/PID/fd of a process on the list. If all these processes
+are killed, only the list is left. It is removed by the next process that makes a SharedMemory on
+the node.
 """
 
 import fcntl

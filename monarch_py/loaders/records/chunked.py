@@ -85,7 +85,8 @@ class Bands:
     file : the number of the file;  rows : where the file's rows lie
     numbers : (wanted,) int64, the number of each wanted row in the file
     places : (wanted,) int64, the index of each wanted row in the `out` of `finish`
-    decoder : the file's decoder; the band that it decoded last is kept and not read again
+    decoder : the file's decoder; it keeps the band that it decoded last, so this band is not read
+        again
     """
 
     def __init__(

@@ -31,8 +31,9 @@ LEAST_GAP, MOST_GAP = mmap.PAGESIZE, PIECE // 2
 # How many bytes of a TFRecord file precede the data of a record, and how many follow the data.
 FRAME_BEFORE, FRAME_AFTER = 12, 4
 
-# The datasets of this process. A forked child gives them new locks: a lock that another thread of
-# the parent had locked during the fork would stay locked in the child forever.
+# The datasets of this process. A forked child replaces the locks of these datasets: a lock that
+# another thread of the parent held at the moment of the fork would stay locked in the child
+# forever.
 _OPEN: "weakref.WeakSet[RecordDataset]" = weakref.WeakSet()
 
 
@@ -57,9 +58,9 @@ class RecordDataset:
     file's order.
 
     A DataLoader requests a batch from `__getitems__`, which keeps up to `in_flight` reads under way
-    at once. So a batch of 64 takes about as long as 64 / `in_flight` requests that are made one
-    after the other. HDF5 files are read in this way too, by offset and without h5py. A filtered
-    (compressed) chunk is decoded once per batch.
+    at once. So a batch of 64 takes about as long as 64 / `in_flight` successive requests. HDF5
+    files are read in this way too, by offset and without h5py. A filtered (compressed) chunk is
+    decoded once per batch.
 
     Reads of neighbouring samples are joined, which helps if the training reads groups or runs of
     samples. Under a full shuffle, joining saves hardly anything. With batches of 64 from 87,632
