@@ -1,7 +1,7 @@
 """The handshake by which two daemons of one cluster authenticate each other.
 
-Each side proves three things: that it knows the secret, which node it is, and which node it wants
-to reach. The secret itself is never sent.
+Each side proves three things: its knowledge of the secret, its own identity, and the identity of
+the node that it wants to reach. The secret itself is never sent.
 
     server -> client   GREETING, 32 random bytes s
     client -> server   GREETING, 32 random bytes c, the connection's purpose p (one byte),

@@ -114,7 +114,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # the number of the newest iteration; all earlier iterations end
+        self._epoch = 0  # the newest iteration's number; earlier iterations yield nothing more
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
