@@ -333,7 +333,7 @@ def _same(root: Path, member: tuple[tarfile.TarInfo, int | None]) -> Member | No
     if os.path.isabs(name) or name.startswith("../"):
         return None  # the member lies outside the directory
     if info.islnk() or info.issparse():
-        return None  # this member is a link or has holes, so it does not contain the whole content
+        return None  # a link or a member with holes does not contain the complete content
     try:
         found = _look(root / name)
     except OSError:

@@ -1,7 +1,7 @@
 """The handshake by which two daemons of one cluster authenticate each other.
 
-Each side proves that it knows the secret, which node it is, and which node it wants to reach. The
-secret itself is never sent.
+Each side proves three things: its knowledge of the secret, its own identity, and the identity of
+the node that it wants to reach. The secret itself is never sent.
 
     server -> client   GREETING, 32 random bytes s
     client -> server   GREETING, 32 random bytes c, the connection's purpose p (one byte),
@@ -89,7 +89,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """One node of a session, and what the node knows of all nodes. The constructor raises
+    """One node of a session, and what the node knows about all nodes. The constructor raises
     ValueError if the secret is too short, and SessionError if libcrypto is missing.
 
     secret : shared by all nodes

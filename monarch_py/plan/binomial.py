@@ -22,7 +22,7 @@ def distribution(epochs: int, nodes: int) -> Floats:
     if nodes == 1:
         return np.array([0.0] * epochs + [1.0])
     k = np.arange(epochs)
-    # Let P(k) be the probability of k accesses. `ratios` has the logarithms of P(k + 1) / P(k).
+    # Let P(k) be the probability of k accesses. `ratios` contains log(P(k + 1) / P(k)) for each k.
     # Adding logarithms is accurate even if P(0) is too small for a float. Multiplying probabilities
     # would then give 0 for every k.
     ratios = np.log((epochs - k) / ((k + 1) * (nodes - 1)))

@@ -258,7 +258,7 @@ def _chunk_rows(found: Any) -> Extents:
         band = chunk.chunk_offset[0] // tall
         low[band] = min(low[band], chunk.byte_offset)
         high[band] = max(high[band], chunk.byte_offset + chunk.size)
-    # A row whose chunks were all never written has a length of 0 bytes.
+    # If none of a row's chunks was ever written, the row has a length of 0 bytes.
     low = np.minimum(low, high)
     band_of = np.arange(rows) // tall
     return low[band_of], (high - low)[band_of]

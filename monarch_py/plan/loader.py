@@ -128,8 +128,8 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """How many rows a step has in the array of `rows`: the most samples that any rank may
-        take in a step."""
+        """How many rows of the array that `rows` returns belong to one step: the most samples that
+        any rank may take in a step."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property

@@ -5,9 +5,10 @@ looked, but not how often or in which order. A DataLoader's workers read ahead, 
 pace. With `in_order=False`, a worker may lag far behind the others. Besides, programs other than
 the training may read files of the dataset.
 
-The estimated position is called the front. The window is how far ahead of the front programs may
-read. An access fits the plan if its place in the plan was not seen yet and is at most one window
-past the front. The front follows the majority of the last accesses, never the furthest access.
+The estimated position is called the front. The window is the distance by which programs may read
+ahead of the front. An access fits the plan if its place in the plan was not seen yet and is at most
+one window past the front. The front follows the majority of the last accesses, never the furthest
+access.
 """
 
 from collections import deque
@@ -90,8 +91,8 @@ class _Progress:
         return fits
 
     def chance(self, accesses: int) -> float:
-        """Returns the share of the node's next accesses that would fit its position by chance if
-        they went to random units of the run. Units that `again` recognises are left out.
+        """Returns the share of the node's next accesses that would fit its position if they went
+        to random units of the run. Units that `again` recognises are left out.
 
         accesses : the number of accesses for which the share is computed
         """
@@ -315,7 +316,7 @@ class PositionEstimator:
     def is_lost(self) -> bool:
         """Whether the last accesses fit hardly better than accesses in random order would fit. If
         so, the node is elsewhere in its plan, or does not follow the plan. The result is False if
-        even most accesses in random order would fit, because then the fit shows nothing."""
+        most accesses would fit even in random order, because a good fit then proves nothing."""
         return any(last.explained <= LOST for last in self._evidence(JUDGED))
 
     @property

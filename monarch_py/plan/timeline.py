@@ -139,8 +139,8 @@ class Run:
         order = own[at]
         place = np.full(units, NONE, dtype=np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        # How many steps early an access may come. The workers' batches are in flight (`ahead`), and
-        # the training waits for one more batch.
+        # `steps` is the number of steps by which an access may come early: one for each batch that
+        # the workers have in flight (`ahead`), and one for the batch that the training waits for.
         loader = section.part.loader
         steps = (loader.ahead if loader.workers else USUAL_AHEAD) + 1
         # `early` is a number of accesses. The code below converts it to a number of indices in

@@ -17,7 +17,7 @@ MEMORY = STAGING + 1
 
 
 def perfect(job: Job) -> Decision:
-    """No access waits, and only computing takes time. This is a lower bound for the time of every
+    """No access waits, and only computing takes time. The resulting time is a lower bound for every
     policy (NoPFS 6)."""
     return Decision(free=True)
 

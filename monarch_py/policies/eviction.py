@@ -147,7 +147,7 @@ class FarthestUse:
         self._level = bytearray(self._files)
         # An entry is -(next use x number of files + file), so the smallest entry has the farthest
         # next use and is at the top. When a file is used, its old entry becomes stale: the use in
-        # that entry is past. So a stale entry reaches the top only after all valid entries.
+        # that entry is over. So a stale entry reaches the top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:

@@ -116,8 +116,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns which files of other owners a node keeps as well, (files,), in the room that the
-    node's own files leave. The node then need not fetch these files in every epoch.
+    """Returns which files of other owners a node also keeps in the room that its own files leave,
+    (files,). The node then need not fetch these files in every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]
     owner : (files,) the owner of each file;  quota : the node's quota [bytes]

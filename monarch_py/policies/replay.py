@@ -2,7 +2,7 @@
 
 The content of a cache at the start of an epoch depends on all previous epochs. So a policy that
 evicts copies is written as a generator, which yields a result for each epoch in order. `Replay`
-gives the result for any epoch.
+returns the result of any epoch.
 """
 
 from collections.abc import Callable, Iterator
@@ -59,10 +59,10 @@ def in_time(order: Ints) -> Array:
 
 
 def next_uses(job: Job, *, together: bool) -> list[npt.NDArray[np.int64]]:
-    """Finds, for each access, the next access to the same file. For each epoch, returns an array
-    (nodes, accesses) int64 with the number of that next access, or NEVER.
-    Accesses are numbered over all epochs in the order of `in_time`, so the accesses of a step have
-    neighbouring numbers. The result takes 8 bytes for every access of the job.
+    """Finds, for each access, the next access to the same file. Returns one array for each epoch,
+    (nodes, accesses) int64: the number of the next access, or NEVER. Accesses are numbered over all
+    epochs in the order of `in_time`, so the accesses of a step have neighbouring numbers. The
+    result takes 8 bytes for every access of the job.
 
     together : True for the next use by any node (all nodes share one cache), False for the next use
     by the same node

@@ -90,7 +90,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class _Machine:
-    """The settings with which the simulator computes a run.
+    """The settings with which a run is simulated.
 
     tiers : the usable tiers, in the order of the configuration
     readers : the number of threads that read at the same time

@@ -88,10 +88,10 @@ def _blocks_of(sizes: Array) -> Uints:
 
 
 def _off_the_order(entries: Array) -> tuple[Array, Array]:
-    """Returns two columns, one for the paths and one for the links' targets: how far each is from
-    the position at which `_put_in_order` expects it. A path is expected directly behind the
-    previous path. A link's target is expected directly behind the link's own path. (A link's
-    `copy_ino` holds the position of the target.)"""
+    """Returns two columns, one for the paths and one for the links' targets: how far each path or
+    target is from the position at which `_put_in_order` expects it. A path is expected directly
+    behind the previous path. A link's target is expected directly behind the link's own path. (A
+    link's `copy_ino` holds the position of the target.)"""
     paths = entries["path"].copy()
     paths[1:] -= _ends(entries)[:-1]
     targets = entries["copy_ino"] - np.where(

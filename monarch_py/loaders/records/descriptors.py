@@ -46,7 +46,7 @@ class Descriptors:
         return found[place]
 
     def one(self, number: int) -> int:
-        """Returns the descriptor of one file. The function `of` does the same for several files."""
+        """Returns the descriptor of one file; `of` returns the descriptors of several files."""
         if number in self._open:
             return self._open[number]
         return int(self._of_several(np.array([number], dtype=np.int32))[0])

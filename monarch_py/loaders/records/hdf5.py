@@ -178,8 +178,8 @@ class Decoder:
     dataset in memory that has the same filters, and HDF5 decodes the bytes when that dataset is
     read. The constructor raises MonarchError if the dataset in the file cannot be opened.
 
-    last : the number and the rows of the band that was decoded last. A band is all chunks that have
-        parts of the same rows
+    last : the number and the rows of the band that was decoded last. A band consists
+        of the chunks that hold parts of the same rows
     """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:
@@ -259,7 +259,7 @@ class _InMemory:
     def _forget_chunk(self, skipped: int) -> None:
         """Makes HDF5 forget which filters were skipped for the first chunk. HDF5 remembers which
         filters were skipped for the chunk that it used last, and `write_direct_chunk` does not
-        update this information. A read from the second chunk does."""
+        update this information. A read from the second chunk updates it."""
         if skipped or self._skipped:
             self._found[self._behind]
         self._skipped = skipped

@@ -62,9 +62,9 @@ class Joined:
 def join(extents: Extents, gap: int) -> Joined:
     """Returns the reads that together cover the extents.
 
-    gap : the largest gap of unwanted bytes between two extents that one read may include. Two
-        extents that overlap are always joined. Two extents that do not overlap are never joined if
-        both have PIECE bytes or more
+    gap : two extents are joined into one read if at most this many unwanted bytes lie between them.
+        Two extents that overlap are always joined. Two extents that do not overlap are never joined
+        if both have PIECE bytes or more
     """
     if not len(extents):
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)

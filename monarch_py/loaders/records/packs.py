@@ -26,7 +26,7 @@ class PackDataset(RecordDataset):
     path : the tar
     length : the number of samples in the training's plan; ConfigError is raised if the pack has
         another number
-    join : the largest gap of unwanted bytes between two samples that one read may include; 'auto'
+    join : one read covers two samples if at most this many unwanted bytes lie between them; 'auto'
         measures which gaps are worth reading
     in_flight : the most reads that are under way at once
 

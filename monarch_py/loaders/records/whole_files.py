@@ -1,4 +1,4 @@
-"""Datasets whose samples are whole files, which can be read into the caller's memory."""
+"""Datasets in which each sample is a complete file. Files can be read into the caller's memory."""
 
 import errno
 import os
@@ -50,7 +50,7 @@ class FileDataset:
 
     def read_into(self, samples: Sequence[int], out: Any) -> None:
         """Reads the samples back to back into a writable buffer. Raises OSError, with the path, for
-        a file that is missing, or whose size differs from the index."""
+        a file that is missing, or whose size differs from its size in the index."""
         parts = list(self._parts(samples, memoryview(out).cast("B")))
         began = time.perf_counter()
         for number, (sample, part) in enumerate(parts):

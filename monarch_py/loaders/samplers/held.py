@@ -34,8 +34,8 @@ class HeldSampler(ScheduledSampler):
     seed, shuffle, drop_last : as for DistributedSampler
     rank, world_size : None to take them from torch.distributed
     ranks_per_node : None for the number that the launcher has set
-    quota : how much each node keeps in memory without daemons, for example "8GiB"; None if daemons
-        keep files
+    quota : if there are no daemons, how much each node keeps in memory, for example "8GiB"; None if
+        daemons keep files
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
     others : further files in the daemons' sources; daemons keep them too
     holders : (samples, the largest number of holders), the nodes that hold each sample, padded with

@@ -165,9 +165,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number that selects the order of samples for `epoch`: the order that
-        DistributedSampler has in the epoch of this number. By default, the number is `epoch`
-        itself. With `epoch_order`, SolarSampler permutes these numbers."""
+        """Returns the number of the DistributedSampler epoch whose order of samples `epoch` uses.
+        By default, this number is `epoch` itself. With `epoch_order`, SolarSampler permutes the
+        numbers."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------
@@ -319,9 +319,9 @@ class ScheduledSampler(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from the position in `state`: the next iteration begins with the batch after
-        the last delivered batch. The seed, shuffle, drop_last and size of the global batches in the
-        state replace the sampler's own values. The position is used only once: after an iteration
-        has taken a batch, the next iteration begins at the epoch's first batch."""
+        the last delivered batch. The state's seed, shuffle, drop_last and global batch size replace
+        the sampler's own values. The position is used only once: after an iteration has taken a
+        batch, the next iteration begins at the epoch's first batch."""
         self._take(State.from_dict(state, self._at.length))
 
     def _take(self, state: State) -> None:

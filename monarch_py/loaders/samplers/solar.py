@@ -25,9 +25,10 @@ class SolarSampler(HeldSampler):
     4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, so a sample with a holder can save one load in each epoch. Only the number of samples with
-    holders matters, not which samples these are. A node takes a sample that another node holds in
-    two cases only: the holder has reached the cap, or a rank would have fewer than `least` samples.
+    once, so a sample with a holder can save one load in each epoch. What
+    counts is therefore how many samples have holders, not which samples these are. Only in two
+    cases does a node take a sample that another node holds: the holder has reached the cap, or a
+    rank would have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have room
         for that number of samples
@@ -98,7 +99,7 @@ class SolarSampler(HeldSampler):
 
     @property
     def saved(self) -> float:
-        """How many loads the best order of the epochs saves, as a share of the loads in the usual
+        """The share of all loads that the best order of the epochs saves, compared with the usual
         order. The nodes are assumed to keep the samples that they used last. The share is 0 without
         `epoch_order`."""
         if not self._at.epochs:

@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# An epoch may take this much longer than with the best number of workers, as a share of the time
-# with the best number. The smallest number of workers for which this holds is chosen.
+# An epoch may take longer than with the best number of workers, by at most this share of the time
+# with the best number. Of all numbers of workers for which this holds, the smallest is chosen.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.

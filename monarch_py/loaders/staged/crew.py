@@ -19,9 +19,9 @@ from monarch_py.util.processes import PROC, Identity
 
 # While the training waits for a batch, it checks at this interval [s] that its workers still run.
 LOOK_S = 0.5
-# If a worker is seen stopped (SIGSTOP) for longer than this time [s], an error is raised. Shorter
-# stops are allowed: when a whole job is stopped or continued, its processes do not all stop or
-# continue at the same moment.
+# If a worker remains stopped (by SIGSTOP) for longer than this time [s], an error is raised.
+# Shorter stops are allowed: when a whole job is stopped or continued, its processes do not all
+# stop or continue at the same moment.
 STOPPED_S = 3.0
 # How long [s] workers may take to end before they are killed. A worker may first have to finish a
 # read.

@@ -62,7 +62,7 @@ class StagedLoader:
     prefetch : batches that are read ahead, per worker
     persistent : False ends the workers after each epoch
     max_batch : the largest size that a batch may have: bytes, or a size such as "1GiB". A large
-        limit reserves much address space. The memory in use is only what the largest batches so far
+        limit reserves much address space, but takes no more memory than the largest batches so far
         have needed
     multiprocessing_context : "fork", "spawn" or "forkserver"; None for Python's default
     worker_init_fn : called in each worker at its start, with the worker's number
@@ -114,7 +114,7 @@ class StagedLoader:
             self._stage.may_reuse = self._pinned.may_reuse
         self._sizes = sizes
         self._owner = os.getpid()
-        self._epoch = 0  # the number of the newest iteration; all earlier iterations end
+        self._epoch = 0  # the newest iteration's number; earlier iterations yield nothing more
         self._delivered, self._skip = 0, 0
         self._sampled_epoch = _epoch_of(batch_sampler)
 
@@ -207,7 +207,8 @@ class StagedLoader:
         batches, samples, bytes : what was delivered
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
-        waiting_seconds, computing_seconds : how long workers waited for data, and computed
+        waiting_seconds, computing_seconds : how long workers waited for data, and
+            how long they computed
         sources : where samples came from: the result of the dataset's method `sources` if it has
             one, as KeptDataset does; otherwise the result of daemon_sources, the counts of the
             node's daemon

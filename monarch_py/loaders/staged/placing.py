@@ -17,8 +17,8 @@ from monarch_py.loaders.memory.ring import Bytes
 from monarch_py.loaders.memory.tensors import as_tensor
 from monarch_py.util.units import format_size
 
-# In a slot, arrays begin at multiples of this number of bytes: a cache line, which suits every
-# dtype.
+# In a slot, arrays begin at multiples of this number of bytes. It is the size of a cache line, and
+# suits every dtype.
 ALIGNMENT = 64
 
 

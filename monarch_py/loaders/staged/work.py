@@ -29,7 +29,7 @@ ORPHAN_S = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker needs to read batches. All of it must be picklable, unless processes are
+    """What a worker needs to read batches. All of it must be picklable, unless workers are
     forked.
 
     sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches in place;

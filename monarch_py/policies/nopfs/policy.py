@@ -30,8 +30,8 @@ def nopfs(job: Job) -> Decision:
     its own copy, another node's copy, or the file system (section 4).
 
     Nodes do not tell each other which files they hold. Instead, each node infers this from its own
-    progress (section 5.2.2). It assumes that another node holds a file once its own accesses have
-    reached the number of the other node's first access to the file.
+    progress (section 5.2.2). Suppose that access `i` of node B is B's first access to a file. Node
+    A assumes that B holds the file as soon as A itself has reached its access `i`.
 
     The storage classes are filled during training, in order of first use. If a node reads a file
     that it should hold but does not hold yet, it keeps the file.
@@ -121,9 +121,9 @@ def need_differences(job: Job, name: str) -> None:
 
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
-    """Returns what each node saves, (nodes,), by holding a file itself instead of reading it from
-    another node: the time of a remote read minus the time of a local read (NoPFS 4). The savings
-    are relative to their mean over the nodes. All are 1 if they cannot be compared.
+    """Returns what each node saves by holding a file instead of reading it from another node,
+    (nodes,): the time of a remote read minus the time of a local read (NoPFS 4). The savings are
+    relative to their mean over the nodes. All are 1 if they cannot be compared.
 
     size : the mean size of the files [bytes]
     """
