@@ -140,7 +140,7 @@ static void check_range(const get *g) {
     check_bytes(7, 0, g->first, is, g->received);
 }
 
-/* A request states everything that the caller asks for. The request's seal also covers its sequence
+/* A request states everything that the caller asks for. The seal also covers the request's sequence
  * number. */
 TEST(a_request_says_what_is_asked_for) {
     make();
