@@ -507,7 +507,7 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        /* in way 2, the source was asked, so the file counts as one of the source */
+        /* in way 2, the source was asked, so the file counts as copied from the source */
         SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);

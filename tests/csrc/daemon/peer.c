@@ -551,8 +551,8 @@ TEST(a_thread_joins_a_line_with_room) {
 }
 
 /* While a thread uses a link, other threads may wait in line for the link. If the link works when
- * the thread leaves it, the first thread in line gets it. If not, all threads in line stop waiting
- * and get no link. */
+ * the thread leaves it, the first thread in line gets it. If the link has failed, all threads in
+ * line stop waiting and get no link. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();
