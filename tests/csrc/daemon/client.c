@@ -225,8 +225,8 @@ static void count_arrival(void *arg, uint64_t which, uint64_t first, uint64_t by
     arrivals++;
 }
 
-/* Requests are sent before earlier ones are answered, many in one call. At most AHEAD requests are
- * unanswered at any time. */
+/* Further requests are sent before earlier ones are answered, and many are sent in one call. At
+ * most AHEAD requests are unanswered at any time. */
 TEST(requests_are_sent_ahead_up_to_a_limit) {
     enum { RANGES = 3 * AHEAD + 5 };
     static get gets[RANGES];

@@ -58,7 +58,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use of a link joins the line for the link of the next fetch. */
+/* If not NULL, this use waits in line for the link of the next fetch from the fetch's start on. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
