@@ -402,9 +402,9 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* A small request waits for the links of other threads. A large request that has a slot does not
- * wait, because it may follow another one on a link. When a thread connects a link, the sum of the
- * waits is reset to 0. */
+/* A small request waits for the links of other threads. A large request that has a slot may
+ * wait in line for one of these links. If there is no such line, it does not wait. When a thread
+ * connects a link, the sum of the waits is reset to 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();

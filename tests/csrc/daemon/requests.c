@@ -58,8 +58,7 @@ TEST(bits_are_taken_once_and_in_order) {
     SAME(monarch_take_bits(&m->read, 4096, ids, FILES), 0);
     SAME(monarch_take_bits(&m->read, 4097, ids, FILES), 1);
     for (uint64_t i = 0; i < sizeof m->read.summary / sizeof *m->read.summary; i++)
-        SAME(m->read.summary[i],
-             0); /* all words of the summary are 0, so the call searches no word of the bitmap */
+        SAME(m->read.summary[i], 0); /* the summary is empty, so the call searches no word */
     free_engine(e);
 }
 
