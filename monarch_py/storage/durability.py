@@ -200,7 +200,7 @@ class Keeper:
 
     def _fail(self, why: str) -> None:
         """Notes that rows were not committed. This session still serves the copies that have no
-        rows, but the next session removes them."""
+        rows, but the next session removes these copies."""
         if not self.broken:
             self.tier.note_unrecorded(why)
         self.broken = True
