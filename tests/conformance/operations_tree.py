@@ -157,8 +157,8 @@ class Tree:
 
     def changing(self, *ways: Way) -> None:
         """Must be called before an operation that changes the files or directories `ways`. Calls
-        `changing_file` for each of them. If it is a link, also calls it for the file to which the
-        link leads; if it is a directory, for everything below."""
+        `changing_file` for each of them, for the file to which each link among them leads, and for
+        everything below each directory among them."""
         for way in ways:
             for follow in (True, False):
                 try:
