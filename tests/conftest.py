@@ -89,8 +89,8 @@ def alone() -> None:
 @pytest.fixture(scope="session")
 def slowsource_binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        # The program is built from this checkout if possible, because one that is already installed
-        # may be older.
+        # The program is built from this checkout if possible, because an installed program may
+        # be older.
         built: Path | None = build_slowsource(tmp_path_factory.mktemp("binary"))
     except (OSError, subprocess.CalledProcessError):
         built = find_slowsource()

@@ -1,7 +1,7 @@
 """The record of a scan of all sources, as bytes for the other nodes of a session.
 
-The bytes come over MPI from a process of the same version and the same user. So reading them
-detects mistakes, but does not protect against attacks.
+The bytes come over MPI from a process of the same version and the same user. So the code that
+reads them detects mistakes, but does not protect against attacks.
 """
 
 import os

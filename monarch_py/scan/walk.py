@@ -47,7 +47,7 @@ class Walk:
         file if the catalog already has it under the same name and inode number, and if the file's
         directory has not changed since that time. For a file that a program is reading, the scan
         takes the attributes that the kernel has cached
-    allowed : the arguments of a first call of `allow`
+    allowed : the limits at the start, in the form of the arguments of `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
     """

@@ -14,7 +14,7 @@ For each policy it contains times [s], numbers of bytes, and shares from 0 to 1:
 ``stall_seconds``       how long a rank waited for samples, as the mean over the ranks. Waits for
                         other ranks at a barrier, and a fill before the first batch, do not count
 ``initial_seconds``     the part of the total before the first batch
-``share``, ``bytes``    how much came from each place, ``staging``, ``local``, ``remote`` or
+``share``, ``bytes``    how much came from each place: ``staging``, ``local``, ``remote`` and
                         ``pfs``. A sample counts once: at the place from which it reached the
                         staging buffer or the rank.
                         ``staging`` counts the samples that cost nothing: all samples under the

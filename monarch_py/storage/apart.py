@@ -1,14 +1,14 @@
 """Creates a directory for short-lived files, in a block group where ext4 creates files quickly.
 
-ext4 puts the inode of a new file into the block group of the file's directory. It does not reuse
-the inode of a removed file for up to six minutes. Whenever it creates a file in the group, it steps
-over all these inodes. If the copies of the last session were in the same group and were
+ext4 puts the inode of a new file into the block group of the file's directory. For up to six
+minutes, it does not reuse the inode of a removed file. Whenever it creates a file, it steps over
+all such inodes of the group. If the copies of the last session were in the same group and were
 removed a moment ago, the creation of a copy takes up to a millisecond of CPU time. In another group
 the creation takes 0.03 ms.
 
 If a directory has the flag FS_TOPDIR_FL, ext4 spreads the directory's subdirectories over the disk,
-by their names. It spreads them over flexible groups, which have about 2 GiB each by default. So
-nothing is gained on a smaller disk.
+by their names. It spreads them over flexible groups, which have about 2 GiB each by default. A
+smaller disk has only one such group, so nothing is gained there.
 """
 
 import fcntl

@@ -199,8 +199,8 @@ class Keeper:
         return True
 
     def _fail(self, why: str) -> None:
-        """Notes that rows were not committed. This session still serves the copies without rows,
-        but the next session removes these copies."""
+        """Notes that rows were not committed. This session still serves the copies that have no
+        rows, but the next session removes these copies."""
         if not self.broken:
             self.tier.note_unrecorded(why)
         self.broken = True

@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# The room [bytes] that is kept free for the catalog if the catalog grows on the tier's file system.
-# It is at most half of the file system. CATALOG_BYTES are enough for three million files.
+# The room [bytes] that is kept free for the catalog if the catalog grows on the tier's file system,
+# but at most half of that file system. CATALOG_BYTES are enough for three million files.
 CATALOG_BYTES = 1 << 30
 # The daemon places small files in up to a thousand portions a second. For each portion it must know
 # how much room the tier's directories take. Finding this out takes several system calls, so the

@@ -20,8 +20,8 @@ def container() -> str:
 
 
 def is_of_the_image(path: Path) -> bool:
-    """Whether a path is on the mount of the root directory, which holds the image's files in a
-    container. False if the list of mounts cannot be read."""
+    """Whether a path is on the mount of the root directory. In a container, this mount holds the
+    image's files. False if the list of mounts cannot be read."""
     try:
         table = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:

@@ -1,5 +1,5 @@
-"""A recipe for Spack, for the file py_monarch_tiering/package.py of a package repository. It was
-never tried, because Spack was not available."""
+"""A recipe for Spack, for the file py_monarch_tiering/package.py of a package repository. It has
+never been tried, because Spack was not available."""
 
 from spack.package import *
 from spack_repo.builtin.build_systems.python import PythonPackage

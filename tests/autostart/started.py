@@ -101,8 +101,8 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """Returns how many starts are recorded. A start that was not needed is not counted: its
-        recorded time is an odd number."""
+        """Returns how many starts are recorded, without those that were not needed. The recorded
+        time of a start that was not needed is an odd number."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]

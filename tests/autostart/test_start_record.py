@@ -84,8 +84,8 @@ def test_each_daemon_is_told_of_a_new_source_once(
     site: Started, files: Files, tmp_path: Path
 ) -> None:
     """MONARCH_SOURCE names a source that the daemon does not know. Only the first program with this
-    setting tells the daemon about the source. When another daemon runs later, again only the first
-    program tells it."""
+    setting tells the daemon about the source. When another daemon runs later, it is again only the
+    first program that tells this daemon."""
     more = tmp_path / "more"
     more.mkdir()
     known, new = ({"MONARCH_SOURCE": each} for each in (str(files.root), f"{files.root}:{more}"))

@@ -58,7 +58,7 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    # A job does not keep the daemon if the job's note is old and the job has no process left.
+    # A job whose note is old, and that has no process left, does not keep the daemon running.
     os.utime(note, (0, 0))
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")
@@ -143,7 +143,7 @@ def test_a_run_counts_before_its_command_reads(site: SiteSession) -> None:
         assert done.stdout.startswith("the daemon stays, because job B uses the daemon too; ")
 
 
-# The variable with a job's number -> the variable with the number of its array element.
+# The variable with a job's number -> the variable with the number of the job's array element.
 ARRAYS = {"LSB_JOBID": "LSB_JOBINDEX", "JOB_ID": "SGE_TASK_ID"}
 
 

@@ -20,8 +20,8 @@ from monarch_py.util.units import counted
 Factory = Callable[..., Session]
 
 # Arguments: DIRECTORY NAME... The program reads each file of the directory to its end. It uses the
-# functions below whose names begin with a NAME. These functions take turns: each reads the next
-# file.
+# functions below whose names begin with one of the NAMEs. These functions take turns: each reads
+# the next file.
 WAYS = """
 import ctypes, mmap, os, shutil, sys
 root = sys.argv[1]

@@ -170,8 +170,8 @@ def test_which_keys_end_it(monkeypatch: pytest.MonkeyPatch, keys: bytes, expecte
         monkeypatch.setattr(sys, "stdin", stdin)
         keyboard.write(keys)
         assert _is_quit(time.monotonic() + 0.2, has_keys=True) == expected
-        # A key that was pressed earlier counts even if there is no time left to wait for keys. This
-        # happens if a query of the daemon takes longer than the interval between two queries.
+        # A key that was pressed earlier counts even if there is no time left to wait for keys. No
+        # time is left if a query of the daemon takes longer than the interval between queries.
         keyboard.write(keys)
         assert _is_quit(time.monotonic() - 1, has_keys=True) == expected
 

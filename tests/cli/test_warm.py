@@ -49,7 +49,8 @@ def test_a_file_a_directory_and_everything(session: Session, source: Path) -> No
 @pytest.mark.parametrize(("null", "by_stdin"), [(False, True), (True, False)])
 def test_a_list(session: Session, source: Path, null: bool, by_stdin: bool) -> None:
     odd = source / ("new\nline" if null else "with space")
-    # The daemon is already running, and must not find the file before it contains its bytes.
+    # The daemon is already running. The file gets its final name only once it contains its bytes,
+    # so that the daemon does not find an empty file.
     (session.directory / "new").write_bytes(b"odd")
     (session.directory / "new").rename(odd)
     end = b"\0" if null else b"\n"

@@ -181,7 +181,7 @@ def test_the_same_address_on_all_machines_is_refused(
 def test_machines_that_do_not_reach_each_other_are_named(
     machines: Machines, tmp_path: Path, tree: Path
 ) -> None:
-    """Each machine serves at an address that the others cannot reach: the start succeeds, with a
+    """If each machine serves at an address that the others cannot reach, the start succeeds, with a
     warning."""
     add_bridge(machines, lambda machine: f"172.31.{machine}.1")
     config = write(tmp_path, tree, peers={"interface": "bridge"})

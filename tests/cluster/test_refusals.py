@@ -178,7 +178,7 @@ def test_a_rank_that_dies_in_the_middle(
     local_factory: Callable[..., Local],
     number: signal.Signals,
 ) -> None:
-    """A rank is killed while rank 0 lists a slow source: all ranks end."""
+    """If a rank is killed while rank 0 lists a slow source, all ranks end."""
     source = slow_factory()
     for i in range(300):
         (tmp_path / "backing" / f"f{i}").touch()

@@ -72,7 +72,7 @@ def test_the_variable_is_enough(layered: Layered, monkeypatch: pytest.MonkeyPatc
 def test_each_layer_goes_before_the_one_below(
     layered: Layered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For each key, the value from the highest layer that has the key counts, and `config show`
+    """For each key, the value comes from the highest layer that has the key, and `config show`
     names the place of that value."""
     layered.below(
         TIER + "sources: [@/pfs]\nscan_rate: 10\nsource_limits: {operations: 5, bandwidth: 1MiB}\n"

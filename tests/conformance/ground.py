@@ -1,6 +1,6 @@
-"""Two directories in which other projects' programs run: a source, which a daemon serves and makes
-copies of, and a directory outside every source. A program runs in the source under the library, and
-in the other directory without the library. Both runs must have the same result.
+"""Two directories in which other projects' programs run. One is a source: a daemon serves it, and
+makes copies of its files. The other lies outside every source. A program runs in the source under
+the library, and in the other directory without the library. Both runs must have the same result.
 
 The paths of the two directories are equally long, so that a limit on the length of a path or a line
 affects both runs alike.

@@ -156,9 +156,9 @@ class Tree:
     # --- known differences ----------------------------------------------------------------------
 
     def changing(self, *ways: Way) -> None:
-        """Prepares for an operation that changes the files or directories `ways`, and must be
-        called before it. Calls `changing_file` for each of them, for the file to which a link
-        leads, and for everything below a directory."""
+        """Must be called before an operation that changes the files or directories `ways`. Calls
+        `changing_file` for each of them, for the file to which each link among them leads, and for
+        everything below each directory among them."""
         for way in ways:
             for follow in (True, False):
                 try:

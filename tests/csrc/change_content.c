@@ -1,5 +1,5 @@
-/* Operations that change the content of a file that they are given by name: they open it for
- * writing in every possible way, truncate it, or map it. */
+/* Operations that change the content of a file, which they access by its name. They open the file
+ * for writing in every possible way, truncate it, or map it. */
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>

@@ -140,7 +140,7 @@ static void check_range(const get *g) {
     check_bytes(7, 0, g->first, is, g->received);
 }
 
-/* A request states everything that the caller asks for. The request's seal also covers its sequence
+/* A request states everything that the caller asks for. The seal also covers the request's sequence
  * number. */
 TEST(a_request_says_what_is_asked_for) {
     make();
@@ -225,8 +225,8 @@ static void count_arrival(void *arg, uint64_t which, uint64_t first, uint64_t by
     arrivals++;
 }
 
-/* Requests are sent before earlier ones are answered, many in one call. At most AHEAD requests are
- * unanswered at any time. */
+/* Further requests are sent before earlier ones are answered, and many are sent in one call. At
+ * most AHEAD requests are unanswered at any time. */
 TEST(requests_are_sent_ahead_up_to_a_limit) {
     enum { RANGES = 3 * AHEAD + 5 };
     static get gets[RANGES];

@@ -12,8 +12,8 @@
 
 /* wait_for replaces poll. If nothing has arrived, it lets the clock advance by the limit of the
  * wait, or by `wait_ns` if that is set and shorter, and calls at_wait, which may send something.
- * limits: the limit of each wait [ms]. least: for each wait, the number of bytes with whose arrival
- * it ends (SO_RCVLOWAT). */
+ * limits: the limit of each wait [ms]. least: for each wait, how many bytes must arrive to end it
+ * (SO_RCVLOWAT). */
 static uint64_t wait_ns;
 static int waits, limits[100], least[100], poll_errno, lowat, lowats;
 static void (*at_wait)(void);
@@ -211,8 +211,8 @@ TEST(an_answer_has_a_least_rate) {
 }
 
 /* A wait ends once the number of bytes that the caller waits for has arrived. This number is passed
- * to the kernel (SO_RCVLOWAT) only if it has changed. A wait whose deadline has passed is a
- * timeout. */
+ * to the kernel (SO_RCVLOWAT) only if it has changed. If the deadline has passed already,
+ * there is no wait, and the result is TIMEOUT. */
 TEST(a_wait_is_for_what_is_missing) {
     make(SIZE);
     const size_t missing[] = {40, 1, AT_A_WAKE, AT_A_WAKE, 5};

@@ -122,8 +122,8 @@ static void collect(void) {
         got_bytes += (size_t)n;
 }
 
-/* Runs steps until the connection waits for something other than room in its socket or its next
- * turn. */
+/* Runs steps as long as the connection waits only for room in its socket or for its next turn.
+ * Returns the first other state. */
 static io_state run_it(void) {
     for (;;) {
         io_state state = monarch_peer_step(&c, &stage);

@@ -108,8 +108,8 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
             CHECK(k * (int32_t)per_node <= node_all[n] + (int32_t)per_node - 1);
             CHECK((k + 1) * (int32_t)per_node > node_all[n]);
         }
-        /* Compares any two nodes whose numbers of samples are neither the largest nor the smallest
-         * allowed. The numbers of samples that they load must differ by at most one. */
+        /* A node is bound if its number of samples is the largest or the smallest allowed. Any two
+         * nodes that are not bound must load numbers of samples that differ by at most one. */
         int is_bound = node_all[n] == room[n] || node_all[n] == least;
         if (is_capped && !is_bound) {
             shortest = node_loads[n] < shortest ? node_loads[n] : shortest;

@@ -21,8 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: if not negative, no threads are started, and this number is returned as the number of
- * threads for the sources. */
+/* starts: if 0 or more, no threads are started, and `starts` is returned as the number of threads
+ * for the sources; if negative, the threads are started. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;
@@ -126,7 +126,7 @@ static struct job *new_job(uint32_t kind, int in_use, int peer) {
 
 /* --- start and stop --------------------------------------------------------------------------- */
 
-/* A new engine has all slots free, and the widths and shares that it was started with. */
+/* In a new engine, all slots are free. The widths and shares are those that it was started with. */
 TEST(a_new_engine_is_as_it_was_asked_for) {
     for (can_drop = 0; can_drop < 2; can_drop++) {
         starts = 2;
@@ -392,9 +392,9 @@ TEST(the_queues_of_peers_are_told) {
     done();
 }
 
-/* The daemon asks the kernel for short time slices. Its policy and its niceness stay. A kernel that
- * does not know short slices changes nothing. If syncfs fails, monarch_syncfs returns its errno as
- * a negative number. */
+/* The daemon asks the kernel for short time slices. Its policy and its niceness stay. If the
+ * kernel does not know short slices, the slice stays too. If syncfs fails, monarch_syncfs returns
+ * its errno as a negative number. */
 TEST(the_kernel_is_asked_for_short_slices) {
     struct scheduling was = {0}, is = {0};
     SAME(syscall(SYS_sched_getattr, 0, &was, sizeof was, 0), 0);

@@ -238,8 +238,9 @@ TEST(a_fill_is_shown_with_an_empty_map) {
     done();
 }
 
-/* Peers get nothing of a file of one unit before its fill has ended, so they are woken only then.
- * For a larger file, they are woken at the beginning, and after each unit. */
+/* If a file has only one unit, peers get nothing of it before the end of its fill, so they are
+ * woken only then. If it has more units, they are woken at the beginning of the fill and after each
+ * unit. */
 TEST(a_fill_wakes_the_peers_that_can_get_bytes) {
     for (uint64_t units = 1; units < 3; units++) {
         make((units - 1) * MONARCH_UNIT + 10, MONARCH_UNIT);
@@ -506,7 +507,7 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
         SAME(job->result.status, way < 3 ? MONARCH_DONE : MONARCH_SOURCE_CHANGED);
         SAME(job->result.giver, way < 2 ? 8 : -1);
         SAME(e->counts[MONARCH_PEER_FILES], way < 2);
-        /* in way 2, the source was asked, so the file counts as one of the source */
+        /* in way 2, the source was asked, so the file counts as copied from the source */
         SAME(e->counts[MONARCH_FILES], way == 2);
         if (way < 3)
             free(job->result.block_sums);
@@ -515,8 +516,8 @@ TEST(a_copy_of_several_peers_is_checked_at_the_source) {
 }
 
 /* When block N of a large copy is complete, its write-back begins at once. Then the fill waits for
- * the write-back of block N - 2. So at most two blocks are dirty. The pages of the source are given
- * back, unless the kernel has dropped them itself. */
+ * the write-back of block N - 2. So at most two blocks are dirty. The source file's pages of
+ * block N are also dropped from the page cache, unless the kernel has dropped them itself. */
 TEST(a_large_copy_is_written_back_as_it_grows) {
     for (int kept = 0; kept < 2; kept++) {
         make(5 * MONARCH_UNIT, MONARCH_UNIT);

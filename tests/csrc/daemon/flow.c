@@ -8,8 +8,9 @@
 #include "checks.h"
 #include "copy/fill.h"
 
-/* The throughput of an endpoint is measured separately for each level of use, that is, for 1, 2 to
- * 3, 4 to 7, ... threads. The last level includes all larger numbers of threads. */
+/* The throughput of an endpoint is measured separately for each level of use: for 1 thread, for 2
+ * to 3 threads, for 4 to 7 threads, and so on. The last level includes all larger numbers of
+ * threads. */
 TEST(levels_double) {
     const struct {
         uint32_t threads;

@@ -115,9 +115,9 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* The speed of a peer is learned only if the peer has the complete file: from an answer with bytes
- * or from a timeout. The answer of a peer that must itself wait for the source says nothing about
- * the speed of this peer. */
+/* If a peer has the complete file, the engine learns the peer's speed from an answer with bytes or
+ * from a timeout. If not, it learns nothing of the speed. The answer of a peer that must itself
+ * wait for the source says nothing about the speed of this peer. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)
@@ -360,7 +360,7 @@ static void come_later(void) {
 }
 
 /* A peer that answers COMING is asked again and again, but only for COMING_NS. If a reader waits
- * for the bytes, the fill stops asking COMING_ASKED_NS after the reader began to wait. */
+ * for the bytes, the fill stops asking when the reader has waited for COMING_ASKED_NS. */
 TEST(the_wait_for_bytes_that_are_coming_has_an_end) {
     const uint64_t second = 1000000000, step = second / 10;
     const struct {

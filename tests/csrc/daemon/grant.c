@@ -245,7 +245,7 @@ static void note_grant(struct pool *of) {
 /* A new grant sets the room in the tiers and the number of the next copy. The engine forgets a
  * refused demand in two cases: if it was refused because it came too early, or if its slot holds
  * another demand by now. The threads then look at these slots again. The threads are woken, and the
- * listener is told. */
+ * listener is told of the grant. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};
     const struct monarch_room rooms[] = {{.bytes = 5}, {.bytes = 6}, {.bytes = 7}};

@@ -238,7 +238,7 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
 }
 
 /* The daemon's policy learns once of each waiting file without an entry. One call reports files of
- * one source, as many as it has room for. */
+ * one source, as many as fit into the caller's array. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];

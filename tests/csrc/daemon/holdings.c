@@ -107,7 +107,7 @@ TEST(sums_come_and_go_with_their_copy) {
 }
 
 /* The server is told when bytes of a file have come, and when files will get no copy. The
- * "patience" says which requests may go on waiting. When it changes, the server is told once.
+ * field `patience` says which requests may go on waiting. When it changes, the server is told once.
  * Without a server, nothing happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};

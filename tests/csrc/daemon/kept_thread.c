@@ -265,8 +265,8 @@ TEST(a_table_starts_or_leaves_nothing) {
     done();
 }
 
-/* An order takes only a descriptor of its own file: the entry's number may belong to a new file by
- * now, which has another inode. */
+/* An order takes a descriptor only if the entry's number and the inode number both agree. By now,
+ * the entry may be that of a new file, which has another inode number. */
 TEST(an_order_takes_a_descriptor_of_its_file) {
     make();
     struct handed *h = hand(1);

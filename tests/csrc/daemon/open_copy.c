@@ -200,7 +200,7 @@ TEST(the_answer_for_a_file_without_a_copy) {
 }
 
 /* While it is not known yet which node keeps which file, a peer that requests an unknown file is
- * told to ask again later. The "patience" says for which requests this holds. */
+ * told to ask again later. The field `patience` says for which requests this holds. */
 TEST(an_unknown_file_may_become_known) {
     make(SIZE);
     wanted.path_hash++;

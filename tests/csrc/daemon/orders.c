@@ -13,8 +13,8 @@ static void make(void) {
 
 static void done(void) { free(p); }
 
-/* A queued fill can be withdrawn, unless a program uses its file or has handed over a descriptor of
- * it. A withdrawn fill is reported as ABANDONED. */
+/* A queued fill can be withdrawn, unless a program uses its file, or has handed over a descriptor
+ * of the file. A withdrawn fill is reported as ABANDONED. */
 TEST(only_fills_that_no_program_uses_are_withdrawn) {
     make();
     struct job jobs[5];

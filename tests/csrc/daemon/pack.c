@@ -256,8 +256,8 @@ TEST(windows_hold_ordered_members_and_little_else) {
     }
 }
 
-/* A gap between ordered members is also read if it is small, or not longer than the ordered bytes
- * before it. */
+/* A gap between two ordered members is read together with them if the gap is small, or not longer
+ * than the ordered bytes before it. */
 TEST(a_gap_is_read_along_up_to_a_limit) {
     const uint64_t small = JOINED_BYTES, size = 40000;
     const struct {

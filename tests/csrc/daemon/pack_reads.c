@@ -21,8 +21,8 @@ static int wait_at(pthread_cond_t *c, pthread_mutex_t *m, const struct timespec 
 #include "checks.h"
 
 /* A thread waits at most LOOK_NS, even if a new second begins during the wait. The limit of the
- * wait must be a valid time: the C library refuses an invalid time at once, so the thread would
- * look again and again without a pause. */
+ * wait must be a valid time, whose nanoseconds are below 10^9. The C library refuses an
+ * invalid time at once, so the thread would look again and again without a pause. */
 TEST(a_wait_has_a_valid_limit) {
     const long second = 1000000000;
     const long parts[] = {0, 1, second - LOOK_NS - 1, second - LOOK_NS, second - 1};

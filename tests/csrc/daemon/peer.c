@@ -58,7 +58,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use of a link joins the line for the link of the next fetch. */
+/* If not NULL, this use waits in line for the link of the next fetch from the fetch's start on. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -402,9 +402,9 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* A small request waits for the links of other threads. A large request that has a slot does not
- * wait, because it may follow another one on a link. When a thread connects a link, the sum of the
- * waits is reset to 0. */
+/* A small request waits for the links of other threads. A large request that has a slot may
+ * wait in line for one of these links. If there is no such line, it does not wait. When a thread
+ * connects a link, the sum of the waits is reset to 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();
@@ -551,8 +551,8 @@ TEST(a_thread_joins_a_line_with_room) {
 }
 
 /* While a thread uses a link, other threads may wait in line for the link. If the link works when
- * the thread leaves it, the first thread in line gets it. If not, all threads in line stop waiting
- * and get no link. */
+ * the thread leaves it, the first thread in line gets it. If the link has failed, all threads in
+ * line stop waiting and get no link. */
 TEST(a_link_is_passed_to_its_follower) {
     for (int works = 0; works < 2; works++) {
         make();

@@ -173,7 +173,7 @@ TEST(a_read_is_slow_if_it_waited) {
     close(file);
 }
 
-/* If less than a quarter of a call's reads were slow, the next call begins without other threads.
+/* If fewer than a quarter of a call's reads were slow, the next call begins without other threads.
  * It gets other threads only after one of its own reads was slow. */
 TEST(a_fast_source_is_read_alone) {
     int error;

@@ -158,9 +158,9 @@ TEST(a_descriptor_is_that_of_its_path) {
     done();
 }
 
-/* If the file of a descriptor can be filled now, the descriptor is passed on, with a slot.
- * Otherwise it waits in the table, or is closed. If the daemon's policy must act before the file
- * can be filled, it is asked to do so. */
+/* If the file of a descriptor can be filled now, the descriptor is passed on to the fill, together
+ * with a slot. Otherwise the descriptor waits in the table, or is closed. If the daemon's policy
+ * must act before the file can be filled, the policy is asked to fill the file. */
 TEST(a_descriptor_is_filled_kept_or_closed) {
     const struct {
         int holds, slots, room, is_recalled;

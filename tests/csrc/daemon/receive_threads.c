@@ -192,7 +192,7 @@ static void hand_over(int reader, uint64_t id) {
 /* --- start and end ---------------------------------------------------------------------------- */
 
 /* Descriptors are received from every socket. All threads end at once when the engine stops,
- * although no descriptor comes. */
+ * even if no further descriptor comes. */
 TEST(descriptors_are_received_until_the_engine_stops) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);

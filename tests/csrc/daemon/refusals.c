@@ -96,8 +96,9 @@ static void done(int zero) {
     SAME(open_descriptors(), before);
 }
 
-/* The daemon replaces the program's open file by its own, which closes the program's file. This
- * also works if the daemon's descriptor is 0, and if the kernel at first asks to try again. */
+/* The daemon replaces the program's open file by its own, and thereby closes the program's file.
+ * This also works if the daemon's descriptor is 0, and if dup3 at first fails with EINTR or
+ * EBUSY. */
 TEST(a_descriptor_is_replaced_at_last) {
     static const int again[] = {EINTR, EBUSY, EINTR, 0};
     for (int zero = 0; zero < 2; zero++)

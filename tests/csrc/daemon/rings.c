@@ -55,8 +55,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* After a change, one thread is woken for each origin that has work. Before that, the pool's lock
- * is released, because the woken thread needs it at once. */
+/* After a change, the pool's lock is released. Only then is one thread woken for each origin that
+ * has work, because a woken thread needs the lock at once. */
 TEST(one_thread_of_each_origin_is_woken) {
     for (int bits = 0; bits < 4; bits++) {
         make();

@@ -79,7 +79,8 @@ TEST(a_want_covers_the_way_to_its_directory) {
     SAME(is_named(&root, "a"), 0);
 }
 
-/* The last WANTS wants are remembered, because they may cover directories that are found later. */
+/* The scan remembers its latest wants, up to WANTS of them, because they may cover directories that
+ * are found later. */
 TEST(the_last_wants_are_remembered) {
     make(2);
     char name[16];

@@ -157,8 +157,8 @@ TEST(wanted_directories_are_listed_meanwhile) {
     done();
 }
 
-/* A portion of names is wanted if its directory is wanted, and counts as settled if its directory
- * does. */
+/* A portion of names is wanted if its directory is wanted, and settled if its directory is
+ * settled. */
 TEST(a_portion_is_like_its_directory) {
     make();
     for (int bits = 0; bits < 4; bits++) {

@@ -89,7 +89,7 @@ static int is_ready(uint32_t i) {
 }
 
 /* A new connection takes a free place. If there is none, it replaces the connection that has been
- * idle for longest. A connection with a request or a thread is never replaced. */
+ * idle for the longest time. A connection with a request or a thread is never replaced. */
 TEST(a_new_connection_replaces_the_one_that_is_idle_for_longest) {
     make(4, 2);
     int before = open_descriptors();
