@@ -95,8 +95,9 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * such work at a time. If it leaves room for n more threads, fewer than 2n - 1 of the threads that
- * now do such work may be asking the order's peer. */
+ * such work at a time, and `left` is the number of further threads that the width allows. A further
+ * thread may ask the order's peer only if fewer than 2 * left - 1 of the threads that now do such
+ * work are asking it. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&

@@ -214,7 +214,7 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
     """`monarch warm` names a file whose copy is being made. The copy is finished before the daemon
-    handles the request."""
+    handles the request. The request must leave the copy as it is."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

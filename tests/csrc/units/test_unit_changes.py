@@ -105,7 +105,7 @@ def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> N
 def test_what_another_process_has_replaced_counts_as_changed(changing: Changing, call: str) -> None:
     """Another process renames or replaces a file or a directory that is in the catalog. After this
     process's next call on the path, the file counts as changed, and so does its directory, whose
-    listing still has the file. For a directory, all files below it count as changed too."""
+    listing still contains the file. For a directory, all files below it count as changed too."""
     root = changing.root
 
     def change(path: str) -> set[str]:

@@ -157,9 +157,9 @@ def forget_look(lib: Any, served: Served) -> None:
 def test_a_directory_that_has_changed_is_listed_anew(
     lib: Any, served: Served, has_descriptor: bool
 ) -> None:
-    """The directory changes while a stream on it is open, which lists it from the catalog. A rewind
-    then makes the stream list the directory at the source: from now on, all calls on the stream go
-    to a stream of libc."""
+    """A stream lists a directory from the catalog, and the directory changes while the stream is
+    open. A rewind then makes the stream list the directory at the source: from now on, all calls on
+    the stream go to a stream of libc."""
     path = served.root / "d"
     stream = Stream(lib, path)
     old = stream.rest()

@@ -122,8 +122,8 @@ def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files
 
 
 def test_up_to_128_locked_ranges_are_kept(files: Files) -> None:
-    """If a process has locked more ranges of a file, the locks on the further ranges are lost. That
-    is the only effect."""
+    """If a process has locked more than 128 ranges of a file, it keeps the locks on 128 of them and
+    loses the others. Nothing else goes wrong."""
     ranges = [(READ, 2 * i, 1) for i in range(128)]
     files.lock(files.f, *ranges)
     files.close(files.open())
@@ -170,7 +170,8 @@ def test_closings_are_counted_for_each_process(lib: Any) -> None:
 
 
 def test_a_lock_call_waits_for_closings(lib: Any) -> None:
-    """The lock call gives up after 5 s. It notices a closing that has begun during the call."""
+    """A lock call waits until no closing is under way, but for at most 5 s. It also notices a
+    closing that begins during the call."""
     closings = ffi.new("uint32_t *")
     lib.locked_under_way(0, 0, 0)
     assert lib.locked_await(closings) == 0

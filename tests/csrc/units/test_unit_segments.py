@@ -188,8 +188,8 @@ def no_free_descriptor() -> Iterator[None]:
 
 
 def test_a_process_without_free_descriptors_maps_all_the_same(lib: Any, place: Place) -> None:
-    """A process that has no free descriptor can still map the segments. Without them, it could not
-    record its changes of files."""
+    """A process that has no free descriptor can still map the segments. Without the segments, it
+    could not record which files it changes."""
     place.put("catalog.7", b"x" * 10)
     size, reused = ffi.new("uint64_t *"), ffi.new("int *")
     with put_ranges(lib, place), no_free_descriptor():

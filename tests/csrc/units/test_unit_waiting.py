@@ -64,8 +64,8 @@ def mapping(lib: Any, session: Made, tmp_path: Path) -> Iterator[Mapping]:
 
 
 def test_only_a_plain_mapping_for_reading_can_wait(lib: Any, mapping: Mapping) -> None:
-    """Other mappings may have private pages, which a replacement would lose, or pages that must
-    stay in memory."""
+    """Other mappings do not wait: they may have private pages, which a replacement would lose, or
+    pages that must stay in memory."""
     for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
         assert lib.mappings_can_wait(READ, flags)
         for prot in (0, WRITE, READ | WRITE, READ | EXECUTE):
