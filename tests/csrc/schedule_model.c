@@ -83,9 +83,9 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply while more
- * than four threads are free, nor if the order's peer is `at`, the peer that the thread is already
- * asking. */
+/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply in two cases:
+ * if more than four threads are free, and if the order's peer is `at`, the peer that the thread is
+ * already asking. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }

@@ -32,8 +32,8 @@ def names(claim: int, entry: int) -> bool:
 
 
 def test_a_claim_holds_for_a_second_and_for_its_file_alone(lib: Any, session: Made) -> None:
-    """A claim says for one second that a program reads the file. It says nothing about another file
-    that has the same slot."""
+    """A claim says for one second that a program reads the file. It says nothing about another
+    file, even if claims of that file use the same slot."""
     start = lib.shared_now()
     lib.claims_file(session.s, 7)
     end = lib.shared_now()
