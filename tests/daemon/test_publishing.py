@@ -148,7 +148,8 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
     """A program changes the file while the engine publishes its copy: after the engine has checked
-    that the file is unchanged, and before the file's entry becomes PRESENT."""
+    that the file is unchanged, and before the file's entry becomes PRESENT. The file must lose this
+    copy."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()

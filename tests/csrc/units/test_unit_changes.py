@@ -195,7 +195,8 @@ def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_fil
 
 
 def test_a_bad_path_is_the_kernels_to_refuse(changing: Changing) -> None:
-    """The library does not read a path whose address is NULL."""
+    """The library does not read a path whose address is NULL, and leaves the error to the
+    kernel."""
     lib = changing.lib
     lib.changes_path_to_change(AT_FDCWD, ffi.NULL, 1, ffi.new("char[4096]"))
     for call in (lib.changes_path, lib.changes_file, lib.changes_known):

@@ -139,7 +139,8 @@ def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -
 
 @pytest.mark.parametrize("call", range(8), ids=NAMES)
 def test_an_error_is_the_kernels(stats: Stats, call: int) -> None:
-    """Only the source can say that a file does not exist."""
+    """The catalog answers no call that fails, because only the source can say that a file does not
+    exist."""
     expected = -errno.EBADF if call % OLD == FSTAT else -errno.ENOENT
     assert stats.call(call, stats.root / "none", 0, -1) == expected
     if call % OLD == FSTATAT:

@@ -84,7 +84,8 @@ def test_the_first_mapping_starts_the_thread(mapping: Mapping) -> None:
 
 
 def test_without_the_thread_no_mapping_waits(mapping: Mapping) -> None:
-    """When the next mapping is added, the library tries again to start the thread."""
+    """If the thread that replaces mappings cannot be started, no mapping waits. When the next
+    mapping is added, the library tries again to start the thread."""
     for _ in range(2):
         mapping.lib.mappings_cannot_start(1)
         assert mapping.add() == 0 and not mapping.lib.mappings_helper(0)
