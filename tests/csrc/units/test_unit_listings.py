@@ -268,7 +268,8 @@ def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: s
 
 
 def test_a_whole_listing_without_memory_is_none(lib: Any, served: Served) -> None:
-    """If any allocation fails, the call fails, and no stream stays open."""
+    """If any allocation fails during scandir, the call fails with ENOMEM, and no stream stays
+    open."""
     out = ffi.new("char[]", 8192)
     for n in (0, 1, 2, 30, 33, 34, 70):
         lib.listing_memory(n)

@@ -207,8 +207,9 @@ def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: st
 
 @pytest.mark.parametrize("call", range(4), ids=NAMES[OLD:])
 def test_another_layout_of_the_attributes_is_libcs_task(stats: Stats, call: int) -> None:
-    """libc refuses a layout that it does not know. A libc without the old calls has only one
-    layout."""
+    """The calls of older programs name the layout of struct stat by a version. libc refuses a
+    version that it does not know. A libc without these calls has only one layout, so any version is
+    accepted."""
     fd = os.open(stats.file, os.O_RDONLY)
     size = stats.file.stat().st_size
     for version, known in ((1, True), (0, True), (2, False), (99, False), (-1, False)):
