@@ -414,7 +414,8 @@ def test_what_the_daemon_learns_during_a_rename_changes_too(
 
 
 def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: Changing) -> None:
-    """Another process has replaced the file."""
+    """Another process has replaced the file f, and this process makes a link to the new file. The
+    catalog's file f then counts as changed."""
     (changing.root / "f").rename(changing.root / "old")
     (changing.root / "f").write_text("new")
     for is_at, name in ((True, "one"), (False, "other")):

@@ -170,7 +170,8 @@ def test_a_link_is_read_from_the_catalog(looks: Looks, call: int) -> None:
 def test_a_program_that_asks_for_more_than_its_buffer_is_left_to_libc(
     looks: Looks, call: int
 ) -> None:
-    """libc ends such a program."""
+    """A call may state a length that exceeds its buffer. The library leaves this call to libc,
+    which terminates the program."""
     for n, size in ((100, 99), (1, 0), (2, 1)):
         assert looks.link(call, "d/l", n, size) == FORTIFIED
     for n, size in ((100, 100), (99, 100), (1, 1)):

@@ -201,7 +201,8 @@ def test_this_library_is_recognized_by_its_memory(
 
 @pytest.mark.parametrize("others", [TABLES - 2, TABLES - 1, TABLES, TABLES + 9])
 def test_libc_is_searched_behind_any_number_of_libraries(loaded: Loaded, others: int) -> None:
-    """If more than TABLES libraries would be searched, the last ones before libc are left out."""
+    """The search covers at most TABLES libraries. If there are more, the last ones before libc are
+    left out, and libc is still searched."""
     loaded.load(name="us.so", is_us=True)
     for i in range(others):
         loaded.load(Symbol(f"f{i}", 0x10000 + i))

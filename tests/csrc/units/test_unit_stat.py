@@ -250,7 +250,8 @@ def test_a_path_is_learned_from_the_kernels_answer(stats: Stats, call: int) -> N
 
 
 def test_without_a_daemon_every_file_is_the_kernels(stats: Stats) -> None:
-    """The kernel's answer is returned even for a file with the mode that copies have."""
+    """Without a daemon, the library returns the kernel's answer even for a file with the mode that
+    copies have."""
     stats.file.chmod(0o400)
     fd = os.open(stats.file, os.O_RDONLY)
     stats.lib.attach_set_current(ffi.NULL)

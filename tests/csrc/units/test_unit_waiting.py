@@ -148,7 +148,8 @@ def test_a_forked_child_replaces_the_mappings_that_it_has_inherited(mapping: Map
 
 
 def test_before_a_call_that_needs_one_thread_all_mappings_are_forgotten(mapping: Mapping) -> None:
-    """The thread is woken, so that it ends."""
+    """No mapping waits any more, and the thread that replaces mappings is woken, so that it
+    ends."""
     lib = mapping.lib
     lib.mappings_end()
     mapping.add()
