@@ -335,8 +335,8 @@ OF_SOURCE = {"misses": 1, "bytes_from_source": SIZE, "source_opens": 1}
 
 
 def test_each_open_is_counted_once(files: Files) -> None:
-    """Only an open that succeeds is counted. If the daemon follows the opens (`follow_opens`), it
-    also learns which files were opened."""
+    """An open that fails, an open of a directory and an open with O_PATH are not counted. If the
+    daemon follows the opens (`follow_opens`), it also learns which files were opened."""
     counted, opened = Counted(files), files.served.clients.opened
     files.read(files.file)
     assert counted.changes() == OF_COPY

@@ -290,7 +290,7 @@ def test_the_libraries_are_looked_at_once(loaded: Loaded) -> None:
 
 
 def test_functions_of_the_real_libc_are_found(lib: Any) -> None:
-    """Their addresses are those that dlsym finds."""
+    """The addresses that the library finds are those that dlsym returns."""
     names = ("open", "read", "mmap", "close", "pthread_create", "gettimeofday", "time", "memcpy")
     process = ctypes.CDLL(None)
     for name in names:
