@@ -75,8 +75,9 @@ static void make(void) {
     g->homes = FILES - draw(3);
     g->home = calloc(FILES, sizeof *g->home);
     CHECK(g->home);
-    /* g->homes is the length of the array g->home. The array is allocated longer than that, and
-     * filled to its end. So the comparison shows if the engine reads elements beyond g->homes. */
+    /* g->homes is the number of elements of g->home that the engine may use. The array has more
+     * elements, and all of them are filled. So the comparison shows if the engine uses elements
+     * beyond g->homes. */
     for (uint64_t id = 0; id < FILES; id++) {
         struct monarch_home *h = &g->home[id];
         h->storage = (uint16_t)(draw(8) ? 1 + draw(2) : MONARCH_NOT_TOLD);

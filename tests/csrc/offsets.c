@@ -260,8 +260,8 @@ static long take(int fd, char *data) {
     return by_parts ? readv(fd, parts, 2) : read(fd, data, (size_t)size_of_record);
 }
 
-/* Returns whether the data are exactly one record: they start at a multiple of the record size, are
- * as long as the file allows, and consist of consecutive numbers. */
+/* Returns whether the data are exactly one record: they start at a multiple of the record size, end
+ * with the record or with the file, and consist of consecutive numbers. */
 static int is_right(const char *data, long n) {
     uint64_t at = first_word(data) * 8, rest = size_of_file - at;
     if (at % (uint64_t)size_of_record || at >= size_of_file ||

@@ -93,7 +93,8 @@ CALL(fopen64, stream(fopen64(path, "rbe")))
 static long closed(FILE *f) { return f ? fclose(f) : -1; }
 CALL(fclose, closed(fopen(path, "r")))
 CALL(freopen, stream(freopen(path, "r", fopen("/dev/null", "r"))))
-/* Crashed programs read /proc in their signal handlers, which may run on small stacks. */
+/* A program that has crashed may read /proc in its signal handler, which may run on a small
+ * stack. */
 CALL(open_proc, open("/proc/self/maps", O_RDONLY))
 CALL(fopen_proc, stream(fopen("/proc/self/maps", "r")))
 CALL(stat_proc, stat("/proc/self/maps", &st))

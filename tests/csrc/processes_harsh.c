@@ -59,7 +59,7 @@ static void interrupted(const char *path, const char *odd) {
 static void op_siglongjmp(void) {
     struct sigaction action = {.sa_handler = jump};
     const char *path = in("f"), *odd = in("d/..//m");
-    alarm(0); /* this ends the alarm of main(), because ITIMER_REAL is the same timer */
+    alarm(0); /* ends the alarm of main(): alarm() uses ITIMER_REAL, and so does this case */
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     sigsetjmp(start, 1);
     /* Descriptors that were open when the handler jumped away stay open, with and without the

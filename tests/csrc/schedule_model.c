@@ -83,9 +83,9 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply while more
- * than four threads are free, nor if the order's peer is `at`, the peer that the thread is already
- * asking. */
+/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply in two cases:
+ * if more than four threads are free, and if the order's peer is `at`, the peer that the thread is
+ * already asking. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -95,8 +95,9 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * such work at a time. If it leaves room for n more threads, fewer than 2n - 1 of the threads that
- * now do such work may be asking the order's peer. */
+ * such work at a time, and `left` is the number of further threads that the width allows. A further
+ * thread may ask the order's peer only if fewer than 2 * left - 1 of the threads that now do such
+ * work are asking it. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&

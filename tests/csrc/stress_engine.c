@@ -167,8 +167,8 @@ static void read_copy(const struct monarch_catalog *c, int64_t id, uint64_t word
             check_bytes(k, 0, at, buffer, (uint64_t)n);
     CHECK(at == size_of(k) && close(fd) == 0);
     /* `owner` is the entry whose copy, according to the catalog, has this inode number. If the copy
-     * that was read has been dropped, another copy may have got the number. So `owner` is checked
-     * only if the entry `id` still has the copy that was read. */
+     * that was read has been dropped, another copy may have got its inode number. So `owner` is
+     * checked only if the entry `id` still has the copy that was read. */
     if (__atomic_load_n(&monarch_entries(c)[id].word, __ATOMIC_ACQUIRE) == word &&
         c == __atomic_load_n(&catalog, __ATOMIC_ACQUIRE) && st.st_nlink)
         CHECK(owner == id || owner < 0);

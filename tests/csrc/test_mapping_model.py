@@ -159,8 +159,8 @@ def acted(s: State, op: str, page: int) -> State:
 
 
 def carved(s: State, page: int, op: str) -> State:
-    """[carve] Changes the slot whose range contains the page. If the call is an advice, the slot
-    shrinks to this page and keeps the advice; any other call frees the slot."""
+    """[carve] Changes the slot whose range contains the page. If the call gives advice, the slot
+    shrinks to this page and stores the advice. Any other call frees the slot."""
     for place, slot in enumerate(s.slots):
         if slot is not None and overlaps(slot, page):
             middle = slot._replace(number=s.numbers + 1, begin=page, end=page + 1, advice=1)

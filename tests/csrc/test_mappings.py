@@ -21,7 +21,8 @@ from monarch_py.demo.slowsource import SlowSource
 
 # How long the threads and children of stress_mappings.c work [s].
 STRESS_S = float(os.environ.get("MONARCH_STRESS_S", "2"))
-# The file has four parts of this size [bytes] and a rest. The programs change the second part.
+# The file has four parts of this size [bytes], and some more bytes after them. The programs change
+# the second part.
 PART = MIB
 SIZE = 4 * PART + 1234
 # The rate of the source [bytes/s]. At this rate, a fill takes half a second, so there is enough
@@ -192,8 +193,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
     assert session.totals()["promotions"] == 4
 
 
-# This test takes long, because it loads torch three times. So it runs only with --long. In the
-# other runs, the case `writable` below tests private mappings that are writable, as torch makes
+# This test takes a long time, because it loads torch three times. So it runs only with --long. In
+# the other runs, the case `writable` below tests private mappings that are writable, as torch makes
 # them.
 @pytest.mark.long
 def test_torch_load_with_mmap(

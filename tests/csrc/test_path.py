@@ -1,6 +1,6 @@
 """Tests path resolution against the kernel. If path resolution returns an entry, it is the entry of
-the file that the kernel would open. If path resolution can follow every step of a path, it also
-finds each file that the kernel finds."""
+the file that the kernel would open. If path resolution can follow every step of a path, and the
+kernel finds a file at the path, path resolution finds this file too."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def is_odd(path: str) -> bool:
 @given(st.text(alphabet="/.ab", max_size=12), st.integers(0, 40), st.integers(0, 40))
 def test_odd_paths_are_seen(text: str, before: int, behind: int) -> None:
     """Empty names, `.` and `..` in a path are found. They are also found at any place in a longer
-    path, although the search takes 16 bytes at a time."""
+    path, although the search examines 16 bytes at a time."""
     from monarch_py.native import lib
 
     for path in (text, before * "a" + text + behind * "b"):

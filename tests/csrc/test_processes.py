@@ -33,8 +33,8 @@ CASES = [
     for name in re.findall(r'^    \{"(\w+)", \w+\},', path.read_text(), re.M)
     if name not in PARTS
 ]
-# Cases that get no copy: they read no file that has a copy, or read it only when its path leads to
-# another file.
+# Cases that get no copy: they read no file that has a copy, or they open the path of such a file
+# only when it leads to another file.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",
@@ -49,7 +49,8 @@ NO_HITS = {
 # these cases may get copies or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
-# Cases that also run after their daemon has ended, and with the library switched off.
+# Cases that also run in two other states of the library: after its daemon has ended, and while the
+# library is switched off.
 FOR_EVERY_CALL = ["errno", "descriptors", "small_stacks"]
 
 

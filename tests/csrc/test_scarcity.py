@@ -12,8 +12,9 @@ from csrc.building import HERE, NATIVE, build_program, compile_native
 CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
 
 
-# part of the daemon -> the least number of calls for resources that it takes to make the part. For
-# each of these calls, the test must have tried what happens if the call fails.
+# part of the daemon -> a lower bound on the number of calls for resources that are needed to make
+# the part. At least this many calls must have failed during the test, one in each attempt to make
+# the part.
 PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan": 5}
 
 

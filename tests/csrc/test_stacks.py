@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 
-# PATH: the size of a path. FRAME: the limit for the frame of one function, which has room for a
-# path and some other variables [bytes].
+# PATH: the size of a path [bytes]. FRAME: the limit on the stack frame of one function [bytes],
+# which leaves room for one path and some other variables.
 PATH, FRAME = 4096, 4700
 # The limit for the stack that each call in CALLS uses, together with the functions that it calls
 # [bytes]. Functions in SAYS, which print or log, do not count. The limit is SIGSTKSZ, the usual

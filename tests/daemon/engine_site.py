@@ -146,7 +146,7 @@ class Engine:
         return here
 
     def claim(self, number: int, flags: int = 0) -> None:
-        """Claims a file, as a program does that reads the file itself. With the flag
+        """Claims a file, as a program that reads the file itself does. With the flag
         MONARCH_CLAIM_HANDED, the program has also handed over its descriptor of the file."""
         ticks = time.monotonic_ns() >> lib.MONARCH_CLAIM_TICK & (lib.MONARCH_CLAIM_RECALLED - 1)
         self.clients.claim[number % lib.MONARCH_CLAIMS] = (number + 1) << 32 | flags | ticks

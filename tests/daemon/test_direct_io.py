@@ -84,7 +84,8 @@ LIMITS = [{}, {"source_limits": {"bandwidth": "20MB"}}, {"source_limits": {"oper
 def test_what_is_in_the_page_cache_is_not_read_again(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, limits: dict[str, Any]
 ) -> None:
-    """The wait for a rate limit does not count as a wait for the source."""
+    """All files are in the page cache, so fills read hardly anything from the source. The waits for
+    a rate limit must not count as waits for the source."""
     for path in files_of(source).values():
         path.read_bytes()
     source.reset()

@@ -124,7 +124,7 @@ def make(
             staging=staging,
             plan=str(plan),
             # Of the files that are no longer used, the daemon first evicts those that the scan
-            # found first. Those that the scan found last may stay until the training ends.
+            # found first. Those that the scan found last may stay until the training run ends.
             scan_threads=1,
         )
         source.rate(0)
@@ -156,10 +156,10 @@ def test_other_files_take_the_places_of_those_that_are_used_no_more(make: Make) 
         assert watch.most_bytes <= training.tier["quota_bytes"]
         read[eviction] = training.source.counts()["bytes_read"]
         if eviction == "planned":
-            # The training now uses the other HALF files. Most of them replace a file in the tier.
-            # Up to 3 * WINDOW of them do not: those that the staging area holds, those for which
-            # the tier has room left, and those that were fetched into the staging area before the
-            # daemon knew that they are used again.
+            # The training run now uses the other HALF files. Most of them replace a file in the
+            # tier. Up to 3 * WINDOW of them do not: those that the staging area holds, those for
+            # which the tier has room left, and those that were fetched into the staging area before
+            # the daemon knew that they are used again.
             assert HALF - 3 * WINDOW <= training.tier["evicted"] <= HALF
         else:
             assert training.tier["evicted"] == 0

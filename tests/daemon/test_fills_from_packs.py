@@ -33,7 +33,7 @@ SMALL = 5000
 
 
 class Site:
-    """A source, and beside it a tar with the same files.
+    """A source, and beside it a tar archive of the same files.
 
     `alter` gives a file new content but leaves its size and mtime as they were. The content of a
     copy then shows whether the copy was made from the file or from the pack, which has the old

@@ -355,8 +355,8 @@ def test_files_are_ordered_in_the_catalog_that_clients_are_told_of(engine: Engin
 
 
 def test_a_fill_that_fails_is_left_as_it_is(engine: Engine) -> None:
-    """If the fill of a file has failed, the engine does not change the file's state. The
-    daemon's loop decides what becomes of the file when it receives the result of the fill."""
+    """If the fill of a file has failed, the engine does not change the file's state. When the
+    daemon's loop receives the result of the fill, it decides what to do about the file."""
     (engine.source / "f1").write_bytes(b"x" * (SIZE + 1))
     engine.grant(PLENTY, first_copy=5)
     engine.ask(1)

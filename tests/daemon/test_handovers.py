@@ -731,8 +731,8 @@ def test_a_wrong_descriptor_is_not_believed(
 ) -> None:
     (tmp_path / "elsewhere").write_bytes(bytes(SIZE))
     root = source.mountpoint
-    # For each file, a function that opens a wrong descriptor: the daemon must not read the file
-    # through it.
+    # For each file, a function that opens a wrong descriptor, through which the daemon must not
+    # read the file.
     fds: dict[int, Callable[[], int]] = {
         2: lambda: os.open(root / str(MANY), os.O_RDONLY),
         3: lambda: os.open(tmp_path / "elsewhere", os.O_RDONLY),

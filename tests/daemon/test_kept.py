@@ -1,5 +1,5 @@
-"""The engine keeps the descriptors that programs have handed over until a fill of their file is
-ordered. Then the engine need not open the file again."""
+"""If a program has handed over a descriptor of a file, the engine keeps the descriptor until a fill
+of the file is ordered. For this fill, the engine need not open the file again."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
 
 
 def test_large_files_make_their_directory_known(session_factory: Factory, tmp_path: Path) -> None:
-    """A file whose descriptor a program has handed over counts as read to its end."""
+    """Reads of a few large files in a directory make the daemon list and fill the directory. A file
+    whose descriptor a program has handed over counts as read to its end."""
     files = Files(tmp_path / "source").add_many(3 * NAMES, MIB, "d/f")
     files.add_many(MANY, SIZE, "e/f")
     session = lazy(session_factory, files.root)

@@ -89,8 +89,8 @@ def test_signals_that_come_while_one_is_handled(
 def test_what_a_job_is_signalled_is_not_for_its_daemon(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """Signals that are meant for the job do not end the daemon: Slurm sends the signal that its
-    option --signal names to all steps."""
+    """Signals that are meant for the job do not end the daemon. For example, the user may name a
+    signal with the option --signal of Slurm, and Slurm then sends this signal to all steps."""
     session = session_factory(tree).start()
     assert session.daemon is not None
     for number in (signal.SIGUSR1, signal.SIGUSR2):

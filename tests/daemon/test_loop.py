@@ -89,7 +89,7 @@ def test_the_loop_rests_until_its_next_iteration_is_needed(
     ("names_last_s", "orders", "filled", "is_more", "may"),
     [
         (math.inf, 0, 9, False, True),  # all files are ordered
-        (math.inf, 100, 50, True, True),  # the other 50 orders last for the second rest
+        (math.inf, 100, 50, True, True),  # the remaining 50 orders suffice for the second rest
         (math.inf, 100, 51, True, False),
         (0.1, 0, 0, False, True),  # the names last exactly for both rests
         (0.09, 100, 0, False, False),

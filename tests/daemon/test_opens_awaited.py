@@ -82,7 +82,7 @@ def order(session: Session, *paths: Path) -> None:
 
 
 def begin_fill(session: Session, slow: SlowSource, *paths: Path) -> None:
-    """Orders fills of these files. Returns when each of the fills has begun to read from the
+    """Orders fills of these files, and waits until each of the fills has begun to read from the
     source."""
     reads = slow.counts()["read"]
     order(session, *paths)

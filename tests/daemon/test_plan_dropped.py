@@ -35,8 +35,8 @@ from monarch_py.ipc import word
 from monarch_py.plan import Plan
 
 # The program opens the files that its arguments name, slowly enough for the daemon to see their
-# order. From the argument SLOWLY on, it takes ten times as long for each file. It returns to the
-# first speed when its standard input is readable.
+# order. From the argument SLOWLY on, it takes ten times as long for each file. It returns to its
+# first speed when its standard input becomes readable.
 SLOWLY = "-"
 OPEN = """
 import os, select, sys, time

@@ -148,7 +148,8 @@ def test_a_file_that_is_changed_while_it_is_published_loses_its_copy(
     engine: Engine, copies: Copies
 ) -> None:
     """A program changes the file while the engine publishes its copy: after the engine has checked
-    that the file is unchanged, and before the file's entry becomes PRESENT."""
+    that the file is unchanged, and before the file's entry becomes PRESENT. The file must lose this
+    copy."""
     copy = engine.order(1)
     result = engine.result()
     assert result["is_published"].all()
@@ -214,7 +215,7 @@ def test_a_tier_that_is_lost_gets_nothing_more(engine: Engine, copies: Copies) -
 
 def test_what_is_published_while_a_command_names_it_stays(engine: Engine) -> None:
     """`monarch warm` names a file whose copy is being made. The copy is finished before the daemon
-    handles the request."""
+    handles the request. The request must leave the copy as it is."""
     shared: Any = SimpleNamespace(catalog=engine.catalog, clients=engine.clients)
     wanted = FillRequests(shared, eager=False)
     copy = engine.order(1)

@@ -131,7 +131,7 @@ TEST(a_large_directory_is_shared_out) {
 }
 
 /* A scan of only parts of a source does not report how many names a directory has. It enters
- * subdirectories only if it is deep. */
+ * subdirectories only if the scan is deep. */
 TEST(a_scan_of_parts_reports_the_named_directories) {
     for (int is_deep = 0; is_deep < 2; is_deep++) {
         make();
@@ -194,8 +194,8 @@ TEST(only_failures_are_counted) {
     done();
 }
 
-/* Each operation at the source counts against the scan's rate limit. If the source is not asked,
- * nothing is counted. */
+/* Each operation at the source counts against the scan's rate limit. A step that needs no operation
+ * at the source is not counted. */
 TEST(each_question_to_the_source_is_paced) {
     make();
     make_tree();
@@ -337,8 +337,8 @@ static struct monarch_catalog *catalog_of(const struct monarch_batch *b, int is_
     return c;
 }
 
-/* A listing is valid while its directory has exactly the names of the listing, in the same order,
- * and the times that the catalog has. */
+/* A listing is valid as long as its directory has exactly the names of the listing, in the same
+ * order, and the directory's times are those in the catalog. */
 TEST(a_listing_holds_until_a_name_changes) {
     make();
     make_tree();

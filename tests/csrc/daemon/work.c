@@ -206,8 +206,9 @@ TEST(a_published_copy_frees_its_slot) {
 }
 
 /* A finished copy is published at once if the writer is free. Then its readers are answered. If
- * this thread cannot publish the copy, Python does, and the readers are answered nevertheless: they
- * may use parts of the copy. A DROP or a failed order has no copy to publish. */
+ * this thread cannot publish the copy, Python publishes it later. The readers are answered
+ * nevertheless, because they may use parts of the copy. A DROP or a failed order has no copy to
+ * publish. */
 TEST(a_finished_copy_is_published_at_once) {
     const struct {
         int has_writer, kind, status, can_lock, publishes, published, answered;
@@ -274,8 +275,9 @@ static struct fill *fill_begin(struct monarch_engine *of, struct job *job) {
 }
 static void takes_kept(struct pool *of, struct job *job) { took_kept++; }
 
-/* A thread begins the fill that is ordered. If the file is small or came with a descriptor, the
- * thread moves all of its units at once. Otherwise it leaves the blocks to all threads. */
+/* A thread begins the fill that is ordered. If the file is small, or if the order came with a
+ * descriptor, the thread moves all of the file's units at once. Otherwise, all threads share the
+ * file's blocks. */
 TEST(an_order_is_begun) {
     const struct listener listener = {.begins = takes_kept};
     const struct {
@@ -330,8 +332,8 @@ TEST(an_order_ends_or_goes_back) {
 
 /* A thread that finds work wakes another thread for the work that is left. A thread that finds no
  * work wakes others only for work that it cannot do itself. If the thread worked for a peer before
- * its search and has left this peer, another thread may now ask the peer. In this case, the thread
- * wakes others even if no thread counts as sleeping. */
+ * its search and has left this peer, another thread may now ask the peer. In this case, the
+ * searching thread wakes others even if no thread counts as sleeping. */
 TEST(a_search_wakes_others_for_the_rest) {
     const struct {
         int found, all, sleeping, leaves;
@@ -400,8 +402,8 @@ TEST(units_are_moved_in_runs) {
     }
 }
 
-/* Units that other threads have claimed are skipped. Then this thread does not see all bytes of the
- * block, so it does not put them into a stream for the block's sum. */
+/* A thread skips the units of a block that other threads have claimed. It then does not see all
+ * bytes of the block, so it puts none of them into a stream for the block's sum. */
 TEST(units_of_others_are_skipped) {
     make();
     struct job job = {.peer = {-1}};
@@ -421,8 +423,8 @@ TEST(units_of_others_are_skipped) {
     done();
 }
 
-/* If a thread has found a unit, it moves just that unit. If it has found a block, it moves the
- * whole block. */
+/* If the search for work has found a unit, the thread moves just that unit. If the search has found
+ * a block, the thread moves the whole block. */
 TEST(a_thread_moves_what_it_has_found) {
     for (int is_unit = 0; is_unit < 2; is_unit++) {
         make();

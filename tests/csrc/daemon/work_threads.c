@@ -192,7 +192,7 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
 
 /* A thread that has had no work for a while returns the memory of its buffer, once. Then it sleeps
  * without a limit. But if the thread has left an order queued, because a program is still reading
- * the file, it looks for work again sooner, and keeps its buffer. */
+ * the order's file, it looks for work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},
@@ -227,8 +227,8 @@ TEST(a_thread_rests_after_work_that_nobody_waits_for) {
             }
 }
 
-/* If no idle thread is left while a thread works, the thread starts others before it begins its
- * work. Their stacks are small. */
+/* If a thread that has found work was the last idle thread, it starts other threads before it
+ * begins the work. The stacks of the new threads are small. */
 TEST(a_thread_that_leaves_nobody_starts_others) {
     for (int leaves = 0; leaves < 2; leaves++) {
         const struct turn one = {.found = 1, .leaves_nobody = leaves};
@@ -244,8 +244,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
- * Otherwise, no thread would be started later for its work. */
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle. If it
+ * counted as idle, no thread would be started later for its work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {

@@ -37,8 +37,8 @@ EXPORT int handover_read_unmet(struct session *s, int fd) {
     sys_fstat(fd, &st);
     return monarch_read_unmet(s, fd, &st);
 }
-/* Returns the length of the part of a message that precedes the path (has_path = 1) or the number
- * of the source (has_path = 0). */
+/* Returns how many bytes of a message precede the path (has_path = 1) or the number of the source
+ * (has_path = 0). */
 EXPORT int handover_head(int has_path) {
     return has_path ? (int)offsetof(struct monarch_handover, path)
                     : (int)offsetof(struct monarch_handover, source);

@@ -41,9 +41,9 @@ EXPORT void locked_note_file(uint64_t dev, uint64_t ino) { monarch_note_locks(de
 EXPORT void locked_forget(void) { memset(locked, 0, sizeof locked); }
 
 /* watcher: a descriptor of the file. After each close, `watch` asks through this descriptor whether
- * the file's first byte could be locked for writing. moments: number of closes. The other counters
- * are numbers of closes after which the byte could be locked (free_moments), a signal was not
- * blocked (open_to_signals), or no closing was under way (unannounced). */
+ * the file's first byte could be locked for writing. moments: number of closes. free_moments:
+ * closes after which the byte could be locked. open_to_signals: closes after which a signal was not
+ * blocked. unannounced: closes after which no closing was under way. */
 static int watcher = -1;
 static int moments, free_moments, open_to_signals, unannounced;
 static int watch(int fd) {

@@ -56,9 +56,9 @@ static void end_moment(void) {
 
 #include "made.h"
 
-/* Sets the conditions for the next calls: whether a copy is coming, whether it is there after the
- * wait, and the descriptor (-1: none) that another thread duplicates onto the mapped descriptor's
- * number during the wait. */
+/* Sets the conditions for the next calls: whether the copy is complete or being made (coming_now),
+ * and whether it is complete after the wait (there). other: the descriptor that another thread
+ * duplicates to the mapped descriptor's number during the wait; -1: none. */
 EXPORT void map_answers(int coming_now, int there, int other) {
     is_coming = coming_now;
     is_there = there;

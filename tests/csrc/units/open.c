@@ -5,7 +5,7 @@
 #include "preload/changes/record.h"
 #include "steps.h"
 
-static int leads_to_copy; /* 1: every path leads to a copy, whose source's file is /real */
+static int leads_to_copy; /* 1: every path leads to a copy of the source's file /real */
 static const char *changed_file(int dir, const char *path, int follow, const char *real) {
     step("file %d %s%s", dir, path ? path : "-", follow ? "" : " itself");
     return real;

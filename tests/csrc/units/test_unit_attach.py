@@ -166,8 +166,8 @@ def test_a_daemon_that_starts_later_is_found(daemon: Daemons, lib: Any) -> None:
 
 
 def test_only_sessions_in_use_stay_mapped(daemon: Daemons, lib: Any) -> None:
-    """The session before the newest one stays mapped, because threads may still use it. Older
-    sessions are released, unless the process is listing a directory of theirs."""
+    """The session before the newest one stays mapped, because threads may still use it. An older
+    session is released, unless the process is listing one of its directories."""
     sessions = [lib.attach_first()]
 
     def next_daemon() -> None:

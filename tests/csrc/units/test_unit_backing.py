@@ -131,7 +131,7 @@ def test_a_range_that_is_closed_keeps_what_stands_behind_others(
                 assert lib.backing_that_stays(first, first, last) == expected, (first, last)
     # A range that contains all descriptors of the program: no backing descriptor in it stays open.
     assert lib.backing_that_stays(0, pairs[0].fd, 2**32 - 1) == 2**32
-    # A range without backing descriptors: the result is the first number behind the range.
+    # A range without backing descriptors: the result is the first number after the range.
     assert lib.backing_that_stays(0, 0, pairs[1].fd) == pairs[1].fd + 1
     # A range that contains all backing descriptors, but only the third descriptor of the program.
     # The first backing descriptor must stay open, and the third backing descriptor must not.

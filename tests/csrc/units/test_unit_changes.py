@@ -105,7 +105,7 @@ def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> N
 def test_what_another_process_has_replaced_counts_as_changed(changing: Changing, call: str) -> None:
     """Another process renames or replaces a file or a directory that is in the catalog. After this
     process's next call on the path, the file counts as changed, and so does its directory, whose
-    listing still has the file. For a directory, all files below it count as changed too."""
+    listing still contains the file. For a directory, all files below it count as changed too."""
     root = changing.root
 
     def change(path: str) -> set[str]:
@@ -195,7 +195,8 @@ def test_a_change_through_a_link_that_nobody_has_used_is_one_of_the_catalogs_fil
 
 
 def test_a_bad_path_is_the_kernels_to_refuse(changing: Changing) -> None:
-    """The library does not read a path whose address is NULL."""
+    """The library does not read a path whose address is NULL, and leaves the error to the
+    kernel."""
     lib = changing.lib
     lib.changes_path_to_change(AT_FDCWD, ffi.NULL, 1, ffi.new("char[4096]"))
     for call in (lib.changes_path, lib.changes_file, lib.changes_known):
@@ -413,7 +414,8 @@ def test_what_the_daemon_learns_during_a_rename_changes_too(
 
 
 def test_a_link_to_a_file_that_was_replaced_changes_the_catalogs_file(changing: Changing) -> None:
-    """Another process has replaced the file."""
+    """Another process has replaced the file f, and this process makes a link to the new file. The
+    catalog's file f then counts as changed."""
     (changing.root / "f").rename(changing.root / "old")
     (changing.root / "f").write_text("new")
     for is_at, name in ((True, "one"), (False, "other")):

@@ -32,8 +32,8 @@ def names(claim: int, entry: int) -> bool:
 
 
 def test_a_claim_holds_for_a_second_and_for_its_file_alone(lib: Any, session: Made) -> None:
-    """A claim says for one second that a program reads the file. It says nothing about another file
-    that has the same slot."""
+    """A claim says for one second that a program reads the file. It says nothing about another
+    file, even if claims of that file use the same slot."""
     start = lib.shared_now()
     lib.claims_file(session.s, 7)
     end = lib.shared_now()
@@ -115,8 +115,8 @@ def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> N
 
 
 def test_texts_are_the_same_only_if_every_byte_is(lib: Any) -> None:
-    """The comparison takes 16 or 8 bytes at a time. It must see a difference at any place of a text
-    of any length, and must ignore the bytes after the text."""
+    """The comparison examines 16 or 8 bytes at a time. It must detect a difference in any byte of a
+    text of any length, and must ignore the bytes after the text."""
     for n in range(70):
         text = bytes(i % 251 + 1 for i in range(n))
         assert lib.shared_same_bytes(text + b"a", text + b"b", n)

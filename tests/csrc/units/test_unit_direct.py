@@ -53,7 +53,7 @@ def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
         assert not may()
         setattr(control, field, 0)
     setattr(control, field, 1 << SOURCE)  # the kernel keeps no pages of the source
-    session.entries[128] = entry  # every 128th file is read directly all the same
+    session.entries[128] = entry  # even so, every 128th file is read directly
     assert lib.handover_may_read_direct(session.s, 128)
     setattr(control, field, 0)
     lib.handover_note_locks(9, 78)

@@ -35,8 +35,9 @@ def test_statvfs_is_told_as_libc_tells_it(lib: Any, path: str) -> None:
 
 
 def test_a_file_system_without_fragments_has_fragments_of_a_block(lib: Any) -> None:
-    """The kernel sets one flag to show that the other flags are valid. The library removes this
-    flag from the answer, as libc does."""
+    """If the kernel reports no size of a fragment, the library reports the size of a block. The
+    kernel sets one flag to show that the other flags are valid. The library removes this flag from
+    the answer, as libc does."""
     out = ffi.new("uint64_t[3]")
     for args, expected in (
         ((4096, 0, 0x1020), [4096, 4096, 0x1000]), ((4096, 512, 0xFFFF), [4096, 512, 0xFFDF]),

@@ -340,7 +340,8 @@ def test_before_a_lock_a_file_of_which_little_was_read_is_given_up(
 
 
 def test_a_file_without_an_entry_is_handed_over_with_its_path(readers: Readers) -> None:
-    """From the path, the daemon learns that the file exists."""
+    """The message contains the file's path, because the daemon may not know yet that the file
+    exists."""
     path = readers.path.with_name("new")
     path.write_bytes(b"x" * 10)
     number = int(readers.lib.claims_unmet(path.stat().st_ino))

@@ -190,7 +190,8 @@ def test_the_program_inherits_what_it_needs_and_nothing_else(launch: Launch) -> 
 
 @pytest.mark.parametrize("has_errors", [False, True])
 def test_an_older_kernel_copies_the_table_of_descriptors(launch: Launch, has_errors: bool) -> None:
-    """The program still gets the right descriptors 0 to 3, and this process keeps its own."""
+    """An older kernel gives the launched process a copy of this process's table of descriptors. The
+    program still gets the right descriptors 0 to 3, and this process keeps its own."""
     launch.shell(is_old=True, has_errors=has_errors)
     found = launch.output()
     errors = str(launch.errors) if has_errors else "/dev/null"
@@ -212,8 +213,8 @@ def test_without_a_descriptor_to_keep_nothing_is_executed(launch: Launch) -> Non
 
 
 def test_a_launch_that_hangs_is_not_waited_for(launch: Launch) -> None:
-    """The call returns, but the launch is not over before the program starts: until then, the new
-    process uses this process's memory."""
+    """If a launch hangs, the call returns nevertheless. The launch is not over before the program
+    starts: until then, the new process uses this process's memory."""
     launch.shell(waits=True)
     for _ in range(3):
         assert not launch.lib.launch_is_over()

@@ -282,7 +282,7 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
     # According to its hint, the directory contains links to files of a source, but its link `own`
-    # leads to a file outside the source. After AGAIN lookups of such links, the library removes the
+    # leads to a file outside the source. After AGAIN lookups of this link, the library removes the
     # hint, and looks at the directory again.
     found = []
     for _ in range(2 * AGAIN):

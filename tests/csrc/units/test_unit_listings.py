@@ -157,9 +157,9 @@ def forget_look(lib: Any, served: Served) -> None:
 def test_a_directory_that_has_changed_is_listed_anew(
     lib: Any, served: Served, has_descriptor: bool
 ) -> None:
-    """The directory changes while a stream on it is open, which lists it from the catalog. A rewind
-    then makes the stream list the directory at the source: from now on, all calls on the stream go
-    to a stream of libc."""
+    """A stream lists a directory from the catalog, and the directory changes while the stream is
+    open. A rewind then makes the stream list the directory at the source: from now on, all calls on
+    the stream go to a stream of libc."""
     path = served.root / "d"
     stream = Stream(lib, path)
     old = stream.rest()
@@ -268,7 +268,8 @@ def test_a_whole_listing_is_chosen_and_sorted(lib: Any, served: Served, where: s
 
 
 def test_a_whole_listing_without_memory_is_none(lib: Any, served: Served) -> None:
-    """If any allocation fails, the call fails, and no stream stays open."""
+    """If any allocation fails during scandir, the call fails with ENOMEM, and no stream stays
+    open."""
     out = ffi.new("char[]", 8192)
     for n in (0, 1, 2, 30, 33, 34, 70):
         lib.listing_memory(n)

@@ -147,7 +147,8 @@ def test_a_configuration_that_is_missing_is_reported(loading: Loading) -> None:
 
 @pytest.mark.parametrize("is_site", [False, True])
 def test_a_process_without_room_for_the_segments_says_so(loading: Loading, is_site: bool) -> None:
-    """The warning does not propose to start another daemon, because that would not help."""
+    """If a process cannot map all segments of the session, the library warns. The warning does not
+    propose to start another daemon, because that would not help."""
     loading.serve(has_clients=False)
     variables = {"site_config" if is_site else "config": loading.config}
     assert loading.load(variables) == WAITING

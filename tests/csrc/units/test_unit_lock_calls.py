@@ -87,8 +87,9 @@ def test_without_the_sources_file_no_lock_is_granted(locks: Locks, kind: int, co
 
 
 def test_while_a_descriptor_is_being_closed_no_lock_changes(locks: Locks) -> None:
-    """F_GETLK, which only asks about a lock, gets the kernel's answer all the same, although this
-    answer may be outdated."""
+    """If the library takes too long to close a descriptor of its own, a call that changes locks
+    fails with ENOLCK. F_GETLK, which only asks about a lock, still gets the kernel's answer,
+    although this answer may be outdated."""
     for kind, command in CHANGING:
         assert locks.call(kind, command, awaits=False) == (-errno.ENOLCK, "keep 5, await")
     found = locks.call(FCNTL, GETLK, awaits=False)

@@ -122,8 +122,8 @@ def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files
 
 
 def test_up_to_128_locked_ranges_are_kept(files: Files) -> None:
-    """If a process has locked more ranges of a file, the locks on the further ranges are lost. That
-    is the only effect."""
+    """If a process has locked more than 128 ranges of a file, it keeps the locks on 128 of them and
+    loses the others. Nothing else goes wrong."""
     ranges = [(READ, 2 * i, 1) for i in range(128)]
     files.lock(files.f, *ranges)
     files.close(files.open())
@@ -147,7 +147,8 @@ def test_a_file_without_locks_is_only_closed(files: Files) -> None:
 
 
 def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
-    """A file with locks is always recognized."""
+    """The library always recognizes a file on which it has noted locks. It takes only a few other
+    files for such files."""
     lib.locked_forget()
     known = [(dev, 1000 + ino) for dev in (1, 2**40) for ino in range(30)]
     for one in known:
@@ -170,7 +171,8 @@ def test_closings_are_counted_for_each_process(lib: Any) -> None:
 
 
 def test_a_lock_call_waits_for_closings(lib: Any) -> None:
-    """The lock call gives up after 5 s. It notices a closing that has begun during the call."""
+    """A lock call waits until no closing is under way, but for at most 5 s. It also notices a
+    closing that begins during the call."""
     closings = ffi.new("uint32_t *")
     lib.locked_under_way(0, 0, 0)
     assert lib.locked_await(closings) == 0

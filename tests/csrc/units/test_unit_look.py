@@ -85,7 +85,8 @@ def looks(lib: Any, place: Place, tmp_path: Path) -> Iterator[Looks]:
 
 @pytest.mark.parametrize("call", range(len(NAMES)), ids=NAMES)
 def test_what_exists_is_known(looks: Looks, call: int) -> None:
-    """Only libc can say that a name does not exist."""
+    """The library itself answers for names that exist. Only libc can say that a name does not
+    exist."""
     for name in ("", "d", "d/f", "d/g", "d/l", "to_d", "to_d/f", "d/../d/g"):
         assert looks.access(call, name) == 0, name
     assert looks.access(call, "d/none") == looks.access(call, "d/other") == LIBC
@@ -137,7 +138,8 @@ def test_libc_decides_about_unknown_modes_and_flags(looks: Looks) -> None:
 
 
 def test_a_process_of_another_user_asks_libc(looks: Looks) -> None:
-    """The process may have fewer rights than the daemon."""
+    """The library passes the call to libc, because a process of another user may have fewer rights
+    than the daemon."""
     looks.served.control.owner += 1
     for call in range(len(NAMES)):
         assert looks.access(call, "d/f") == LIBC
@@ -168,7 +170,8 @@ def test_a_link_is_read_from_the_catalog(looks: Looks, call: int) -> None:
 def test_a_program_that_asks_for_more_than_its_buffer_is_left_to_libc(
     looks: Looks, call: int
 ) -> None:
-    """libc ends such a program."""
+    """A call may state a length that exceeds its buffer. The library leaves this call to libc,
+    which terminates the program."""
     for n, size in ((100, 99), (1, 0), (2, 1)):
         assert looks.link(call, "d/l", n, size) == FORTIFIED
     for n, size in ((100, 100), (99, 100), (1, 1)):
@@ -187,7 +190,8 @@ def test_a_real_path_is_found_in_the_catalog(looks: Looks, call: int) -> None:
 
 
 def test_a_buffer_for_a_real_path_must_be_large_enough(looks: Looks) -> None:
-    """libc terminates a program whose buffer has fewer than PATH_MAX bytes."""
+    """If the buffer has fewer than PATH_MAX bytes, the library leaves the call to libc, whose
+    fortified realpath then terminates the program."""
     assert looks.real(3, "d/f", PATH_MAX - 1) == FORTIFIED
     assert looks.real(3, "d/f", PATH_MAX) == "/d/f"
 

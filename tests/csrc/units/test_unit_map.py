@@ -93,7 +93,8 @@ def test_a_complete_copy_is_mapped(maps: Maps) -> None:
 
 @pytest.mark.parametrize("case", ["none comes", "not in time", "removed", "replaced"])
 def test_without_a_complete_copy_the_source_is_mapped(maps: Maps, case: str) -> None:
-    """Later, the library may replace this mapping by a mapping of the copy."""
+    """If there is no complete copy after the wait, the library maps the source's file. Later, it
+    may replace this mapping by a mapping of the copy."""
     if case == "removed":
         maps.copy.unlink()
     elif case == "replaced":

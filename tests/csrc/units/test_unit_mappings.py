@@ -89,8 +89,8 @@ def test_each_page_of_a_range_waits_for_its_own_part_of_its_file(
 
 
 def test_a_slot_that_is_changed_gets_a_new_number(lib: Any) -> None:
-    """If a slot gets a new number, the thread that replaces the mapping notices that the slot has
-    changed."""
+    """A slot that is changed gets a new number. By this number, the thread that replaces the
+    mapping notices that the slot has changed."""
     lib.table_clear()
     lib.table_put(PAGE, 5 * PAGE, 0, 1)
     (before,) = slots(lib)

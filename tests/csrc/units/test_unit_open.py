@@ -146,7 +146,8 @@ def test_openat2_records_what_it_changes(calls: Calls) -> None:
 
 
 def test_only_flags_that_the_caller_has_given_are_read(calls: Calls) -> None:
-    """If the structure is too short for the flags, the library leaves the error to the kernel."""
+    """If the structure that the caller passes to openat2 is too short to contain the flags, the
+    library reads no flags from it, and leaves the error to the kernel."""
     flags = WRITE | TRUNCATE
     assert calls.make("openat2 short", flags) == f"openat2 7 f {flags:o} 7"
     assert calls.make("openat2 flags", flags).startswith("file 7 f, openat2 ")
@@ -334,7 +335,8 @@ OF_SOURCE = {"misses": 1, "bytes_from_source": SIZE, "source_opens": 1}
 
 
 def test_each_open_is_counted_once(files: Files) -> None:
-    """If the daemon follows the opens (`follow_opens`), it also learns which files were opened."""
+    """An open that fails, an open of a directory and an open with O_PATH are not counted. If the
+    daemon follows the opens (`follow_opens`), it also learns which files were opened."""
     counted, opened = Counted(files), files.served.clients.opened
     files.read(files.file)
     assert counted.changes() == OF_COPY
@@ -402,7 +404,7 @@ def test_a_path_outside_the_sources_that_leads_into_one_gets_the_copy(files: Fil
 
 
 def test_descriptor_0_is_like_any_other(files: Files) -> None:
-    """A program that has closed its standard input gets this number."""
+    """If a program has closed its standard input, its next open returns the number 0."""
     with without_stdin():
         assert files.read(files.file) == b"copied"
         assert files.read(files.link) == b"copied"

@@ -50,13 +50,15 @@ def calls(lib: Any) -> Iterator[Calls]:
 def test_rights_are_checked_after_each_call_that_changes_them(
     calls: Calls, call: str, original: str
 ) -> None:
-    """A call that fails has changed nothing."""
+    """The library checks nothing after a call that has failed, because such a call has changed
+    nothing."""
     assert calls.make(call) == f"{original}, rights"
     assert calls.make(call, -1) == original
 
 
 def test_a_process_with_other_mounts_gets_no_copies(calls: Calls) -> None:
-    """The thread that replaces mappings ends before the call, because the kernel refuses some of
+    """After a call that gives the process another mount namespace, the process gets no copies. The
+    thread that replaces mappings ends before each such call, because the kernel refuses some of
     these calls to a process with several threads."""
     assert calls.make("setns") == "mappings, setns 3 4, foreign, rights"
     assert calls.make("setns", -1) == "mappings, setns 3 4"

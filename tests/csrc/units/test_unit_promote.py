@@ -89,7 +89,8 @@ def descriptors(lib: Any, place: Place, tmp_path: Path) -> Iterator[Descriptors]
 
 @pytest.mark.parametrize("flags", [0, os.O_CLOEXEC, os.O_NONBLOCK, os.O_NOFOLLOW])
 def test_a_descriptor_is_replaced_by_one_of_the_copy(descriptors: Descriptors, flags: int) -> None:
-    """The descriptor keeps its flags, and the library no longer tracks it."""
+    """After the replacement, the descriptor refers to the copy and keeps its flags. The library no
+    longer tracks it."""
     fd = descriptors.open(flags)
     status, inherited = fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETFD)
     assert descriptors.promote(fd) and descriptors.promotions() == 1

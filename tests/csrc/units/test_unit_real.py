@@ -201,7 +201,8 @@ def test_this_library_is_recognized_by_its_memory(
 
 @pytest.mark.parametrize("others", [TABLES - 2, TABLES - 1, TABLES, TABLES + 9])
 def test_libc_is_searched_behind_any_number_of_libraries(loaded: Loaded, others: int) -> None:
-    """If more than TABLES libraries would be searched, the last ones before libc are left out."""
+    """The search covers at most TABLES libraries. If there are more, the last ones before libc are
+    left out, and libc is still searched."""
     loaded.load(name="us.so", is_us=True)
     for i in range(others):
         loaded.load(Symbol(f"f{i}", 0x10000 + i))
@@ -289,7 +290,7 @@ def test_the_libraries_are_looked_at_once(loaded: Loaded) -> None:
 
 
 def test_functions_of_the_real_libc_are_found(lib: Any) -> None:
-    """Their addresses are those that dlsym finds."""
+    """The addresses that the library finds are those that dlsym returns."""
     names = ("open", "read", "mmap", "close", "pthread_create", "gettimeofday", "time", "memcpy")
     process = ctypes.CDLL(None)
     for name in names:

@@ -59,7 +59,7 @@ class Memory:
         return result, [((at - self.at) // PAGE, n, what) for at, n, what, _ in words]
 
     def flags(self, page: int) -> str:
-        """Returns the protection and the flags of a page that the kernel reports in /proc."""
+        """Returns the protection and the flags that the kernel reports in /proc for a page."""
         at = self.at + page * PAGE
         for part in re.split(r"^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text(), flags=re.M):
             found = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", part)

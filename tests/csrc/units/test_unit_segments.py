@@ -143,7 +143,8 @@ def test_a_segment_is_mapped_for_reading(lib: Any, place: Place, size: int) -> N
 def test_a_segment_of_which_others_have_rights_is_not_mapped(
     lib: Any, place: Place, mode: int
 ) -> None:
-    """A user who could write to a segment could redirect this process's reads."""
+    """The library does not map a segment on which other users have rights: a user who could write
+    to it could redirect this process's reads."""
     place.put("catalog.7", b"x", mode)
     at, size = map_segment(lib, "catalog.7")
     assert (at != 0, size) == ((True, 1) if not mode & 0o77 else (False, 0))
@@ -188,8 +189,8 @@ def no_free_descriptor() -> Iterator[None]:
 
 
 def test_a_process_without_free_descriptors_maps_all_the_same(lib: Any, place: Place) -> None:
-    """A process that has no free descriptor can still map the segments. Without them, it could not
-    record its changes of files."""
+    """A process that has no free descriptor can still map the segments. Without the segments, it
+    could not record which files it changes."""
     place.put("catalog.7", b"x" * 10)
     size, reused = ffi.new("uint64_t *"), ffi.new("int *")
     with put_ranges(lib, place), no_free_descriptor():

@@ -74,7 +74,8 @@ def test_an_older_libc_lacks_the_calls_with_a_pidfd(spawning: Spawning, call: in
 def test_what_is_recorded_depends_on_the_flags(
     spawning: Spawning, flags: int, recorded: str
 ) -> None:
-    """A file that may be created changes the listing of its directory too."""
+    """If the child may create the file, the library also records that the listing of the file's
+    directory may change."""
     assert spawning.steps(("open", 5, "f", flags)) == f"{recorded}spawn p"
 
 

@@ -147,7 +147,7 @@ def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
 
 
 def test_a_thread_that_only_the_calls_end_wakes_is_found(lib: Any) -> None:
-    """A thread in a system call is found by the number of the call, and by two of its arguments."""
+    """A thread in a system call is found by the call's number and two of the call's arguments."""
     vfork, marked = 0x4000 | 17, 0x123456  # CLONE_VFORK | SIGCHLD
     ends = os.pipe()
     children = []

@@ -64,8 +64,8 @@ def mapping(lib: Any, session: Made, tmp_path: Path) -> Iterator[Mapping]:
 
 
 def test_only_a_plain_mapping_for_reading_can_wait(lib: Any, mapping: Mapping) -> None:
-    """Other mappings may have private pages, which a replacement would lose, or pages that must
-    stay in memory."""
+    """Other mappings do not wait: they may have private pages, which a replacement would lose, or
+    pages that must stay in memory."""
     for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
         assert lib.mappings_can_wait(READ, flags)
         for prot in (0, WRITE, READ | WRITE, READ | EXECUTE):
@@ -84,7 +84,8 @@ def test_the_first_mapping_starts_the_thread(mapping: Mapping) -> None:
 
 
 def test_without_the_thread_no_mapping_waits(mapping: Mapping) -> None:
-    """When the next mapping is added, the library tries again to start the thread."""
+    """If the thread that replaces mappings cannot be started, no mapping waits. When the next
+    mapping is added, the library tries again to start the thread."""
     for _ in range(2):
         mapping.lib.mappings_cannot_start(1)
         assert mapping.add() == 0 and not mapping.lib.mappings_helper(0)
@@ -147,7 +148,8 @@ def test_a_forked_child_replaces_the_mappings_that_it_has_inherited(mapping: Map
 
 
 def test_before_a_call_that_needs_one_thread_all_mappings_are_forgotten(mapping: Mapping) -> None:
-    """The thread is woken, so that it ends."""
+    """No mapping waits any more, and the thread that replaces mappings is woken, so that it
+    ends."""
     lib = mapping.lib
     lib.mappings_end()
     mapping.add()

@@ -44,7 +44,8 @@ def warning(name: str = "c.yaml") -> str:
 
 
 def test_a_warning_is_one_line_and_is_not_repeated(stderr: Stderr) -> None:
-    """The programs that this process executes learn that the warning was written."""
+    """After the warning, the process marks the environment of the programs that it executes, so
+    that they do not repeat the warning."""
     stderr.load()
     assert not stderr.lib.warn_marks()
     assert [stderr.say() for _ in range(2)] == [warning(), ""]

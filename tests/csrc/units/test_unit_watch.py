@@ -76,7 +76,8 @@ def test_what_is_watched_for_reads_gets_no_copy(watches: Watches, mask: int) -> 
 
 
 def test_a_watch_for_changes_needs_no_reads(watches: Watches) -> None:
-    """Writers use the source's file anyway."""
+    """If a program watches a file only for changes, the file keeps its copy: a write changes the
+    source's file in any case."""
     for mask in (MODIFY, CLOSE_WRITE, MODIFY | CLOSE_WRITE):
         for path in (watches.root / "f", watches.root / "d"):
             assert watches.watch(path, mask) == set()

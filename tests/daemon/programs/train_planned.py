@@ -9,7 +9,7 @@ SETTINGS is a JSON object with the keys of DEFAULTS, among them
     compute_s    how long each step computes [s]
     strays       the seed for reads outside the order; null for no such reads
     limit        the number of steps of an epoch; null for all
-    torch        if false, a loader that reads like torch's takes its place
+    torch        if false, a loader that reads like torch's is used instead of torch's
 
 Prints a line of JSON for each epoch: the epoch's number, a digest of all content that was read, and
 how many seconds the epoch took.
