@@ -51,9 +51,9 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns which opens clients have reported and the daemon has not taken yet. An open is
-    reported for a group of 64 entries of the catalog. For each group with such an open, the result
-    contains the number of the group's first entry."""
+    """Returns the opens that clients have reported but that the daemon has not taken yet. Clients
+    report an open only for a group of 64 entries of the catalog. So the result contains, for each
+    group with such an open, the number of the group's first entry."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile

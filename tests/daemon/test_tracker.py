@@ -148,9 +148,9 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """The job's seed differs from the plan's. The eight workers of a rank hold four batches each.
-    Together these are up to a third of the rank's epoch. With several nodes, an epoch has half as
-    many steps, and they are up to two thirds."""
+    """The job's seed differs from the plan's. The eight workers of a rank hold four batches each,
+    and together up to a third of the rank's epoch. With several nodes, an epoch has half as many
+    steps, so the workers hold up to two thirds of it."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (

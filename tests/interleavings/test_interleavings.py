@@ -24,8 +24,8 @@ LIMIT_S, MOST_ORDERS = 300.0, 1 << 20
 # With --long, a trial may take LONG_LIMIT_S [s], and each process runs at most LONG_ORDERS of the
 # trial's orders.
 LONG_LIMIT_S, LONG_ORDERS = 3600.0, 1 << 20
-# For each trial, the counters that must not be 0 after it, and the most interrupts in an order. A
-# run with --long allows one more interrupt.
+# For each trial, the counters that must not be 0 after it, and the largest number of interrupts in
+# an order. A run with --long allows one more interrupt.
 TRIALS = {
     "entry": (["hits", "misses"], 1),
     "coming": (["promotions", "waits"], 1),

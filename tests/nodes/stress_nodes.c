@@ -318,7 +318,7 @@ static void change_minds(struct node *n) {
 }
 
 /* Asks which files this node has begun to keep because peers requested them and the files' owners
- * have no room. Checks that each of these files was to move to this node. */
+ * have no room. Checks that each of these files is one that this node must keep. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)

@@ -51,8 +51,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
-    """Makes two nodes that are not started. If a file is staged on both nodes, the second node gets
-    it from the first, even if the source would be faster."""
+    """Makes two nodes, but does not start them. If a file is staged on both nodes, the second node
+    gets it from the first, even if the source would be faster."""
     loader = Loader(DistributedSampler(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)

@@ -77,7 +77,7 @@ def run(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kills the process, and the ranks that it has forked, which are in its session."""
+    """Kills the process's group, which includes the ranks that the process has forked."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 

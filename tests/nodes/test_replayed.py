@@ -21,8 +21,8 @@ from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.util.units import MIB
 
 NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
-# The size of the staging area [bytes]. The area is so small, compared with the data that passes
-# through it, that it keeps nothing for the next epoch.
+# The size of the staging area [bytes]. Much more data than this passes through the area, so it
+# keeps nothing for the next epoch.
 AREA = MIB
 # The largest allowed difference between the bytes that the nodes and the simulator read from one
 # origin, as a share of all bytes. There is a difference because nodes make second copies in the

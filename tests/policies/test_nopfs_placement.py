@@ -37,8 +37,8 @@ TABLE = np.array([[3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1,
 
 
 def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint16]:
-    """Returns how often each node uses each file, (nodes, files). In each epoch, the files are
-    shuffled and then dealt to the nodes in turn."""
+    """Returns how often each node uses each file, as an array (nodes, files). In each epoch, the
+    files are shuffled and then dealt to the nodes in turn."""
     rng = np.random.default_rng(seed)
     table = np.zeros((nodes, files), dtype=np.uint16)
     for _ in range(epochs):
