@@ -71,7 +71,8 @@ def assert_read_once(pair: PlannedNodes) -> None:
 @pytest.mark.long  # without --long, the next test covers this case
 @pytest.mark.usefixtures("alone")
 def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
-    """The first node fetches ahead, while the other node's daemon does not run yet."""
+    """The first node fetches ahead, while the other node's daemon does not run yet. Even so, each
+    file is read from the source only once."""
     first, late = pair.all
     with first.start(), late:
         first.wait_scanned()
