@@ -1,5 +1,5 @@
-"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: every loss
-equals the loss without Monarch to the last bit, and the source is read once."""
+"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: every loss is
+equal, to the last bit, to the loss without Monarch, and the source is read once."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bytes_come_from_where_the_simulator_says(
     memory: Path, slowsource_binary: Path, reader: Path, planned: int
 ) -> None:
-    """The tiers of all nodes together have room for the dataset, and for hardly more."""
+    """The tiers of all nodes together have room for the dataset, and for hardly more. The source
+    and the peers must deliver about as many bytes as the simulator says."""
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
