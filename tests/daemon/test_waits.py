@@ -121,7 +121,7 @@ while word:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose readers wait for a small part of the usual time."""
+    """A library whose readers wait for only a small part of the usual time."""
     patience_s, debt_s = sized((0.05, 0.75), (0.1, 1.5))
     return build_waiting(tmp_path_factory.mktemp("hasty"), PATIENCE=patience_s, DEBT=debt_s)
 

@@ -339,8 +339,8 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
     with Steps(session, ASKS, source.mountpoint / one.name) as reader:
         (asked,) = reader.wait()
         assert asked < 2 * MIB
-        # Another file, for which a program asked later, gets a complete copy. If the first file
-        # were to be filled, its fill would have begun by now.
+        # Another program then reads more than half of another file, which gets a complete copy. If
+        # the first file were to be filled, its fill would have begun by now.
         with Steps(session, ASKS, source.mountpoint / two.name) as other:
             other.wait()
             other.go()

@@ -48,7 +48,7 @@ TRIALS = {
 }
 # WHOLE: trials with so few orders that each order is run. For every other trial, a run without
 # --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (`offset`: at decision
-# 2, 4, 6 etc.). These orders suffice to find the trial's bugs (bugs.py).
+# 2, 4, 6 etc.). These orders suffice to find the bugs that bugs.py has for the trial.
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})
