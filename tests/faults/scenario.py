@@ -89,9 +89,9 @@ def build_faulter(directory: Path) -> Path:
 
 def is_ours(role: str, call: CallClass) -> bool:
     """Returns whether Monarch must tolerate a fault in this call. In two cases, it need not. First,
-    a program must get the errors of its own calls. This includes the calls that the library makes
-    in their place, if the file is not one of Monarch's own. Second, a Python process cannot go on
-    if its interpreter gets no memory or cannot load a module."""
+    a program must get the errors of its own calls. The same holds for a call that the library makes
+    in the program's place, unless it is a call on one of Monarch's own files. Second, a Python
+    process cannot go on if its interpreter gets no memory or cannot load a module."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_passed_on &= call.call != "newfstatat" or not call.target
