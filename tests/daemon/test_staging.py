@@ -51,9 +51,9 @@ def staged(session: Session) -> int:
 
 
 def opened(session: Session) -> list[int]:
-    """Returns which opens clients have reported and the daemon has not taken yet. An open is
-    reported for a group of 64 entries of the catalog. For each group with such an open, the result
-    contains the number of the group's first entry."""
+    """Returns the opens that clients have reported but that the daemon has not taken yet. Clients
+    report an open only for a group of 64 entries of the catalog. So the result contains, for each
+    group with such an open, the number of the group's first entry."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile
@@ -167,8 +167,9 @@ def test_a_file_larger_than_the_area_is_left_to_the_source(
 def test_without_anything_to_drop_the_source_serves_this_time(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The staging area has room for one of two files. One file is being filled, so its copy cannot
-    be dropped to make room for the other."""
+    """The staging area has room for one of two files. While one file is being filled, its copy
+    cannot be dropped to make room for the other, which is then left to the source. After the fill,
+    the other file gets a copy too."""
     mounted = slow_factory()
     files = Files(mounted.backing).add_many(2, 700_000)
     one, other = sorted(path.name for path in files.root.iterdir())

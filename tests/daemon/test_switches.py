@@ -35,7 +35,7 @@ def test_a_daemon_works_while_its_switch_file_does_not_answer(
 
 
 class Hanging:
-    """Replaces os.path.exists by a function that answers only when the test lets it, as on a file
+    """Replaces os.path.exists by a function that returns only when the test lets it, as on a file
     system that hangs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,8 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """Each thread takes more than 1 MiB of address space. A limit on the address space prevents the
-    daemon from starting more threads."""
+    daemon from starting all the threads that it wants. The threads that could start must begin
+    fills all the same. In the end, all files must have copies."""
     # With `keep_pages`, an open of a file does not wait until a fill's read of the file has ended.
     source = slow_factory(keep_pages=True)
     make_files(source.backing, 2 * MANY, 1000)

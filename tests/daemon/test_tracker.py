@@ -148,9 +148,9 @@ def epoch_of(tracker: PlanTracker, epoch: int, rng: random.Random, skip: int = 0
 def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
     seed: int, nodes: int, ranks: int, batch: int, steps: int, most: int, in_order: bool
 ) -> None:
-    """The job's seed differs from the plan's. The eight workers of a rank hold four batches each.
-    Together these are up to a third of the rank's epoch. With several nodes, an epoch has half as
-    many steps, and they are up to two thirds."""
+    """The job's seed differs from the plan's. The eight workers of a rank hold four batches each,
+    and together up to a third of the rank's epoch. With several nodes, an epoch has half as many
+    steps, so the workers hold up to two thirds of it."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (
@@ -293,8 +293,9 @@ def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_ro
 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
-    """The tracker finds the job in the middle of an epoch. Two workers lag behind: they open files
-    that lie before the place where the job was found."""
+    """The tracker finds the job in the middle of an epoch. Two workers lag behind: after the others
+    have ended the epoch, they open files that lie before the place where the job was found. The
+    tracker must keep to the position that it has reached."""
     files, rng = BATCH * 200, random.Random(seed)
     tracker = course_of(training(files), files=files)
     units = tracker.draw(1).units
@@ -310,7 +311,8 @@ def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
 
 
 def test_a_node_that_has_nothing_to_do_in_a_part() -> None:
-    """If six files are split into slices of two, no slice is left for the fourth node."""
+    """If six files are split into slices of two, no slice is left for the fourth node. This node's
+    tracker must still follow the plan to its end."""
     files, nodes, rng = 400, 4, random.Random(1)
     loader = Loader(SequentialSampler(6), nodes, 2, split="slices")
     parts = training(files, ranks=nodes, batch=4), PlanPart("validation", 1, loader)

@@ -56,8 +56,8 @@ def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
 def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
-    """The file was opened after the daemon last read the requests of readers, so the file is still
-    ABSENT."""
+    """If the file was opened after the daemon last read the requests of readers, the file is still
+    ABSENT. The reader must then wait on."""
     assert answers(clients, catalog) == (0, False), (
         "the demand of an unwanted file must be answered"
     )
@@ -121,7 +121,7 @@ while word:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose readers wait for a small part of the usual time."""
+    """A library whose readers wait for only a small part of the usual time."""
     patience_s, debt_s = sized((0.05, 0.75), (0.1, 1.5))
     return build_waiting(tmp_path_factory.mktemp("hasty"), PATIENCE=patience_s, DEBT=debt_s)
 

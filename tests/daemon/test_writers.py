@@ -1,4 +1,4 @@
-"""Which files a daemon treats as changed at its start, because a process may write to them."""
+"""When a daemon starts, it treats files as changed if a process has them open for writing."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@
 
 #include "hold.h"
 
-/* The number of descriptors that hold() opens: two pipes and a filter for each thread. */
+/* The number of descriptors that hold() opens: for each of its two threads, two pipes and the
+ * listener of a filter. */
 #define OF_HOLD 10
 
 static int fd, before, status = -1;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LIMIT_MS 60000
-#define FIRST_NUMBER 600 /* the descriptors of hold() have numbers from here on */
+#define FIRST_NUMBER 600 /* the lowest number of a descriptor of hold() */
 
 struct thread {
     pthread_t id;

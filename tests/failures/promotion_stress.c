@@ -188,11 +188,12 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* Another thread may have closed the number, and then the read fails with EBADF. The library
-     * may have opened something for itself and got the number. If that is a socket, the read fails
-     * with ESPIPE. A directory of /proc gives EISDIR, and a file of /proc may give ENOENT or ESRCH.
-     * A file of the library, such as the catalog, has no bytes of this program's files. If the
-     * number is another file that ends before `at`, the read returns 0. */
+    /* If another thread has closed the number, the read fails with EBADF. The library may also have
+     * opened something for itself on this number. Then the read fails with ESPIPE if this is a
+     * socket, and with EISDIR if it is a directory of /proc. If it is a file of /proc, the read may
+     * fail with ENOENT or ESRCH. A file of the library, such as the catalog, contains no bytes of
+     * this program's files. If another file is open on the number and ends before `at`, the read
+     * returns 0. */
     static const int expected[] = {EBADF, ESPIPE, EISDIR, ENOENT, ESRCH};
     int is_expected = r >= 0;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)

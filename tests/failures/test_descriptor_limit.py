@@ -319,8 +319,8 @@ def test_what_waits_for_descriptors_is_taken_back(site: Site, ids: Ids) -> None:
 
 
 def test_what_waits_for_descriptors_is_tried_again_as_what_it_was(site: Site, ids: Ids) -> None:
-    """A fill that waits for descriptors is ordered again. The new order has the purpose of the
-    first one: it is a fill ahead, or a fill for programs that use the file."""
+    """A fill that waits for descriptors is ordered again. The new order has the same purpose as the
+    first one: a fill ahead, or a fill for programs that use the file."""
     ahead, used = ids[:5], ids[5:]
     site.filler.requests.warm(ahead, "ticket")
     site.filler.requests.want(used)

@@ -101,7 +101,7 @@ def test_a_daemon_that_takes_no_command_is_not_called_dead(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
     """The daemon's socket refuses connections, as it does when a daemon ends, but the daemon's
-    process still holds the lock."""
+    process still holds the lock. `status` must say that the daemon runs."""
     session = session_factory(tree)
     session.paths.make()
     session.paths.control.touch()

@@ -241,7 +241,8 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, ways: str
 ) -> None:
     """Programs can read more files at once than there are slots for fills (256). In this test, all
-    300 reads begin before any fill can be complete."""
+    300 reads begin before any fill can be complete. All bytes must be right, and in the end all
+    files must have copies."""
     size = 2 * UNIT + 8
     files = make_files(source.backing, 300, size)
     session = session_factory(source.mountpoint, shared_tpool_size=8, **IN_UNITS).start()
@@ -259,8 +260,8 @@ def test_more_files_are_read_at_once_than_can_be_filled_at_once(
 def test_more_readers_wait_than_can_tell_what_they_wait_for(
     session_factory: Factory, source: SlowSource, epoch_reader: Path, reads: tuple[int, int]
 ) -> None:
-    """There is room for 256 demands. All reads succeed even if readers wait for more units than
-    that. A read of several units makes several demands."""
+    """A read makes a demand for each unit for which it waits, and there is room for 256 demands.
+    All reads succeed even if readers wait for more units than that."""
     threads, chunk = reads
     size = threads * chunk - 5
     files = make_files(source.backing, 1, size)

@@ -1,6 +1,6 @@
-"""While a source's files are filled and read, the source returns errors, its files change, or its
-bandwidth or operations are limited. Other tests check which pages a fill leaves in the page
-cache."""
+"""While a source's files are filled and read, the source returns errors, its files change, or a
+limit on its bandwidth or on its operations applies. Other tests check which pages a fill leaves in
+the page cache."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
         }
         assert got["first"] == got["too"] == old[:UNIT]
         for name in ("rest", "on"):
-            if who == "the_library":  # it records the change before the writer's call returns
+            if who == "the_library":  # the change is recorded before the writer's call returns
                 assert got[name] == new[UNIT:], name
             else:
                 assert is_of(got[name], UNIT, old, new)
@@ -339,8 +339,8 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
     with Steps(session, ASKS, source.mountpoint / one.name) as reader:
         (asked,) = reader.wait()
         assert asked < 2 * MIB
-        # Another file, for which a program asked later, gets a complete copy. If the first file
-        # were to be filled, its fill would have begun by now.
+        # Another program then reads more than half of another file, which gets a complete copy. If
+        # the first file were to be filled, its fill would have begun by now.
         with Steps(session, ASKS, source.mountpoint / two.name) as other:
             other.wait()
             other.go()

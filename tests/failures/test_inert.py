@@ -81,7 +81,7 @@ def test_our_own_command_says_itself_what_is_missing(
     session_factory: Callable[..., Session], tmp_path: Path, files: Files
 ) -> None:
     """The library prints no message in a shell script that is named `monarch`. Monarch's own
-    command has this name too, and reports by itself what is missing."""
+    command has this name too, and prints its own message about what is missing."""
     session = session_factory(files.root)
     script, other = tmp_path / "monarch", tmp_path / "other"
     for file in (script, other):

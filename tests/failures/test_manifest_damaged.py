@@ -112,10 +112,9 @@ def a_column_renamed(path: Path) -> None:
 
 
 def a_page_flipped(path: Path) -> None:
-    """Inverts the bytes of a page that belongs to an index of the manifest. A daemon that starts
-    does not read this page, except after an unclean end, when it checks all pages. Otherwise the
-    daemon finds the damage only when it writes the page. So this function also records an unclean
-    end."""
+    """Inverts the bytes of a page that belongs to an index of the manifest. A daemon checks all
+    pages at its start only if the manifest records an unclean end. Otherwise it finds this damage
+    only when it writes the page. So this function also records an unclean end."""
     change(path, "UPDATE meta SET value = 0 WHERE key = 'clean'")
     data = bytearray(path.read_bytes())
     with closing(sqlite3.connect(path)) as db:
@@ -146,8 +145,8 @@ def newer_version(path: Path) -> None:
 
 
 def wrong_sums(path: Path) -> None:
-    """Makes the recorded checksums wrong. Also records that the last daemon did not end in order,
-    so that the next daemon checks the copies."""
+    """Makes the recorded checksums wrong. Also records an unclean end, so that the next daemon
+    checks the copies."""
     change(path, "UPDATE copies SET sum = sum + 1", "UPDATE meta SET value = 0 WHERE key = 'clean'")
 
 

@@ -147,9 +147,10 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
     assert process.returncode == 0
 
 
-# Opens a file, which is read from its copy, and a listing of the dataset's root. Then opens another
-# file while each of several daemons serves, one daemon after the other. Then uses the copy and the
-# listing again.
+# Opens a file, which is read from its copy, and a listing of the dataset's root. Several daemons
+# then serve, one after the other; under each of them, the program opens another file for writing.
+# Then it uses the copy and the listing once more, closes them, and opens the other file under
+# further daemons.
 KEEP = """
 root = sys.argv[1]
 step()

@@ -133,7 +133,7 @@ def test_a_command_whose_name_the_kernel_cuts_within_a_letter(
 ) -> None:
     session = session_factory(Files(tmp_path / "source").add_many(1, 20_000).root)
     # The kernel cuts the name of a process to 15 bytes. For one of the two names, the cut is inside
-    # a letter of several bytes.
+    # a character that takes several bytes.
     for letters in ("", "x"):
         script = tmp_path / f"{letters}обучение-модели.sh"
         script.write_text("#!/bin/sh\necho RAN\n")

@@ -28,7 +28,7 @@ from monarch_py.storage.tiers import tier_root
 from monarch_py.util import hanging
 
 COUNT = 5
-# The messages of a command whose daemon ends, as regular expressions.
+# Regular expressions for the messages that a command may print when its daemon ends.
 ENDED = [
     "the daemon is ending",
     "the daemon ended before it answered",

@@ -2,9 +2,9 @@
 
     PYTHONPATH=tests python -m faults [--role ROLE] [--shard I/N] [--results FILE] [--most N]
 
-FILE gets a line of JSON for each run. A fault that has a line in FILE is not run again, so an
-interrupted command continues where it stopped. The status is 1 if a promise was broken.
-"""
+For each run, the command appends a line of JSON to FILE. It skips faults that already have a line
+in FILE, so an interrupted command continues where it stopped when it is repeated. The status is 1
+if a promise was broken."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from faults.scenario import Outcome, Site, build_faulter, is_ours
 from monarch_py import _native
 from monarch_py.native import LIBRARY
 
-# The class that implements each role. A role says which process gets the faults. `daemon`: a
-# daemon; `reader`: a program that reads; `node`: the daemon of one of two nodes; `planned`: a
-# daemon that follows a plan; `run`: `monarch run` and all processes that it starts.
+# Maps each role to the class that implements it. The role determines which process gets the faults.
+# `daemon`: a daemon; `reader`: a program that reads; `node`: the daemon of one of two nodes;
+# `planned`: a daemon that follows a plan; `run`: `monarch run` and all processes that it starts.
 SITES: dict[str, type[Site]] = {
     "daemon": Site,
     "reader": Site,

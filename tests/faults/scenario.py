@@ -89,9 +89,9 @@ def build_faulter(directory: Path) -> Path:
 
 def is_ours(role: str, call: CallClass) -> bool:
     """Returns whether Monarch must tolerate a fault in this call. In two cases, it need not. First,
-    a program must get the errors of its own calls, and of the calls that the library makes on its
-    behalf on files that are not Monarch's. Second, a Python process cannot go on if its interpreter
-    gets no memory or cannot load a module."""
+    a program must get the errors of its own calls. The same holds for a call that the library makes
+    in the program's place, unless it is a call on one of Monarch's own files. Second, a Python
+    process cannot go on if its interpreter gets no memory or cannot load a module."""
     if role == "reader":
         is_passed_on = len(call.frames) == 1 and call.call in PASSED_ON
         is_passed_on &= call.call != "newfstatat" or not call.target
@@ -236,8 +236,8 @@ class Site:
             wait_until(is_settled, timeout=END_LIMIT_S, what="the daemon's start, or its end")
 
     def _use(self, session: Session, prefix: Sequence[str], words: Sequence[str]) -> None:
-        """Reads all files twice, changes two files but not their bytes, and reads all files once
-        more. Only a reader whose fault is a kill may end early."""
+        """Reads all files twice. Then touches one file, replaces another by an identical one, and
+        reads all files once more. Only a reader whose fault is a kill may end early."""
         with self._reading(session, prefix) as reading:
             try:
                 reading.wait_laps(2, LAPS_LIMIT_S)

@@ -15,8 +15,8 @@
 #define TICK_NS (1ULL << MONARCH_CLAIM_TICK)
 #define CLAIM_NS (MONARCH_CLAIM_TICKS * TICK_NS)
 /* LOOK_NS: interval [ns] at which the engine checks an order that waits for a reader (READER_NS in
- * csrc/engine/work.c). SOON_NS: longest time [ns] from the check that finds that the reader's claim
- * has ended to the open of the file. */
+ * csrc/engine/work.c). SOON_NS: once such a check finds that the reader's claim has ended, the
+ * engine opens the file within this time [ns]. */
 #define LOOK_NS 50000000ULL
 #define SOON_NS 20000000ULL
 /* A reader's pause [ns]: one pause is shorter than a claim lasts, two are longer. */

@@ -58,7 +58,8 @@ void step_waiting(void);
 int sleep_on(const void *what, uint64_t until_ns, uint32_t bits);
 /* Wakes up to `most` threads that sleep on `what` with one of these bits. This is no step. */
 void wake(const void *what, int most, uint32_t bits);
-/* The `what` on which a thread in epoll_wait sleeps. Messages and other events wake the thread. */
+/* The value of `what` on which a thread in epoll_wait sleeps. Messages and other events wake the
+ * thread. */
 #define INCOMING ((const void *)1)
 
 uint64_t scheduled_ns(void);

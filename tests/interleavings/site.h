@@ -18,7 +18,7 @@ extern const char *const names[FILES];
 #define MOST_COPIES 8 /* number of copies that one run may make */
 
 extern struct site {
-    const char *root; /* has the directories `source`, `tier` (with the copies) and `kept` */
+    const char *root; /* contains the directories `source`, `tier` (with the copies) and `kept` */
     struct monarch_control *control;
     struct monarch_clients *clients;
     struct monarch_fills *fills;

@@ -24,8 +24,8 @@ LIMIT_S, MOST_ORDERS = 300.0, 1 << 20
 # With --long, a trial may take LONG_LIMIT_S [s], and each process runs at most LONG_ORDERS of the
 # trial's orders.
 LONG_LIMIT_S, LONG_ORDERS = 3600.0, 1 << 20
-# For each trial, the counters that must not be 0 after it, and the most interrupts in an order. A
-# run with --long allows one more interrupt.
+# For each trial, the counters that must not be 0 after it, and the largest number of interrupts in
+# an order. A run with --long allows one more interrupt.
 TRIALS = {
     "entry": (["hits", "misses"], 1),
     "coming": (["promotions", "waits"], 1),
@@ -48,7 +48,7 @@ TRIALS = {
 }
 # WHOLE: trials with so few orders that each order is run. For every other trial, a run without
 # --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (`offset`: at decision
-# 2, 4, 6 etc.). These orders suffice to find the trial's bugs (bugs.py).
+# 2, 4, 6 etc.). These orders suffice to find the bugs that bugs.py has for the trial.
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})

@@ -1,6 +1,6 @@
 /* Threads store and read samples in the same memory at the same time, under sanitizers. Exits with
- * 0 if each stored sample is complete, no sample is stored twice, and the samples do not exceed the
- * memory. */
+ * 0 if each stored sample is complete, no sample is stored twice, and all stored samples together
+ * fit into the memory. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

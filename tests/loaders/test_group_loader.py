@@ -56,8 +56,8 @@ def write(path: Path, count: int) -> Array:
 @contextmanager
 def loading(dataset: Any, batch_size: int, group: Any, **options: Any) -> Iterator[GroupLoader]:
     """Yields a loader that is closed at the end of the context. Unless `options` contains `epochs`,
-    the number of epochs is 0, so the loader does not warn of more epochs than samples in a group.
-    """
+    the number of epochs is 0, so that the loader does not warn that there are more epochs than
+    samples in a group."""
     options = {"epochs": 0, "rank": 0, "world_size": 1, **options}
     loader = GroupLoader(dataset, batch_size, group, **options)
     try:

@@ -205,7 +205,8 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    # The last file gets another group than the tar, whose group must then lose access to the tar.
+    # Now the last file gets another group than the tar. The tar's group then has no access to this
+    # file, so it must lose its access to the tar.
     if modes[-1] == 0o640 and os.geteuid() == 0:
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
@@ -367,7 +368,7 @@ def test_an_index_that_does_not_fit_is_refused(
 def test_no_damage_gives_other_bytes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """An index in which any byte was changed is either refused or read as before."""
+    """If any byte of an index is changed, the index is either refused or read as before."""
     pack = tmp_path_factory.getbasetemp() / "any.tar"
     if not pack.exists():
         root = tmp_path_factory.mktemp("any")

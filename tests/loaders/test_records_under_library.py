@@ -12,8 +12,8 @@ from support.session import Session
 h5py = pytest.importorskip("h5py")
 
 # Reads all rows of each dataset several times, and prints a digest each time. First this process
-# reads row by row. Then a child process reads in batches, once for each start method in the
-# program's arguments. Then GroupLoader reads.
+# reads row by row. Then, for each start method in the program's arguments, a child process reads in
+# batches. Finally, GroupLoader reads.
 PROGRAM = """
 import hashlib, multiprocessing, sys
 import numpy as np

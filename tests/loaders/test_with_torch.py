@@ -69,8 +69,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# Without --long, "spawn" is left out. The sampler runs in the training's process and sends the
-# numbers of samples to the workers, so the start method of the workers does not matter.
+# Without --long, "spawn" is left out. The sampler runs in the process that trains. Only the numbers
+# of samples are sent to the workers, so their start method does not matter.
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )

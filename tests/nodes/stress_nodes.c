@@ -239,8 +239,8 @@ static void order(struct node *n, uint64_t id) {
     int32_t from[MONARCH_ASKED];
     for (int i = 0; i < MONARCH_ASKED; i++)
         from[i] = i || owner_of(n, id) == n->number ? -1 : (int32_t)owner_of(n, id);
-    /* In half of the orders, a hint says that the owner has the whole file. The hint may be wrong,
-     * because only time limits depend on it. */
+    /* In half of the orders, a hint says that the owner has the whole file. A wrong hint does no
+     * harm, because only time limits depend on it. */
     if (from[0] >= 0 && below(&n->rng, 2))
         from[0] += MONARCH_HAS_IT;
     set_word(n, id, monarch_word(MONARCH_FILLING, 0, 0, copy));
@@ -318,7 +318,7 @@ static void change_minds(struct node *n) {
 }
 
 /* Asks which files this node has begun to keep because peers requested them and the files' owners
- * have no room. Checks that each of these files was to move to this node. */
+ * have no room. Checks that each of these files is one that this node must keep. */
 static void take_moved(const struct node *n) {
     uint64_t ids[MONARCH_MOVED], got = monarch_holdings_moved(n->holdings, ids);
     for (uint64_t i = 0; i < got; i++)

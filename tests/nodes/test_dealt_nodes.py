@@ -21,8 +21,8 @@ from monarch_py.policies.placement import UNIT
 
 RANKS, FILES, SIZE, EPOCHS, SEED, BATCH = 3, 120, 100_000, 3, 7, 4
 ROOM = FILES * int(UNIT.rounded(np.array([SIZE], np.uint64))[0])
-# The quota that the plan assumes for each node. The nodes together then have room for all files,
-# but only for few second copies.
+# The quota that the plan assumes for each node. With this quota, the nodes together have room for
+# all files, and for only a few second copies.
 QUOTA = ROOM // RANKS + MIB // 2
 
 

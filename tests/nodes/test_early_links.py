@@ -76,7 +76,8 @@ def test_the_attempts_end_with_the_daemon_or_after_a_while(
 
 
 def test_the_limit_ends_attempts_that_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attempt takes more than half of LIMIT_S. So there is no time for a third one."""
+    """Each attempt takes more than half of LIMIT_S. So two attempts exceed the limit, and a third
+    one must not be made."""
     never = Peer(refusals=1 << 60)
     clock = SimpleNamespace(monotonic=lambda: 0.6 * LIMIT_S * never.attempts)
     monkeypatch.setattr(early_links, "time", clock)

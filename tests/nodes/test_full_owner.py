@@ -18,7 +18,8 @@ from monarch_py.demo.slowsource import SlowSource
 NODES, FULL = 4, 1
 FILES, SIZE = 240, 48 << 10
 ROOM = FILES * (SIZE + 8192)
-# The number of files for which the tier of node FULL has room. The node owns more files than that.
+# fill_up() leaves room for this number of files on the tier of node FULL. The node owns more files
+# than that.
 LEFT = 10
 
 

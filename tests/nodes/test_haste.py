@@ -24,8 +24,8 @@ def owner_of_all(cluster: Cluster) -> int:
 
 
 def test_parts_of_a_large_file_in_any_order(cluster_factory: Callable[..., Cluster]) -> None:
-    """Before all other parts of the file, the owner reads the parts that the other node requests.
-    So the other node need not read these parts from the source."""
+    """The owner first reads the parts of the file that the other node requests, and only then the
+    other parts. So the other node need not read the requested parts from the source."""
     size, block = sized(24, 48) * MIB, MIB
     # With `fetch: holders`, a node asks the other node first, even if the source is faster. On a
     # busy machine, the source may be faster.

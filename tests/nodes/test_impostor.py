@@ -1,5 +1,5 @@
-"""Another user of a node takes the address of a daemon that has died: no node accepts him, he gets
-no file's bytes, and no copy is made of what he sends."""
+"""Another user of a node takes the address of a daemon that has died. No node accepts him, he gets
+no bytes of a file, and no node makes a copy from what he sends."""
 
 from __future__ import annotations
 

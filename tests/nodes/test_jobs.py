@@ -39,8 +39,9 @@ def test_two_jobs_at_a_time(cluster_factory: Callable[..., Cluster]) -> None:
 
 
 def test_jobs_get_the_same_of_the_source(cluster_factory: Callable[..., Cluster]) -> None:
-    """Two jobs on one node read different files at the same time, and both get their share. If the
-    node served one job after the other, the first job would end after half of the time."""
+    """Two jobs on one node read different files at the same time, and must get about the same share
+    of the source's rate. If the node served one job after the other, the first job would end after
+    half of the time."""
     cluster = cluster_factory(1, FILES, SIZE)
     cluster.rate(sized(20e6, 10e6))
     halves = cluster.files[: FILES // 2], cluster.files[FILES // 2 :]

@@ -96,7 +96,8 @@ def test_files_that_have_changed_for_one_node(cluster_factory: Callable[..., Clu
 
 
 def test_files_whose_times_were_set_back(cluster_factory: Callable[..., Cluster]) -> None:
-    """Only the ctime of a file shows that its content has changed."""
+    """Only the ctime of a file shows that its content has changed. Even so, readers must get the
+    new content."""
     changed_at_one(cluster_factory(2, FILES, SIZE), keep_times=True)
 
 

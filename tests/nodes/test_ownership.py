@@ -53,9 +53,9 @@ def node(rank: int, quotas: list[int], catalog: Catalog, **more: Any) -> Nodes:
 
 
 def owner_of(made: Nodes, catalog: Catalog) -> dict[int, int]:
-    """Returns, by the hash of each file, the rank of the node that the node `made` considers the
-    file's owner. This is `made` itself if it keeps the file for others. Otherwise it is the node
-    that `made` asks for the file."""
+    """Maps the hash of each file to the rank of the node that `made` considers the file's owner.
+    The owner is `made` itself if it keeps the file for others. Otherwise it is the node that `made`
+    asks for the file."""
     asked = made.asked(catalog.ids())[:, 0].tolist()
     holdings: Any = made.replicas
     return {
@@ -129,7 +129,7 @@ def test_files_that_are_met_late_change_nothing_for_the_others(
         made = node(rank, quotas, catalog)
         made.step(scanned=True)
         before = owner_of(made, catalog)
-        # At each step, the node learns of one or several of the files in `late`.
+        # At each step, the node learns of one or more of the files in `late`.
         while catalog.count < len(catalog.entries):
             catalog.count += shuffled.randint(1, len(catalog.entries) - catalog.count)
             made.step(scanned=True)

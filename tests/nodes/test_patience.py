@@ -37,10 +37,10 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
 def test_a_reader_of_what_is_on_its_way_already_is_told_of(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """A node, the asker, has ordered the other node's files, and no reader waits for them. Then a
-    reader on the asker's node opens the files in reverse order, so it begins with the files that
-    their owner would read last. The owner learns for which files the reader waits, and reads these
-    files sooner."""
+    """One node, the asker, has ordered the files of the other node, which is their owner. At first,
+    no reader waits for these files. Then a reader on the asker's node opens them in reverse order,
+    so it begins with the files that the owner would read last. The owner learns for which files the
+    reader waits, and reads these files sooner."""
     files, size = 24, 384 * KIB
     cluster = cluster_factory(2, files, size, shared_tpool_size=2, min_reads=1)
     asker = cluster.nodes[1]

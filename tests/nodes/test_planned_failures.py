@@ -153,7 +153,9 @@ def test_a_job_that_is_killed_goes_on_at_another_epoch(
 
 @pytest.mark.long  # without --long, test_ownership.py and the next test cover this case
 def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
-    """The nodes have room for two thirds, a third and a sixteenth of the files."""
+    """The nodes have room for two thirds, a third and a sixteenth of the files. Each node owns no
+    more files than fit into its quota. Together they own all files, and read each file from the
+    source once."""
     parts = (32, 16, 3)
     quotas = [FILES * COUNTED * part // 48 + MIB for part in parts]
     planned = make(quotas=quotas)

@@ -51,8 +51,8 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 
 @pytest.fixture
 def pair(planned_factory: Callable[..., PlannedNodes]) -> PlannedNodes:
-    """Makes two nodes that are not started. If a file is staged on both nodes, the second node gets
-    it from the first, even if the source would be faster."""
+    """Makes two nodes, but does not start them. If a file is staged on both nodes, the second node
+    gets it from the first, even if the source would be faster."""
     loader = Loader(DistributedSampler(FILES, 2, SEED), 2, 2)
     peers = {"fetch": "holders"}
     return planned_factory(loader, EPOCHS, FILES, SIZE, QUOTA, area=2 * MIB, peers=peers)
@@ -71,7 +71,8 @@ def assert_read_once(pair: PlannedNodes) -> None:
 @pytest.mark.long  # without --long, the next test covers this case
 @pytest.mark.usefixtures("alone")
 def test_who_is_there_first_reads_nothing_for_the_others(pair: PlannedNodes) -> None:
-    """The first node fetches ahead, while the other node's daemon does not run yet."""
+    """The first node fetches ahead, while the other node's daemon does not run yet. Even so, each
+    file is read from the source only once."""
     first, late = pair.all
     with first.start(), late:
         first.wait_scanned()

@@ -1,5 +1,5 @@
-"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: every loss
-equals the loss without Monarch to the last bit, and the source is read once."""
+"""PyTorch's DistributedDataParallel on several nodes, each rank with its own daemon: every loss is
+equal, to the last bit, to the loss without Monarch, and the source is read once."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def run(
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """Kills the process, and the ranks that it has forked, which are in its session."""
+    """Kills the process's group, which includes the ranks that the process has forked."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -21,8 +21,8 @@ from monarch_py.daemon.nodes.nodes import UNIT
 from monarch_py.util.units import MIB
 
 NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
-# The size of the staging area [bytes]. The area is so small, compared with the data that passes
-# through it, that it keeps nothing for the next epoch.
+# The size of the staging area [bytes]. Much more data than this passes through the area, so it
+# keeps nothing for the next epoch.
 AREA = MIB
 # The largest allowed difference between the bytes that the nodes and the simulator read from one
 # origin, as a share of all bytes. There is a difference because nodes make second copies in the
@@ -53,7 +53,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bytes_come_from_where_the_simulator_says(
     memory: Path, slowsource_binary: Path, reader: Path, planned: int
 ) -> None:
-    """The tiers of all nodes together have room for the dataset, and for hardly more."""
+    """The tiers of all nodes together have room for the dataset, and for hardly more. The source
+    and the peers must deliver about as many bytes as the simulator says."""
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)

@@ -99,7 +99,7 @@ def test_a_node_fills_its_own_files_before_it_fetches_those_of_others(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
     """A node fills its own files first. Copies are numbered in the order of their fills, so the
-    copies of own files must have lower numbers than the copies of other nodes' files."""
+    copies of a node's own files must have lower numbers than its copies of other nodes' files."""
     files, nodes = 300, 3
     cluster = cluster_factory(nodes, files, 16 << 10, prefetch="auto")
     node, mount = cluster.nodes[0], cluster.mounts[0]

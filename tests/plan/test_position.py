@@ -245,7 +245,7 @@ def test_a_window_is_in_files_also_where_they_have_many_samples() -> None:
 
 def test_a_window_has_the_groups_that_are_read_ahead() -> None:
     """With the split `groups`, the loader reads two groups of 500 samples ahead, not 33 batches of
-    8 samples. The estimator's window is twice as long: 2,000 samples."""
+    8 samples. The estimator's window is twice as long as these two groups: 2,000 samples."""
     samples, group = 20_000, 500
     loader = Loader(GroupShuffle(samples, 1, group, seed=3), 1, 8, split="groups")
     section = Timeline((Part("training", loader),), 1, 1, samples).section(0)

@@ -29,7 +29,7 @@ def cluster(
 ) -> Cluster:
     """Returns a `Cluster` with a staging buffer of STAGING_BYTES on each node.
 
-    capacity : for each node, the room of each class [bytes] without the staging buffer"""
+    capacity : for each node, the room of each storage class [bytes] except the staging buffer"""
     room = np.array([[STAGING_BYTES, *each] for each in capacity], dtype=np.int64)
     nodes, classes = room.shape
     return Cluster(
@@ -114,7 +114,7 @@ def loads(job: Job, decision: Decision) -> list[int]:
 
 
 def held_by(decision: Decision, node: int, level: int) -> list[int]:
-    """Returns the files in one class of a node, in the order in which they are copied."""
+    """Returns the files in one storage class of a node, in the order in which they are copied."""
     copies = decision.copies
     chosen: list[int] = copies.file[(copies.node == node) & (copies.cls == level)].tolist()
     return chosen

@@ -22,7 +22,7 @@ DOWN = [[list(range(11, -1, -1))]]
 
 
 def test_first_fit_pins_what_comes_first() -> None:
-    """Files are pinned in the order of use, each in the first class that has room for it.
+    """Files are pinned in the order of use, each in the first storage class that has room for it.
 
     File 1 has size 3, file 2 has size 9, and all other files have size 1. The classes have room for
     4 and 3. Files 0 and 1 fill the first class. File 2 fits in no class, but the files after it are

@@ -23,7 +23,7 @@ def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
 @pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("name", [each for each in NAMES if not each.startswith("lbann")])
 def test_what_it_wants_can_be(name: str, ranks: tuple[int, ...]) -> None:
-    """The copies in a class fit into the class, and a node has at most one copy of a file. Orders
+    """The copies in a storage class fit into it, and a node has at most one copy of a file. Orders
     name only existing files. The copies that serve accesses are not in the staging buffer."""
     job = job_of(ranks)
     try:

@@ -18,7 +18,7 @@ MACHINE = cluster(
     pfs=PFS_RATES.__getitem__,
 )
 RAM, SSD = 1, 2
-# For each of twelve files of 1 to 12 MB: its class on node 0, and its class on node 1.
+# For each of twelve files of 1 to 12 MB: its storage class on node 0, and that on node 1.
 PLACES = [
     (RAM, NONE),
     (SSD, NONE),

@@ -37,8 +37,8 @@ TABLE = np.array([[3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1,
 
 
 def used(files: int, nodes: int, epochs: int, seed: int) -> npt.NDArray[np.uint16]:
-    """Returns how often each node uses each file, (nodes, files). In each epoch, the files are
-    shuffled and then dealt to the nodes in turn."""
+    """Returns how often each node uses each file, as an array (nodes, files). In each epoch, the
+    files are shuffled and then dealt to the nodes in turn."""
     rng = np.random.default_rng(seed)
     table = np.zeros((nodes, files), dtype=np.uint16)
     for _ in range(epochs):
@@ -101,7 +101,8 @@ def test_where_room_is_short_no_file_is_held_twice() -> None:
 
 
 def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
-    """Both nodes use each file twice, but a local copy saves node 1 four times as much time."""
+    """Both nodes use each file twice, but a local copy saves node 1 four times as much time. So
+    node 1 holds as many files as it has room for, even if node 0 has room for all files."""
     placed = place([2 * ONES, 2 * ONES], ONES, np.array([8, 4]), weights=np.array([0.4, 1.6]))
     assert np.bincount(placed.owner).tolist() == [8, 4]
     worth = value_of(placed, [2 * ONES, 2 * ONES], ONES, np.array([0.4, 1.6]))

@@ -10,7 +10,7 @@ from support.session import Session
 
 Factory = Callable[..., Session]
 
-# Reads and changes files, reads in a forked child, and prints the ids of both processes.
+# Reads and changes files, reads in a forked child, and prints the IDs of both processes.
 PROGRAM = """
 import os, sys
 present, late, written = sys.argv[1:]
