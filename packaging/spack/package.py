@@ -6,7 +6,7 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class PyMonarchTiering(PythonPackage):
-    """Storage tiering for deep-learning training that a job does not notice."""
+    """Transparent storage tiering for deep-learning training."""
 
     pypi = "monarch-tiering/monarch_tiering-0.1.0.tar.gz"
     license("Apache-2.0")

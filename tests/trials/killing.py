@@ -42,8 +42,8 @@ READERS = 2
 PAUSE_US = 2000
 # The time limit [s] for the end of a process, long enough for a busy machine.
 END_LIMIT_S = 60.0
-# Each daemon keeps up to this many unused connections to each other node. If the other end closes a
-# connection, the daemon notices this only when it uses the connection again (csrc/peers/peer.c).
+# Each daemon keeps up to this many unused connections to every other node. If the other end closes
+# a connection, the daemon notices this only when it uses the connection again (csrc/peers/peer.c).
 IDLE_LINKS = 16
 # Calls during which a reader is killed. In `count_wrong`, the reader reads the bytes of a mapping.
 CALLS = ("open", "read", "pread", "mmap", "count_wrong", "fopen", "fread", "close", "fork")
