@@ -168,7 +168,7 @@ def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[
         ),
         Result(
             f"excess_{name}",
-            f"latency {name}, reading takes longer: time waiting / (time reading - time computing)",
+            f"latency {name}, slow reads: time waiting / (time reading - time computing)",
             "ratio",
             statistics.median(excesses),
             1.1,

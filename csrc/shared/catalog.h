@@ -666,8 +666,8 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
  * this inode number. The kernel does not reuse the number while the copy is open. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
-/* The changed filter. monarch_is_changed returns 1 for every file that has changed, and for a few
- * that have not. */
+/* The filter of changed files. monarch_is_changed returns 1 for every file that has changed, and
+ * for a few that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 /* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every

@@ -188,9 +188,9 @@ def group_schedule(  # noqa: PLR0917
 
     A group that two ranks share is divided before it is shuffled. So each rank reads a contiguous
     range of each of its groups. Without `drop_last`, every sample occurs, and the first
-    (-length) % ranks samples of the epoch are repeated at the epoch's end, on the last ranks. With
-    `drop_last`, the last length % ranks samples of the epoch are left out, and each rank leaves out
-    its last batch if that batch is not full.
+    `(-length) % ranks` samples of the epoch are repeated at its end, on the last ranks. With
+    `drop_last`, the last `length % ranks` samples of the epoch are left out, and each rank leaves
+    out its last batch if that batch is not full.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size: {batch_size} is out of range; write 1 or more")

@@ -119,8 +119,10 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
             looked = executor.submit(session.connection.ask, "open")
             hangs = Path(f"/proc/{daemon.pid}/task")
             wait_until(
-                lambda: any(map(waits_for_fuse, hangs.iterdir())), what="a thread that hangs"
+                lambda: looked.done() or any(map(waits_for_fuse, hangs.iterdir())),
+                what="a thread that hangs",
             )
+            assert not looked.done(), looked
             assert session.status()["pid"] == daemon.pid
             session.stop()
         finally:

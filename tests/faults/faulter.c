@@ -169,8 +169,8 @@ static size_t read_link(pid_t tid, int fd, char *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* Writes to `to` the form in which `path` is part of a class. If `path` is below a directory of
- * `prefix`, the rest of the path is kept; of any other path, only the first component is kept.
+/* Writes to `to` a simplified form of `path`, for the name of a class. A path below a directory of
+ * `prefix` loses this directory and keeps the rest. Any other path is cut to its first component.
  * Decimal numbers, and hexadecimal numbers of 8 or more digits, become #. */
 static void put_plain(char *to, size_t n, const char *path) {
     size_t at = 0, length = strlen(path), top = *path == '/' ? strcspn(path + 1, "/") + 1 : length;

@@ -154,8 +154,8 @@ def test_a_dataset_of_another_length_than_the_samplers_is_refused(workers: int) 
     said = r"^files: the sampler has 103 samples, and the loader's dataset has 90"
     shorter: Any = list(range(90))
     sampler: Any = sampler_of(SolarSampler)
-    # _BaseDataLoaderIter starts no workers. With workers, torch's threads for them would run for a
-    # while after the error.
+    # _BaseDataLoaderIter starts no worker processes, even if num_workers is 2. If it did, torch's
+    # threads for the workers would run for a while after the error.
     iterator: Any = _BaseDataLoaderIter(
         DataLoader(shorter, batch_sampler=sampler, num_workers=workers)
     )

@@ -611,7 +611,7 @@ def test_the_ranks_of_a_node_share_its_staging() -> None:
 
     Each node has one thread, which preprocesses 1 byte/s. A rank without a thread preprocesses its
     samples itself. So each node's first samples are ready at 10 s. Node 1's second sample is ready
-    10 s later, when its rank has computed the first sample for 10 s."""
+    at 20 s, because its rank first computes with the first sample for 10 s."""
     of = scenario(
         Machine({1: 1e6}, compute=1, staging=20, preprocess=1),
         nodes=2,

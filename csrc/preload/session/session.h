@@ -165,6 +165,6 @@ void monarch_hint_scan(struct session *s, unsigned source, const char *path, siz
  * at most once in a process. It is not written if descriptor 2 no longer refers to the file to
  * which it referred when the library was loaded. */
 void monarch_warn(const char *what, const char *name, const char *hint);
-/* If this process has written the warning, its child processes will not repeat it. Call this only
- * in a constructor, while there is only one thread. */
+/* Tells child processes whether this process has written the warning, so that they do not repeat
+ * it. Call this only in a constructor, while there is only one thread. */
 void monarch_pass_warning_on(void);

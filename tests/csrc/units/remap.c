@@ -1,6 +1,5 @@
-/* Records what the interposed calls report to the table of mappings. The table itself does not
- * change.
- */
+/* A stand-in for the table of mappings: it only records what the interposed calls report to the
+ * table. */
 #include "preload/mappings/mappings.h"
 #include "shared/sys.h"
 
