@@ -1,6 +1,10 @@
 #include "set_clock.h"
 
+#include "shared/catalog.h"
+static int find_slot(const struct monarch_fills *fills, uint64_t word);
+#define monarch_fill_slot find_slot
 #include "serving/open_copy.c"
+#undef monarch_fill_slot
 
 #include "checks.h"
 
@@ -17,6 +21,17 @@ static struct monarch_peer_request wanted;
 static struct monarch_peer_opened out;
 static uint64_t id;
 static const unsigned char key[MONARCH_KEY_BYTES] = "key";
+
+/* 1: the fill ends just before its slot is looked up. */
+static int ends_meanwhile;
+static int find_slot(const struct monarch_fills *fills, uint64_t word) {
+    if (ends_meanwhile) {
+        entry->word = monarch_word(MONARCH_PRESENT, 0, TIER, COPY);
+        memset(e->fills->word, 0, sizeof e->fills->word);
+        ends_meanwhile = 0;
+    }
+    return monarch_fill_slot(fills, word);
+}
 
 static void make(uint64_t size) {
     e = make_engine(BLOCK);
@@ -373,6 +388,19 @@ TEST(the_end_of_a_fill_is_noticed) {
     SAME(monarch_copy_available(h, held(), 0), SIZE);
     entry->word = 0; /* the copy was dropped, but the open file can still be sent */
     SAME(monarch_copy_available(h, held(), 0), SIZE);
+    monarch_close_copy(h, held());
+    done();
+}
+
+/* If the fill ends while the request is looked at, the complete copy is opened. Nothing would wake
+ * the request if it waited now. */
+TEST(a_fill_that_ends_meanwhile_is_not_waited_for) {
+    make(SIZE);
+    keep(MONARCH_KEPT_HERE);
+    begin_fill(4, 1);
+    ends_meanwhile = 1;
+    SAME(ask(), MONARCH_PEER_OK);
+    CHECK(held()->slot == -1 && held()->is_whole && demands() == 0);
     monarch_close_copy(h, held());
     done();
 }
