@@ -95,9 +95,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. Then wakes waiting peers, with one exception: a peer that waits for a file of one
- * unit can get nothing before the file is complete. Such a peer is woken now only if this node will
- * ask a peer for the file itself, because that peer may be waiting for this node's answer. */
+ * map describes. Then wakes the peers that wait for the file. If the file has one unit, they get
+ * nothing of it before it is complete, so they are woken now only if this node itself asks a peer
+ * for the file: that peer may be waiting for this node's answer. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;

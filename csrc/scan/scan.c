@@ -11,7 +11,7 @@
 #include "shared/joining.h"
 
 /* A thread that hardly ever sleeps while it examines names lowers its own priority until it ends.
- * Such a thread reads a local source, and would otherwise occupy a processor that the job may need.
+ * The thread reads a local source, and would otherwise occupy a processor that the job may need.
  * A thread that often sleeps is waiting for a remote source. It keeps its priority, so that files
  * are found and filled before the job needs them. */
 /* Whether a thread must lower its priority is decided once the thread has examined this many

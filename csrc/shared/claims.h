@@ -10,8 +10,8 @@
 /* Claims the file for this process, which is reading it. The claim lasts a second. */
 void monarch_claim_file(struct monarch_clients *m, uint64_t id);
 /* Returns whether the claim's descriptor is in transit: it was handed over, or is about to be, and
- * the daemon has not closed it yet. Such a claim must keep its slot until it ends or expires,
- * because another thread may be waiting for its end. */
+ * the daemon has not closed it yet. The claim must then keep its slot until it ends or
+ * expires, because another thread may be waiting for its end. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
  * the slot already has a claim whose descriptor is on its way (monarch_is_in_transit): a claim of

@@ -460,7 +460,7 @@ int monarch_autostart_init(const char *config, const struct session *s) {
     __atomic_store_n(&monarch_autostart, 1, __ATOMIC_RELAXED);
     read_wish(plan);
     /* has_record may have found a record for another setting, or for an earlier version of the
-     * configuration. Such a record does not show that autostart is requested. */
+     * configuration. That record does not show that autostart is requested. */
     if (plan->wish == MONARCH_WISH_UNKNOWN && !is_asked && !may_be_wished(config))
         monarch_autostart = 0;
     if (s && monarch_autostart && needs_starter(plan, s))

@@ -77,7 +77,7 @@ static int wait_instead(struct monarch_wanted *w, uint64_t word) {
 }
 
 /* Returns whether this node gets the file from another node, and the file is small enough for an
- * open to wait for the copy. Such a wait replaces the open at the source, and lasts at most
+ * open to wait for the copy. The wait replaces the open at the source, and lasts at most
  * WHOLE_NS (wait.c). */
 static int is_given_by_others(const struct session *s, const struct monarch_entry *e) {
     return e->flags & MONARCH_OF_OTHERS && e->size <= s->control->handed_bytes;

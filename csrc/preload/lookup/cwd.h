@@ -17,8 +17,8 @@
 enum { MONARCH_CWD_UNKNOWN, MONARCH_CWD_FAR, MONARCH_CWD_NEAR };
 
 /* Returns whether a path has no `..` and is relative to a working directory that is far from every
- * source. Such a path leads to no source, unless a component of the path is a link. Nearly all
- * relative paths of programs are of this kind. */
+ * source. If so, the path leads to no source, unless a component of the path is a link. For
+ * nearly all relative paths of programs, the result is 1. */
 static inline int monarch_is_far(int dir, const char *path) {
     return path[0] != '/' && dir == AT_FDCWD &&
            (__atomic_load_n(&monarch_cwd_is, __ATOMIC_ACQUIRE) & 3) == MONARCH_CWD_FAR &&

@@ -1,7 +1,7 @@
 /* Reports changed files to the daemon from a process that lacks the address space to map the
  * segments.
  *
- * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
+ * The process has reached RLIMIT_AS or vm.max_map_count, and appends a record of each change to
  * the session's file `changes`. The daemon reads these records, and adds the changed files to the
  * changed filter, a Bloom filter. */
 #pragma once
