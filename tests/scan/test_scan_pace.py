@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.epoch import make_files
+from support.segments import newest_generation
 from support.session import MIB, Session, wait_until
 
 from monarch_py.config.load import load_config
@@ -29,9 +30,10 @@ from monarch_py.daemon.scan.pace import (
     RISE,
     ScanPace,
 )
+from monarch_py.daemon.scan.scanner import FIT_AFTER_S
 from monarch_py.daemon.server import Daemon
 from monarch_py.demo.slowsource import SlowSource
-from monarch_py.ipc.catalog import Catalog
+from monarch_py.ipc.catalog import Catalog, CatalogReader
 from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Kind, ffi, lib
 from monarch_py.peers.handshake import new_secret
@@ -370,6 +372,25 @@ def test_a_warm_beside_a_job_does_not_wait_for_its_end(
             job.kill()
     assert warmed.returncode == 0, warmed.stderr
     assert session.status()["sources"][0]["present"] == FILES
+
+
+def test_the_catalog_is_shrunk_only_some_time_after_the_scan(
+    session_factory: Factory, tmp_path: Path
+) -> None:
+    """A scan often ends just before an epoch. The catalog is shrunk later, so that the work does
+    not slow down that epoch."""
+    root = tmp_path / "source"
+    make_files(root, FILES, 10)
+    session = session_factory(root, prefetch="auto")
+    began_s = time.monotonic()
+    session.start()
+    session.wait_scanned()
+    first = CatalogReader.open(session.paths, newest_generation(session))
+    wait_until(lambda: newest_generation(session) > 1, what="the catalog is shrunk")
+    assert time.monotonic() - began_s >= FIT_AFTER_S
+    shrunk = CatalogReader.open(session.paths, newest_generation(session))
+    assert len(shrunk) == len(first)
+    assert shrunk.c.bytes < first.c.bytes
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
