@@ -13,7 +13,9 @@ from support.draws import sized
 from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
-from monarch_py.daemon.server import may_rest_on, rest_after
+from monarch_py.config.load import load_config
+from monarch_py.daemon.segments import COUNTERS
+from monarch_py.daemon.server import REST_BACK, Daemon, may_rest_on, rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
@@ -99,3 +101,37 @@ def test_the_loop_rests_on_while_the_engine_has_work(
     names_last_s: float, orders: int, filled: int, is_more: bool, may: bool
 ) -> None:
     assert may_rest_on(0.05, names_last_s, orders, filled, is_more=is_more) == may
+
+
+def test_the_loop_rests_longer_while_programs_open_only_copies(
+    monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tmp_path: Path
+) -> None:
+    root = tmp_path / "source"
+    make_files(root, 3, 100)
+    session = session_factory(root, prefetch="auto")
+    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+    session.paths.make()
+    daemon = Daemon(load_config(session.config), session.paths)
+
+    def rest_s(**opened: int) -> float:
+        """Returns how long the loop rests after an iteration of a millisecond. Before this
+        iteration, programs open files, which are counted as `opened`."""
+        for counter, files in opened.items():
+            daemon.shared._stats[0, COUNTERS.index(counter)] += files
+        daemon._turn()
+        began_s = time.monotonic()
+        daemon._rest(0.001, busy=False)
+        return time.monotonic() - began_s
+
+    try:
+        wait_until(lambda: [daemon._turn()] and daemon.scanner.scanned)
+        waited_ns = 5_000_000
+        # A long rest ends late if the processors are busy, but never early. A short one is the
+        # shortest of some.
+        assert min(rest_s(misses=1, source_opens=1, source_open_ns=waited_ns) for _ in range(5)) < (
+            REST_BACK * 0.001
+        )
+        assert rest_s(hits=1) >= REST_BACK * 0.001
+        assert min(rest_s() for _ in range(5)) < REST_BACK * 0.001
+    finally:
+        daemon.close()
