@@ -359,10 +359,17 @@ class Daemon:
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
         While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
-        soon as programs wait for the sources. Returns the current count."""
+        soon as programs wait for the sources. If the first opens show that programs hardly wait for
+        them, the sleep lasts longer, because an iteration would cost programs more time than it
+        saves. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
-            if self._is_stopping or rings != rung or _is_waiting(*self.shared.source_opens()):
+            opens, open_s = self.shared.source_opens()
+            if self._is_stopping or _is_waiting(opens, open_s):
+                return rings
+            if rings != rung:
+                if opens > 0:
+                    self.filler.engine.rest(LONG_REST_S)
                 return rings
             wait_ms -= FIRST_OPEN_MS
         return self.shared.wait(rung, wait_ms)

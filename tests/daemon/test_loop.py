@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -15,12 +16,14 @@ from support.session import MIB, Session, wait_until
 
 from monarch_py.config.load import load_config
 from monarch_py.daemon.segments import COUNTERS
-from monarch_py.daemon.server import REST_BACK, Daemon, may_rest_on, rest_after
+from monarch_py.daemon.server import LONG_REST_S, REST_BACK, Daemon, may_rest_on, rest_after
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
 # The daemon's loop sleeps for less than this time [s] while there is work, and for more otherwise.
 LONG = 0.6
+# A duration of an open [ns] that shows that programs wait for the source.
+SLOW_NS = 5_000_000
 
 
 def test_a_loop_that_is_rung_all_the_time_rests(
@@ -103,35 +106,72 @@ def test_the_loop_rests_on_while_the_engine_has_work(
     assert may_rest_on(0.05, names_last_s, orders, filled, is_more=is_more) == may
 
 
-def test_the_loop_rests_longer_while_programs_open_only_copies(
+@pytest.fixture
+def make_daemon(
     monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tmp_path: Path
-) -> None:
+) -> Iterator[Callable[..., Daemon]]:
+    """Makes a daemon in this process, whose loop does not run."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
-    session = session_factory(root, prefetch="auto")
-    monkeypatch.setenv("MONARCH_SHM", str(session.shm))
-    session.paths.make()
-    daemon = Daemon(load_config(session.config), session.paths)
+    with ExitStack() as stack:
+
+        def make(awaits_s: float = 0.0) -> Daemon:
+            session = session_factory(root, prefetch="auto")
+            monkeypatch.setenv("MONARCH_SHM", str(session.shm))
+            session.paths.make()
+            daemon = Daemon(load_config(session.config), session.paths, awaits_s=awaits_s)
+            stack.callback(daemon.close)
+            return daemon
+
+        yield make
+
+
+def count(daemon: Daemon, **opened: int) -> None:
+    """Counts files as opened by a program. A key is the name of a counter."""
+    for counter, number in opened.items():
+        daemon.shared._stats[0, COUNTERS.index(counter)] += number
+
+
+def test_the_loop_rests_longer_while_programs_open_only_copies(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon()
+    wait_until(lambda: [daemon._turn()] and daemon.scanner.scanned)
 
     def rest_s(**opened: int) -> float:
-        """Returns how long the loop rests after an iteration of a millisecond. Before this
-        iteration, programs open files, which are counted as `opened`."""
-        for counter, files in opened.items():
-            daemon.shared._stats[0, COUNTERS.index(counter)] += files
+        """Returns how long the loop rests after an iteration of a millisecond. Programs open files
+        before the iteration."""
+        count(daemon, **opened)
         daemon._turn()
         began_s = time.monotonic()
         daemon._rest(0.001, busy=False)
         return time.monotonic() - began_s
 
-    try:
-        wait_until(lambda: [daemon._turn()] and daemon.scanner.scanned)
-        waited_ns = 5_000_000
-        # A long rest ends late if the processors are busy, but never early. A short one is the
-        # shortest of some.
-        assert min(rest_s(misses=1, source_opens=1, source_open_ns=waited_ns) for _ in range(5)) < (
-            REST_BACK * 0.001
-        )
-        assert rest_s(hits=1) >= REST_BACK * 0.001
-        assert min(rest_s() for _ in range(5)) < REST_BACK * 0.001
-    finally:
-        daemon.close()
+    # A rest lasts longer if the processors are busy, so the shortest of several counts.
+    slow = {"misses": 1, "source_opens": 1, "source_open_ns": SLOW_NS}
+    assert min(rest_s(**slow) for _ in range(5)) < REST_BACK * 0.001
+    assert rest_s(hits=1) >= REST_BACK * 0.001
+    assert min(rest_s() for _ in range(5)) < REST_BACK * 0.001
+
+
+@pytest.mark.parametrize(("open_ns", "rests"), [(SLOW_NS, False), (1000, True)])
+def test_the_first_opens_of_a_fast_source_wait_for_no_iteration(
+    make_daemon: Callable[..., Daemon], open_ns: int, rests: bool
+) -> None:
+    """The first opens wake the loop. If they show that programs hardly wait for the source, its
+    next iteration comes later."""
+    daemon = make_daemon(3600.0)
+    daemon._turn()
+    count(daemon, misses=1, source_opens=1, source_open_ns=open_ns)
+
+    def wait_s() -> float:
+        rung = int(daemon.shared.clients.doorbell)
+        lib.monarch_ring_doorbell(daemon.shared.clients)
+        began_s = time.monotonic()
+        daemon._wait(rung, 250)
+        return time.monotonic() - began_s
+
+    if rests:
+        assert wait_s() >= LONG_REST_S
+    else:
+        assert min(wait_s() for _ in range(5)) < LONG_REST_S
