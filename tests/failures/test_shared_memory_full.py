@@ -11,8 +11,10 @@ import pytest
 from support.draws import sized
 from support.files import Files, Loop, check_all, du_bytes, random_bytes
 from support.mounts import Mounts
+from support.segments import newest_generation
 from support.session import MIB, Session, wait_until
 
+from monarch_py.ipc.catalog import CatalogReader
 from monarch_py.ipc.session import least_shm_bytes
 from monarch_py.native import ffi
 
@@ -125,8 +127,10 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
     session.wait_scanned()
     status = session.status()
     assert (status["catalog_full"], status["catalog_entries"] > 30_000) == (False, True)
-    # After the scan, copies may use the room that was kept free for the catalog.
+    # The catalog is shrunk, and then copies may use the room that was kept free for it.
     wait_until(lambda: session.status()["tiers"][0]["free_bytes"] < MIB, what="a full tier")
+    catalog = CatalogReader.open(session.paths, newest_generation(session))
+    assert catalog.c.capacity < 1.1 * len(catalog)
 
 
 def test_copies_come_and_go_when_the_catalog_cannot_grow(
@@ -138,7 +142,7 @@ def test_copies_come_and_go_when_the_catalog_cannot_grow(
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()
-    session.wait_scanned()
+    wait_until(lambda: newest_generation(session) > 1, what="the catalog is shrunk")
     take_the_rest(shm)
     for _ in range(4):
         session.want_all()

@@ -340,11 +340,10 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of each tier, so that the policy can choose a tier. Until the scan
-        has ended, some room of a tier on the catalog's file system is reserved, so that the catalog
-        can grow. The catalog has precedence, because a file without an entry can never get a
-        copy."""
-        growing = set() if self.scanner.scanned else self._beside
+        """Returns the free room of each tier, so that the policy can choose a tier. Some room of a
+        tier on the catalog's file system is reserved until the scan has ended and the catalog was
+        shrunk. The catalog has precedence, because a file without an entry can never get a copy."""
+        growing = set() if self.scanner.is_settled else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
             for number, tier in enumerate(self.tiers[: self.staging.number])
@@ -452,10 +451,9 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # During a scan, `rooms` keeps room for the catalog on the tiers that lie on the catalog's
-        # file system. So if there is such a tier, files that found no room are retried only after
-        # the scan.
-        if self._refused and self.engine.idle and (self.scanner.scanned or not self._beside):
+        # Until the catalog is settled, `rooms` keeps room for it on the tiers that lie on its file
+        # system. So if there is such a tier, files that found no room are retried only afterwards.
+        if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
 

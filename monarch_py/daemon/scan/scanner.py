@@ -165,6 +165,12 @@ class Scanner:
         return all(source.scanned for source in self.sources)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the scan has ended and the catalog needs no more memory. While the catalog is
+        shrunk, it needs memory for a second segment."""
+        return self.scanned and self._fit_at_s == math.inf
+
+    @property
     def is_whole(self) -> bool:
         """Whether all files of all sources are known."""
         return all(source.is_whole for source in self.sources)
