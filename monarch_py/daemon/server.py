@@ -77,7 +77,8 @@ FIRST_OPEN_MS = 5
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] if an iteration costs programs
 #     more time than it saves. One such case is that background fills stand back
 #     (`Engine.stands_back`). The other is that no work is left, no plan is followed, and programs
-#     either hardly wait for the sources or open only copies.
+#     either hardly wait for the sources, or have opened only copies during the rest so far, while
+#     no file was filled.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
 #     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -178,9 +179,6 @@ class Daemon:
         # How soon all files that the scan has found will be filled [s]; infinite if fills ahead are
         # not waiting for the scan to find more files.
         self._names_last_s = math.inf
-        # Whether programs opened only copies since the iteration before, and no file was filled
-        # ahead; `_hits` is the number of copies opened so far.
-        self._only_copies, self._hits = False, 0
         # Set the limit of the scan now, because the first iteration starts the scan.
         self._pace_scan()
 
@@ -336,25 +334,30 @@ class Daemon:
         """
         is_short = busy or self.plan_manager.is_awake
         opens, open_s = self.shared.source_opens()
-        hardly_wait = self._only_copies or (opens > 0 and not _is_waiting(opens, open_s))
+        hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
         engine = self.filler.engine
-        may_wait = engine.stands_back or (hardly_wait and not is_short)
-        is_long = may_wait and not self._is_urgent
-        if is_long:
-            rest_s = min(REST_BACK * took_s, LONG_REST_S)
-        else:
+        is_long = (engine.stands_back or hardly_wait) and not self._is_urgent
+        rest_s = long_s = min(REST_BACK * took_s, LONG_REST_S)
+        if not is_long:
             rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
         orders, files = engine.pending(in_use=False), engine.files_from_source
+        before = self.shared.totals()
         time.sleep(min(rest_s, NAP_S))
         self.shared.beat()
         if engine.rest(max(0.0, rest_s - NAP_S)):
             return True
+        if is_short or is_long:
+            return False
         filled, is_more = engine.files_from_source - files, len(self.filler.requests.ahead) > 0
-        rests_on = may_rest_on(rest_s, self._names_last_s, orders, filled, is_more=is_more)
-        if is_short or is_long or not rests_on:
+        opened = {name: total - before[name] for name, total in self.shared.totals().items()}
+        if opened["hits"] and not opened["source_opens"] and not filled and not self._is_urgent:
+            more_s = long_s - rest_s  # programs opened only copies
+        elif may_rest_on(rest_s, self._names_last_s, orders, filled, is_more=is_more):
+            more_s = rest_s
+        else:
             return False
         self.shared.beat()
-        return engine.rest(rest_s)
+        return engine.rest(max(0.0, more_s))
 
     def _wait(self, rung: int, wait_ms: int) -> int:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
@@ -462,15 +465,13 @@ class Daemon:
             size_bytes=ahead.mean_bytes,
             opened_bytes=totals["bytes_from_source"] / max(totals["misses"], 1),
         )
-        hits, self._hits = totals["hits"] - self._hits, totals["hits"]
-        self._only_copies = hits > 0 and self._scan_pace.is_still
         is_in_cluster = self.filler.nodes is not None
         needs_all = is_in_cluster or self.scanner.is_in_a_hurry or self.plan_manager.is_active
         self._is_urgent = needs_all or not ahead.is_on or self.scanner.finds_copies
         lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
         is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
         is_limited = allowed != ALL_NAMES and self._is_scan_paced()
-        awaits_names = is_limited and lacks_names and is_waiting and not self._only_copies
+        awaits_names = is_limited and lacks_names and is_waiting
         self._names_last_s = self._scan_pace.lasts_s(ahead.waiting) if awaits_names else math.inf
         self.scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
 

@@ -70,9 +70,6 @@ class ScanPace:
         # Whether all files found so far will soon be filled, and the scan will probably find more.
         # Filling ahead must then wait for the scan.
         self.lacks_names = False
-        # Whether, between the last two calls of `step`, programs opened nothing at the source and
-        # no file was filled ahead.
-        self.is_still = False
 
     def awaits_open(self, now_s: float) -> bool:
         """Whether a program is about to begin, and no program has opened a file yet."""
@@ -101,8 +98,7 @@ class ScanPace:
         """
         self.lacks_names = False
         before, self._seen = self._seen, (opens, filled)
-        self.is_still = before == self._seen
-        if not self.is_still:
+        if before != self._seen:
             self._active_until = now_s + IDLE_S
         elif now_s >= self._active_until:
             self._rate, self._filled = 0.0, deque([(now_s, filled)])
