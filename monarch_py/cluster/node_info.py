@@ -27,10 +27,10 @@ _MENDS = {"Monarch": "install the same version there", "plan": "give all nodes t
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What one rank reports about its node.
+    """The report of one rank about its node.
 
     name : the node's name, for messages
-    place : what identifies the node's daemon: host, boot, session, and file system of the shared
+    place : the identity of the node's daemon: host, boot, session, and file system of the shared
         memory. Two different daemons differ in at least one of these four values
     file : the path of the configuration
     address : where the daemon will listen; None if a daemon already runs on the node

@@ -29,8 +29,8 @@ ORPHAN_S = 1.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker needs to read batches. All of it must be picklable, unless workers are
-    forked.
+    """The values that a worker needs to read batches. All of them must be picklable, unless workers
+    are forked.
 
     sizes : (samples,), the samples' sizes [bytes], if `dataset.read_into` reads batches in place;
         else None
