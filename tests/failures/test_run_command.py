@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 
 import psutil
 import pytest
@@ -241,7 +243,7 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
         pid = int(session.status()["pid"])
         assert f"(process {pid})" in done.stdout
         process = psutil.Process(pid)
-        assert process.ppid() == 1 or process.parent() is None or os.getsid(pid) == pid
+        assert os.getpgid(pid) == pid
         assert process.terminal() is None
         held = {file.fd: file.path for file in process.open_files()}
         assert not any("pipe" in os.readlink(f"/proc/{pid}/fd/{fd}") for fd in (0, 1, 2))
@@ -254,6 +256,44 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
         stopped = session.monarch("stop")
     assert stopped.stdout == f"the daemon has stopped (process {pid})\n"
     wait_until(lambda: not psutil.pid_exists(pid), what="the end of the daemon")
+    assert_nothing_left(session)
+
+
+@contextmanager
+def shell_on_a_terminal(session: Session, script: str) -> Iterator[tuple[int, Popen[bytes]]]:
+    """Runs a shell that controls a terminal. Yields the terminal's other end and the shell; the
+    caller closes the other end."""
+    screen, terminal = pty.openpty()
+    command = ["setsid", "-c", "sh", "-c", script]
+    env = session.env(preload=False)
+    with Popen(command, env=env, stdin=terminal, stdout=terminal, stderr=terminal) as shell:
+        os.close(terminal)
+        try:
+            yield screen, shell
+        finally:
+            shell.kill()
+
+
+@pytest.mark.parametrize("event", ["Ctrl-C", "hang-up"])
+def test_a_daemon_that_was_started_on_a_terminal_outlives_it(session: Session, event: str) -> None:
+    """The daemon stays in the terminal's session, so that the kernel schedules it with the job."""
+    script = " ".join(session.command("start")) + "; echo started; exec sleep 600"
+    try:
+        with shell_on_a_terminal(session, script) as (screen, shell):
+            said = b""
+            while b"\nstarted" not in said:
+                said += os.read(screen, 4096)
+            if event == "Ctrl-C":
+                os.write(screen, b"\x03")
+                shell.wait(30)
+            os.close(screen)
+            shell.wait(30)
+        assert shell.returncode == -(signal.SIGINT if event == "Ctrl-C" else signal.SIGHUP)
+        pid = int(session.status()["pid"])
+        assert (os.getsid(pid), os.getpgid(pid)) == (shell.pid, pid)
+        assert psutil.Process(pid).terminal() is None
+    finally:
+        session.monarch("stop")
     assert_nothing_left(session)
 
 

@@ -153,12 +153,15 @@ BESIDE static void say_failed(const char *path) {
     sys_write(2, "\n", 1);
 }
 
+/* Makes the process the program that is to be launched. The process leaves the program's process
+ * group, so that no signal to the group reaches it, but stays in the program's session (setsid).
+ * Why a daemon must stay in the session is explained in monarch_py/daemon/starting.py (spawn). */
 BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
     int errors = -1;
     if (!leave_table())
         return 1;
-    sys6(SYS_setsid, 0, 0, 0, 0, 0, 0);
+    sys6(SYS_setpgid, 0, 0, 0, 0, 0, 0);
     sys6(SYS_umask, 077, 0, 0, 0, 0, 0);
     raise_limits();
     int kept = l->prepare(l->data, &errors);
