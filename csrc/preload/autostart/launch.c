@@ -153,9 +153,9 @@ BESIDE static void say_failed(const char *path) {
     sys_write(2, "\n", 1);
 }
 
-/* Makes the process the program that is to be launched. The process leaves the program's process
- * group, so that no signal to the group reaches it, but stays in the program's session (setsid).
- * Why a daemon must stay in the session is explained in monarch_py/daemon/starting.py (spawn). */
+/* Turns the second process into the launched program. The second process leaves the process group
+ * of the library's process, so that no signal to that group reaches it, but stays in the same
+ * session (setsid). The docstring of `spawn` in monarch_py/daemon/starting.py says why it stays. */
 BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
     int errors = -1;
