@@ -257,9 +257,9 @@ ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at) {
 
 /* Reads with RWF_DONTCACHE, which makes the kernel drop the pages that each read loads. If these
  * pages stayed, the pages of many small files would fill the memory, and finding free pages would
- * take as long as copying. posix_fadvise after each file is no alternative: it may wait for all
- * cores, and would also drop pages that other processes have read. RWF_DONTCACHE does not drop such
- * pages. */
+ * take as long as copying. A call of posix_fadvise after each file is no alternative. It may have
+ * to wait for every core, and it would also drop pages that other processes have read.
+ * RWF_DONTCACHE does not drop such pages. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at) {
     size_t done = 0;

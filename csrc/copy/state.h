@@ -21,8 +21,8 @@ struct monarch_engine {
     int stopping;                    /* atomic */
     /* Atomic. An order names a peer by its index in this array. NULL: no peer has this index. */
     struct monarch_peer *peers[MONARCH_MAX_PEERS];
-    /* The copies that this node offers to its peers. A peer that waits for a file is woken after
-     * each unit of the file. NULL for none. Atomic. */
+    /* The copies that this node offers to its peers. NULL if it offers none. Atomic. A peer that
+     * waits for a file is woken after each unit of the file. */
     struct monarch_holdings *holdings;
     /* Serves waiting readers. A thread calls this function while it has to wait for a peer.
      * `buffer` has MONARCH_CHUNK bytes. */

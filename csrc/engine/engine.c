@@ -257,7 +257,7 @@ void monarch_limit_malloc(void) {
     mallopt(M_ARENA_MAX, 2);
 }
 
-/* The kernel's struct sched_attr. libc's headers have it since glibc 2.41. */
+/* The kernel's struct sched_attr. libc's headers define it only since glibc 2.41. */
 struct scheduling {
     uint32_t size, policy;
     uint64_t flags;

@@ -1,6 +1,5 @@
-/* The queues of orders, and the tables in which queued orders and unfinished fills are found by
- * their entries. The caller of each function holds the pool's lock, unless no other thread sees the
- * queue. */
+/* The queues of orders, and the tables that look up queued orders and unfinished fills by entry.
+ * The caller of each function holds the pool's lock, unless no other thread sees the queue. */
 #pragma once
 
 #include "engine/pool.h"
@@ -18,8 +17,8 @@ void monarch_take_out(struct job *job);
 
 enum monarch_origin monarch_origin_of(const struct job *job);
 /* Returns whether readers may wait for an order of this kind (a FILL or a CHECK). Only orders of
- * these two kinds can be found by their entries. An order can be found from the call of
- * monarch_remember until the order begins. */
+ * these two kinds can be looked up by entry. The lookup finds an order from the moment at which
+ * monarch_remember is called for it until the order begins. */
 int monarch_is_awaited(const struct job *job);
 void monarch_remember(struct pool *p, struct job *job);
 /* Returns the queued order to fill this entry, or NULL if there is none. */

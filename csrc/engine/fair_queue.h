@@ -43,7 +43,7 @@ struct waiting {
 struct line {
     const struct fair_queue *queue;
     /* Both arrays are indexed by demand slot. demand: the demand in the slot. taken: the demand
-     * that a thread already serves. If both are the same, the demand's reader is skipped. */
+     * that a thread already serves. If a slot's two elements are equal, its reader is skipped. */
     const uint64_t *demand, *taken;
     unsigned first, passed; /* slots [first, first + passed) have been looked at */
     /* number of readers in `of_ranks`. This array is filled when the iterator reaches the first

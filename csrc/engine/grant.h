@@ -7,7 +7,7 @@
 /* Goes through the demands that the thread has noted because their files have no order
  * (me->unordered). Orders fills of these files as far as the grant allows, and leaves all other
  * fills to Python. Wakes threads for the orders. The caller holds no lock.
- * looks: 1 if the caller looks for work next, so that no other thread of its origin is woken */
+ * looks: 1 if the caller looks for work next. Then no other thread of its origin is woken. */
 void monarch_order_demanded(struct pool *p, struct worker *me, int looks);
 /* Call this at the end of an order that has published no copy. Returns whether the caller must wake
  * the daemon's loop. After a fill, the loop is needed to find out why the copy was not published.

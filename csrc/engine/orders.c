@@ -140,7 +140,7 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
 /* --- queues ----------------------------------------------------------------------------------- */
 
 /* Adds `more` to the counters that the order belongs to. A PAGE_IN, which reads a copy into memory,
- * is left out of `pending`: nothing waits for its end, and it does not show that fills are under
+ * is not counted in `pending`: nothing waits for its end, and it is no sign that fills are under
  * way. */
 void monarch_count(struct pool *p, const struct job *job, int more) {
     if (job->result.kind != MONARCH_PAGE_IN)
@@ -159,9 +159,9 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
         monarch_remember(p, job);
 }
 
-/* Moves the orders of `fresh`, which no other thread sees yet, to the queues `to`. Returns their
- * number. If a descriptor waits for an order, the order goes into the queue of files in use
- * instead. So it does not wait behind orders for files that no program uses yet. */
+/* Moves the orders of `fresh`, which no other thread sees yet, into the queues `to`. Returns the
+ * number of orders. If a descriptor waits for an order, the order goes into the queue of files in
+ * use instead, where it does not wait behind orders for files that no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);

@@ -48,8 +48,9 @@ struct grant {
     uint32_t leaves;
 };
 
-/* Number of hash buckets, in which queued orders and fills are found by entry. A search of the
- * queues would take too long: the order that a reader waits for may be far from the front. */
+/* Number of buckets in each hash table that looks up queued orders or fills by entry. A search
+ * through the queues would take too long: the order that a reader waits for may be far from the
+ * front. */
 #define MONARCH_BUCKETS 1024
 /* Number of slots reserved for fills from the source. Fills from peers must leave them free,
  * because other nodes wait for files that this node reads from the source. */
@@ -61,8 +62,8 @@ enum monarch_role {
     /* all work whose bytes come from the thread's origin (the sources or the peers), except
      * PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for. A thread looks for work with this role alone between two
-     * parts of other work. */
+    /* only work that readers wait for. Between two parts of other work, a thread looks for work
+     * with this role alone. */
     MONARCH_DOES_DEMANDS = 2,
     /* PAGE_INs, which read copies into memory. Only half of the threads for the sources have this
      * role. A PAGE_IN may hang if a tier hangs, so the other half must stay free. */
@@ -111,7 +112,7 @@ struct pool {
     struct queue urgent, in_use[MONARCH_ORIGINS], to_page_in, normal[MONARCH_ORIGINS], done, told;
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
-    struct fill *begun[MONARCH_BUCKETS]; /* the list `fills` in hash buckets, by entry */
+    struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
     struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
      * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */

@@ -267,8 +267,9 @@ static int waits_for_reader(const struct pool *p, const struct job *job, uint64_
 }
 
 /* Moves orders that must wait from the front of the queue to its end. An order must wait while a
- * program is reading the order's file at the source and will hand over its descriptor: a fill would
- * open the file a second time. Returns whether the order that is first afterwards must wait too. */
+ * program is reading the order's file at the source and will hand over its descriptor: a fill that
+ * began now would open the file a second time. Returns whether the order that is first afterwards
+ * must wait too. */
 static int pass_over_read(const struct pool *p, struct queue *q) {
     uint64_t now = monarch_now_ns();
     for (int n = 0; n < MOST_PASSED && q->first != q->last && waits_for_reader(p, q->first, now);
@@ -280,8 +281,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order, which the thread then begins. Sets aside orders that ask a peer if the peer
- * already has its share of the threads. */
+/* Takes the next order, which the thread then begins. If a peer already has its share of the
+ * threads, sets aside the orders that ask this peer. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -436,8 +437,8 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
         monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
-/* looks: the origin of the calling thread if this thread looks for work next, so that no other
- * thread of this origin need be woken; otherwise MONARCH_ORIGINS. */
+/* looks: the origin of the calling thread if this thread looks for work next; then no other thread
+ * of this origin is woken. Otherwise MONARCH_ORIGINS. */
 static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)

@@ -44,9 +44,10 @@ enum monarch_answer {
     MONARCH_ANOTHERS /* the descriptor and the entry belong to different files */
 };
 
-/* Finds or makes the order that fills the file, and takes the order out of any queue. Sets *job to
- * the order, or to NULL if there is none (enum monarch_answer). Adds a file without an entry to the
- * catalog if policy allows that. The caller holds the writer's lock and the pool's lock. */
+/* Finds or makes the order that fills the file. If the order is queued, takes it out of its queue.
+ * Sets *job to the order, or to NULL if there is none (enum monarch_answer). Adds a file without an
+ * entry to the catalog if policy allows that. The caller holds the writer's lock and the pool's
+ * lock. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks policy to order a fill of the file. Returns whether the caller must wake policy. */

@@ -1,8 +1,8 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. There is no order yet, because policy has neither granted room for the file nor
- * ordered the fill itself. Policy may not even have learned of the file. When a thread begins the
- * order, the order takes the descriptor, so the file need not be opened at the source. Until then,
- * the program can ask the daemon to close the descriptor at any time. */
+ * fill its file. When the descriptor arrives, there is no order, because policy has neither granted
+ * room for the file nor ordered the fill itself. Policy may not even have learned of the file. When
+ * a thread begins the order, the order takes the descriptor, so the file need not be opened at the
+ * source. Until then, the program can ask the daemon to close the descriptor at any time. */
 #include "handover/kept.h"
 
 #include <linux/futex.h>
@@ -23,8 +23,8 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table contains at most 1 / SHARE of the descriptors that the process may have open, even if
- * that is less than KEPT. */
+/* The table may use 1 / SHARE of the process's limit of open descriptors. If that is fewer than
+ * KEPT, it is the table's maximum. */
 #define SHARE 4
 /* A descriptor that still has no order is closed when two conditions are true. First, ORDER_NS have
  * passed since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations
@@ -187,8 +187,8 @@ static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64
 }
 
 /* Orders the fill of the descriptor's file within the grant, or asks policy to order it. Sets *asks
- * if policy must be woken for that. Returns whether the descriptor must continue to wait. The
- * caller holds the locks of the writer, the pool and the table. */
+ * if policy must be woken for this request. Returns whether the descriptor must continue to wait.
+ * The caller holds the locks of the writer, the pool and the table. */
 static int is_still_kept(struct kept_table *t, struct handed *h, struct monarch_catalog *c,
                          int *asks) {
     struct pool *p = t->pool;

@@ -21,8 +21,8 @@ void monarch_note_kept(struct pool *p, struct job *job);
 void monarch_take_kept(struct pool *p, struct job *job);
 
 /* monarch_end_kept wakes the table's thread, which then sees that the engine is stopping, and ends.
- * monarch_join_kept waits, at most until the time `until`, for the thread to end, and returns
- * whether it has ended. */
+ * monarch_join_kept waits for the thread to end, but no longer than until the time `until`. It
+ * returns whether the thread has ended. */
 void monarch_end_kept(struct kept_table *t);
 int monarch_join_kept(struct kept_table *t, const struct timespec *until);
 /* Closes the descriptors in the table, and frees the table. */
