@@ -84,10 +84,10 @@ uint64_t monarch_answer_settled(struct monarch_clients *m, const struct monarch_
 /* Makes the directories' listings. Call this once everything has been scanned. If the catalog knows
  * all names of a directory, stores the directory's listing in `sum` of the directory's entry. Also
  * stores the listing in `copy_ino`, where readers find it, unless the directory has changed after
- * `young_ns`: a directory that changed so recently could change again and keep its times.
- * After sources were added, call this again with the number of the first new source as `from`; the
- * listings of earlier sources then stay. Returns how many listings readers can find, or -1 if
- * memory is exhausted. */
+ * `young_ns`: a directory that changed so recently could change again without a change of its
+ * times. After sources were added, call this again with the number of the first new source as
+ * `from`; the listings of earlier sources then stay. Returns how many listings readers can find, or
+ * -1 if memory is exhausted. */
 int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsigned from);
 /* Makes a directory's listing unavailable to readers. Does nothing if `directory` is -1. */
 void monarch_catalog_unlist(struct monarch_catalog *c, int64_t directory);
@@ -241,7 +241,7 @@ struct monarch_result {
     int64_t started_ns;         /* time at which a thread began the order, on the wall clock */
     uint32_t kind, status, tier, in_use;
     int32_t error;
-    /* of a FILL: the peer that gave all bytes, and so has the whole file; -1 for none */
+    /* of a FILL: the peer that sent all bytes, and so has the whole file; -1 for none */
     int32_t giver;
     /* of a FILL: the node that keeps the file, according to a peer that was asked but has no room
      * for the file; -1: no peer has given such an answer */
@@ -345,9 +345,9 @@ int monarch_engine_submit(struct monarch_engine *e, const struct monarch_catalog
  * accepted. */
 int monarch_engine_drop(struct monarch_engine *e, uint64_t n, const uint64_t *ids,
                         const uint32_t *tiers, const uint64_t *copies, const uint64_t *sizes);
-/* A grant is room in tiers, in which the engine itself may order fills of files for which readers
- * or peers wait. This struct is the room of one tier; monarch_engine_grant takes an array of
- * `tiers` such structs. The engine numbers the copies from `first_copy` on, and orders at most
+/* A grant is room in tiers. The engine itself may use this room to order fills of files for which
+ * readers or peers wait. This struct is the room of one tier; monarch_engine_grant takes an array
+ * of `tiers` such structs. The engine numbers the copies from `first_copy` on, and orders at most
  * MONARCH_PLACED fills. Until the grant ends, only the engine changes the words of entries that are
  * ABSENT or WANTED, and only the engine places copies in these tiers. */
 struct monarch_room {
@@ -377,7 +377,7 @@ enum monarch_storage { MONARCH_NOT_TOLD, MONARCH_IN_TIERS, MONARCH_IN_STAGING };
 struct monarch_home {
     int16_t asked_first, asked_then; /* the peers that a fill asks; -1: none */
     uint16_t storage; /* an enum monarch_storage: where this node puts its copy of the file */
-    /* set by the engine: 1 + the number of the peer that gave the whole file; callers pass 0 */
+    /* set by the engine: 1 + the number of the peer that sent the whole file; callers pass 0 */
     uint16_t giver;
 };
 int monarch_engine_homes(struct monarch_engine *e, uint64_t n, const uint64_t *ids,

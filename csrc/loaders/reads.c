@@ -13,9 +13,9 @@
 #define STACK_BYTES (256 << 10)
 
 /* A read counts as slow if two conditions are true. First, it took longer than this [ns] plus 1 ns
- * per byte. Second, its thread slept during the read, so it waited for a disk or network. A read
- * from memory takes about a tenth of this limit. It takes longer if its thread has to wait for a
- * processor, but such a wait does not count as sleep. */
+ * per byte. Second, its thread slept during the read, which means that the read had to wait for a
+ * disk or the network. A read from memory takes about a tenth of this limit. It takes longer if its
+ * thread has to wait for a processor, but such a wait does not count as sleep. */
 #define SLOW_NS 100000
 
 /* A running call of monarch_read_all. The structure is on the caller's stack, so the caller returns

@@ -216,8 +216,8 @@ static void begin_piece(link_t *l, struct answer *a) {
 }
 
 /* Decides whether the bytes before a SUM are accepted. Bytes that do not match the sum get the
- * status WRONG_BYTES. They have usually rotted at the node that sent them, but may also have been
- * changed in transit. */
+ * status WRONG_BYTES. Usually, the copy at the sending node is damaged, but the bytes may also have
+ * been changed in transit. */
 static enum monarch_peer_status judge(link_t *l, struct answer *a,
                                       const struct monarch_peer_frame *f,
                                       struct monarch_digest *digest) {
@@ -415,7 +415,7 @@ int monarch_peer_request(link_t *l, const get *g, uint64_t *tag) {
     ssize_t r = send(l->fd, &q, sizeof q, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (r != sizeof q) {
         if (r > 0)
-            monarch_peer_link_cut(l); /* the peer cannot parse what follows part of a request */
+            monarch_peer_link_cut(l); /* the peer cannot parse requests after a partial one */
         return -1;
     }
     *tag = l->tag++;
