@@ -1,5 +1,5 @@
 /* The protocol of one connection: reads a request, opens its file, frames the bytes and sends them.
- * One call of monarch_peer_step works on the connection until it would have to wait. It then
+ * One call of monarch_peer_step works on the connection until the connection has to wait, and
  * returns what the connection waits for. If `may_block` is set, the call itself may block until the
  * socket accepts bytes. */
 #include <errno.h>
@@ -15,8 +15,8 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* Each time a thread that may block on a connection has sent this many bytes, it checks whether it
- * may still stay with the connection. */
+/* The number of bytes after which a thread that may block on a connection checks whether it may
+ * still stay with this connection. */
 #define STAY_BYTES (1 << 20)
 
 typedef struct monarch_peer_connection connection;
@@ -197,10 +197,10 @@ static int hash_bytes(stage_t *stage, const char *bytes, uint64_t n, uint64_t *s
 }
 
 /* Determines the sum and the digest of a piece. For a whole block, both may have been recorded when
- * the copy was made. Recorded values are preferred, because with them the receiver notices bytes
- * that have rotted since. Otherwise both are computed from the bytes. bytes: the piece in memory,
- * or NULL to read the piece from the file. Returns CUT if no sum can be computed, because the
- * receiver rejects bytes without a sum. */
+ * the copy was made. Recorded values are preferred: they let the receiver notice bytes that have
+ * rotted since the copy was made. Otherwise both are computed from the bytes. bytes: the piece in
+ * memory, or NULL to read the piece from the file. Returns CUT if no sum can be computed, because
+ * the receiver rejects bytes without a sum. */
 static enum monarch_peer_status sum_of(const connection *c, stage_t *stage, const char *bytes,
                                        uint64_t *sum, struct monarch_digest *digest) {
     uint64_t block = c->piece / c->file.block_bytes;

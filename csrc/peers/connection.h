@@ -76,8 +76,8 @@ struct monarch_peer_stage {
 #define MONARCH_PEER_STAY_MS 50
 
 /* Works on a connection until it must wait, or until other connections should be served. Returns
- * what the connection needs to continue. If `may_block` is set, the result TO_SEND means that the
- * socket accepted no more within MONARCH_PEER_STAY_MS. */
+ * what must happen before the connection can continue. If `may_block` is set, the result TO_SEND
+ * means that the socket accepted no more within MONARCH_PEER_STAY_MS. */
 enum monarch_peer_io_state monarch_peer_step(struct monarch_peer_connection *c,
                                              const struct monarch_peer_stage *stage);
 /* Closes the file that the connection has open. */

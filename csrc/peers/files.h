@@ -20,8 +20,8 @@ struct monarch_peer_files {
      * request may wait. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
-    /* Returns the position up to which all bytes from `at` on can be sent. The function may stop at
-     * the end of the block that contains `at`, even if more bytes are available. Returns `at` if
+    /* Returns the end of the range of bytes, from `at` on, that can be sent now. The range may stop
+     * at the end of the block that contains `at`, even if more bytes are available. Returns `at` if
      * the bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
      * available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);

@@ -1,6 +1,6 @@
-/* GMAC, computed by the libcrypto that is installed. The library is loaded when it is first needed,
- * because a daemon without peers does not need it. One build works with every version from OpenSSL
- * 1.1.0 on, because the types of the functions used here have stayed the same. */
+/* GMAC, computed by the installed libcrypto. The library is loaded when it is first needed, because
+ * a daemon without peers does not need it. One build works with every version from OpenSSL 1.1.0
+ * on, because the types of the functions used here have stayed the same. */
 #include "peers/mac.h"
 
 #include <dlfcn.h>

@@ -31,9 +31,9 @@
  * it reads the source itself. */
 #define SLOT_NS 500000000ULL
 /* If no link is idle, a thread that needs one waits for another thread's link, for at most this
- * long [ns]. Three other limits apply to a connect, to an answer's first byte and to a later wait.
- * This time plus any two of those limits is less than 2 s, the longest that a reader should
- * wait. */
+ * long [ns]. There are three other limits: one for a connect, one for the wait for an answer's
+ * first byte, and one for each later wait. This time plus any two of these limits is less than 2 s,
+ * the longest that a reader should wait. */
 #define LINK_NS 50000000ULL
 /* Another link is connected only after the threads' waits for links add up to this many times the
  * duration of the last connect. */
@@ -303,9 +303,9 @@ static struct use *find_line(const peer *p, struct use **first) {
 }
 
 /* Sends a request on a link on which the answer to an earlier request is still arriving, and waits
- * for the end of that answer. The wait has a time limit. Returns whether the caller then has the
- * link. The result is 0 if no link could take one more request, or if the earlier answer has broken
- * the link. */
+ * for the end of that answer. The wait ends at the latest when that answer exceeds its own time
+ * limits. Returns whether the caller then has the link. The result is 0 if no link could take one
+ * more request, or if the earlier answer has broken the link. */
 static int follow(peer *p, struct use *me, const struct monarch_peer_get *g) {
     pthread_mutex_lock(&p->lock);
     struct use *first, *last = find_line(p, &first);

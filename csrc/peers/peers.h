@@ -69,7 +69,7 @@ struct monarch_peer_get {
     uint32_t is_awaited; /* a reader waits for exactly these bytes */
     uint32_t is_doubted; /* the block arrived damaged before, so the peer should check its copy */
     uint32_t status;     /* outcome: enum monarch_peer_status */
-    /* number of bytes, from the range's beginning on, that were received with a right sum */
+    /* number of bytes, from the range's beginning on, that were received with a correct sum */
     uint64_t received;
     int32_t error;     /* errno if the status is NO_ROOM */
     uint32_t is_owner; /* 1: according to this node, the peer owns the file */
@@ -77,9 +77,9 @@ struct monarch_peer_get {
 
 struct monarch_peer_link;
 
-/* Called when `bytes` bytes of gets[which], from offset `first` of its range on, have arrived and
- * their sum and seal are right. `sum` is the XXH3-64 of these bytes, and `digest` is their digest
- * (MONARCH_MAC_BYTES). */
+/* Called after a piece of the range gets[which] has arrived, and its sum and seal have proved
+ * correct. The piece has `bytes` bytes, and begins at offset `first` of the range. `sum` is its
+ * XXH3-64, and `digest` is its digest (MONARCH_MAC_BYTES). */
 typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, uint64_t bytes,
                                      uint64_t sum, const unsigned char *digest);
 

@@ -211,10 +211,10 @@ static void wake(server *s, connection *c) {
 }
 
 /* Counts a call that wakes connections. Returns whether any connection waits. A thread that is
- * working on a connection at this moment must not miss the call. Before it leaves its connection
- * waiting, it first raises `waiting`, and then looks whether `wakes` has changed since it last
- * looked for bytes (hand_back). So either this function sees that the connection waits, or the
- * thread sees this call, and looks for bytes once more. */
+ * working on a connection at this moment must not miss the call. Before such a thread leaves its
+ * connection waiting, it first raises `waiting`, and then checks whether `wakes` has changed since
+ * it last looked for bytes (hand_back). So either this function sees that the connection waits, or
+ * the thread sees this call, and looks for bytes once more. */
 static int has_waiting(server *s) {
     __atomic_fetch_add(&s->wakes, 1, __ATOMIC_SEQ_CST);
     return __atomic_load_n(&s->waiting, __ATOMIC_SEQ_CST) > 0;
