@@ -1,5 +1,6 @@
-/* The protocol between two nodes after each has proved that it belongs to the session. Python runs
- * that handshake (monarch_py/peers/handshake.py) and passes the connected socket to C.
+/* The protocol between two nodes. It begins when each node has proved that it belongs to the
+ * session. Python runs the handshake that proves this (monarch_py/peers/handshake.py), and then
+ * passes the connected socket to C.
  *
  * A request is one struct; the answer is a sequence of frames:
  *

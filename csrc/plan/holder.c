@@ -52,7 +52,8 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
     return append(&f, cursors, slots, room);
 }
 
-/* Returns the node with the highest count; among equals, the one that comes first in `slots`. */
+/* Returns the node with the highest count. If several nodes have it, returns the one that comes
+ * first in `slots`. */
 static int32_t best_of(const uint16_t *slots, uint64_t n, const uint32_t *counts) {
     int32_t best = -1;
     uint32_t most = 0;

@@ -42,7 +42,7 @@ int monarch_minstd_buffer(uint32_t *state, uint64_t buffer, const int32_t *items
 void monarch_mersenne_shuffle(struct monarch_mersenne *g, int by_division, int32_t *items,
                               uint64_t n);
 /* Computes the order in which tf.data's shuffle(buffer) yields 0, 1, ..., n-1. `seed` and `seed2`
- * are the seeds of its iterator. Returns 0, or -1 if memory is exhausted. */
+ * are the seeds of the shuffle's iterator. Returns 0, or -1 if memory is exhausted. */
 int monarch_buffer_shuffle(uint64_t seed, uint64_t seed2, uint64_t buffer, int32_t *out,
                            uint64_t n);
 /* Computes the first `n` numbers of the Philox 4x32-10 generator. */
@@ -54,8 +54,8 @@ void monarch_philox(uint64_t seed, uint64_t seed2, uint32_t *out, uint64_t n);
  * larger. */
 int monarch_plan_count(const int32_t *accesses, uint64_t n, uint32_t *counts, uint64_t units);
 /* Counts like monarch_plan_count, for all nodes at once. A row of `accesses` has one access for
- * each of the `ranks` ranks; each node has `per_node` ranks. counts: (nodes, units). Returns -2 if
- * a count overflows, otherwise the result of monarch_plan_count. */
+ * each of the `ranks` ranks; each node has `per_node` ranks. counts: an array of shape (nodes,
+ * units). Returns -2 if a count overflows, otherwise the result of monarch_plan_count. */
 int monarch_plan_count_nodes(const int32_t *accesses, uint64_t rows, uint64_t ranks,
                              uint64_t per_node, uint16_t *counts, uint64_t units);
 /* The position of an access that never happens. It is larger than every real position. */

@@ -100,7 +100,7 @@ static void randperm(struct monarch_mersenne *g, int32_t *out, uint64_t n) {
     }
 }
 
-/* Combines two draws; the first one is the upper half. */
+/* Combines two draws into one number; the first draw is its upper half. */
 static uint64_t pair(const uint32_t *draws) { return (uint64_t)draws[0] << 32 | draws[1]; }
 
 /* The "inside-out" shuffle: each new item either goes to the end, or takes the place of a random
@@ -204,9 +204,9 @@ static uint32_t below(struct source *s, uint32_t bound) {
 }
 
 /* For each item from position `at` on, draws the position of the item with which it is exchanged.
- * Each drawn position is below its own bound. One draw yields two positions: the drawn number is
- * below the product of their bounds, and is split into quotient and remainder. So the generator's
- * range must be at least this product. */
+ * For the item at position p, the drawn position is below the bound p + 1. One draw yields two
+ * positions: the drawn number is below the product of their bounds, and is split into quotient and
+ * remainder. So the generator's range must be at least this product. */
 static void places_in_pairs(struct source *s, uint64_t at, uint32_t *with, uint64_t some) {
     for (uint64_t j = 0; j < some; j += 2) {
         uint32_t second = (uint32_t)(at + j + 2);

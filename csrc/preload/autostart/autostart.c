@@ -438,10 +438,10 @@ static int lacks_source(const struct session *s, const char *named) {
     return 0;
 }
 
-/* Returns whether the starter is needed although there is a session. It is needed if the
- * session's daemon was killed. It is also needed if the daemon must learn of a new source. If
- * there is a record for this process's setting, the daemon already has the setting's sources:
- * when a daemon starts, it removes the records of all other settings. */
+/* Returns whether the starter is needed although there is a session. It is needed in two cases: the
+ * session's daemon was killed, or the daemon must learn of a new source. If there is a record for
+ * this process's setting, the daemon already has the setting's sources, because a daemon that
+ * starts removes the records of all other settings. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

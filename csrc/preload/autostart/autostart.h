@@ -11,9 +11,9 @@
 /* Atomic; 1: this process may have to start a daemon. */
 extern uint32_t monarch_autostart HIDDEN;
 
-/* Call this in the constructor. `s` is the session of the daemon that serves, or NULL. Returns 1 if
- * the library will start a daemon when one is needed. The caller then need not advise the user to
- * start one. */
+/* Call this in the library's constructor. `s` is the session of the daemon that serves, or NULL.
+ * Returns 1 if the library will start a daemon when one is needed. The caller then need not advise
+ * the user to start one. */
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
