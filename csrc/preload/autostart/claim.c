@@ -7,17 +7,17 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The session's file `starts` stores the times of the last STARTS starts. */
+/* The number of starts, the latest ones, whose times are in the session's file `starts`. */
 #define STARTS 3
-/* At most STARTS starts are allowed within this time [ns], for example the first start of a daemon
- * and two further starts after the daemon was killed. */
+/* In any period of this length [ns], a daemon may be started at most STARTS times: for example,
+ * once at first, and twice more after it was killed. */
 #define WITHIN_NS 600000000000ULL
 /* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
  * usually fail too. */
 #define APART_NS 5000000000ULL
 /* A starter may find that no daemon should be started. It then marks its own start by making the
- * stored time an odd number. A start with this mark counts as one of the STARTS starts only for
- * this long [ns]. */
+ * stored time an odd number. A start with this mark counts toward the limit STARTS only for this
+ * long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {
@@ -55,9 +55,9 @@ static int open_session(void) {
     return above < 0 ? -1 : open_directory(above, name + 1);
 }
 
-/* Returns the time until which a start counts as one of the STARTS starts, or 0 if the start does
- * not count. If a start's time is in the future, the start was made before the last boot, and does
- * not count. */
+/* Returns the time until which a start counts toward the limit STARTS, or 0 if the start does not
+ * count. If a start's time is in the future, the start was made before the last boot, and does not
+ * count. */
 static uint64_t end_of(uint64_t start, uint64_t now) {
     return start > now || !start ? 0 : start + (start & 1 ? UNNEEDED_NS : WITHIN_NS);
 }

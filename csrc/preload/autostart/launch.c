@@ -35,11 +35,11 @@ typedef int (*work)(struct monarch_launch *l);
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
  * the new process's pid, or a negative error number. The kernel stores the new process's pid in
  * *runs before the new process begins. The kernel clears *runs when the new process has ended or
- * has executed a program. Only the kernel writes *runs, so its value is right even if a process is
- * killed at any moment. CLONE_VFORK is not used, because this process would then wait for the new
- * process without a time limit. The new process has no exit signal, so wait() does not report it.
- * The new process is untraced, so a tracer that follows children does not see it. libc's clone is
- * not used: before glibc 2.25 it would change the pid that libc caches in this process. */
+ * has executed a program. Only the kernel writes *runs, so its value is correct even if one of the
+ * processes is killed at any moment. CLONE_VFORK is not used, because this process would then wait
+ * for the new process without a time limit. The new process has no exit signal, so wait() does not
+ * report it. The new process is untraced, so a tracer that follows children does not see it. libc's
+ * clone is not used: before glibc 2.25 it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;
@@ -102,9 +102,9 @@ BESIDE static void raise_limits(void) {
         }
 }
 
-/* Releases the process from the processors, the memory and the priority of its rank. A launcher may
- * bind each rank to its own processors and memory, but the daemon serves all ranks. Raising the
- * priority needs permission and may fail. */
+/* Ends the binding of the process to the processors and the memory of its rank, and resets the
+ * process's priority. A launcher may bind each rank to its own processors and memory, but the
+ * daemon serves all ranks. Raising the priority needs permission and may fail. */
 BESIDE static void unbind(void) {
     uint64_t all[128];
     const int priority = 0;

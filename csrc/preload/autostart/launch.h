@@ -29,8 +29,8 @@ struct monarch_launch {
 };
 
 /* Launches the program. Returns once the program runs, or after a time limit (launch.c). The limit
- * is needed, because exec may hang if a file system hangs. Makes only system calls, and leaves
- * errno alone. Returns 0 if the kernel creates no process. The caller must block all signals,
+ * is needed, because exec may hang if a file system hangs. Makes only system calls, and does not
+ * change errno. Returns 0 if the kernel creates no process. The caller must block all signals,
  * because no signal handler may run in a process that shares this memory. */
 int monarch_launch(struct monarch_launch *l);
 /* Returns whether the launch has ended, so that `l` may be used again. */

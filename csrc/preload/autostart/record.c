@@ -7,7 +7,7 @@
 
 /* The file has a first line, and then one record for each setting (struct monarch_setting) in which
  * the configuration was read. The latest record comes first. A record has one fact per line; in
- * memory, NULs end its lines. The first word of a line names the kind of fact:
+ * memory, each line ends with a NUL. The first word of a line names the kind of fact:
  *
  *   monarch autostart 1         the first line of the file
  *   config PATH                 the configuration; several configurations may share a session

@@ -1,4 +1,4 @@
-/* Makes ioctl requests on the source's file instead of its copy, if they concern the file's blocks,
+/* Redirects ioctl requests from a copy to the source's file, if they concern the file's blocks,
  * inode flags or version.
  *
  * All other requests are passed on unchanged. */
