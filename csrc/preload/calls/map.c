@@ -1,8 +1,8 @@
 /* Maps files of sources into memory (mmap).
  *
- * mmap waits for the complete copy, for a limited time. There is no wait if the copy is to be made
- * from the program's own reads. If no copy is complete in time, the source's file is mapped, and a
- * mapping of the copy may replace this mapping later (mappings.h). */
+ * mmap waits, for a limited time, until the copy is complete. It does not wait if the copy is to be
+ * made from the program's own reads. If no copy is complete in time, the source's file is mapped,
+ * and a mapping of the copy may replace this mapping later (mappings.h). */
 #include <errno.h>
 #include <sys/mman.h>
 
@@ -29,8 +29,8 @@
 #define CLOSE(fd) sys_close(fd)
 #endif
 
-/* Waits for the complete copy, and writes its path to `path`. Returns 0 if the copy is not complete
- * in time. */
+/* Waits until the copy is complete, and writes the copy's path to `path`. Returns 0 if the copy is
+ * not complete in time. */
 static int find_whole(struct monarch_wanted *w, char *path) {
     w->at = 0;
     w->n = w->entry->size;

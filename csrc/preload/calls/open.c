@@ -213,7 +213,7 @@ static int64_t flags_of(const struct open_how *how, size_t n) {
 }
 
 /* For reading, openat2 always opens the source's file, because only the kernel can check
- * restrictions such as RESOLVE_BENEATH. glibc has openat2 since 2.43. */
+ * restrictions such as RESOLVE_BENEATH. glibc has had openat2 since version 2.43. */
 int openat2(int dir, const char *path, const struct open_how *how, size_t n);
 PUBLIC int openat2(int dir, const char *path, const struct open_how *how, size_t n) {
     char real[MONARCH_PATH_MAX];

@@ -238,8 +238,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (!monarch_find_file(fd, tracked, w))
         return 0;
     /* After a promotion, the descriptor refers to the copy. But another thread may close the
-     * descriptor at any time. So this call makes an open of its own for the copy, and does not read
-     * through the descriptor. */
+     * descriptor at any time. So this call opens the copy itself, and does not read through the
+     * descriptor. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;

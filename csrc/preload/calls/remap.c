@@ -36,7 +36,7 @@ PUBLIC int mprotect(void *at, size_t n, int prot) {
     return REAL(mprotect)(at, n, prot);
 }
 
-/* glibc has pkey_mprotect and mlock2 since 2.27. */
+/* glibc has had pkey_mprotect and mlock2 since version 2.27. */
 PUBLIC int pkey_mprotect(void *at, size_t n, int prot, int key) {
     if (prot != PROT_READ || key != -1)
         monarch_mappings_say(at, n, MONARCH_FORGET);

@@ -156,7 +156,7 @@ PUBLIC int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
     return REAL(posix_spawnp)(pid, file, actions, attributes, argv, envp);
 }
 
-/* glibc has these two functions since 2.39. */
+/* glibc has had these two functions since version 2.39. */
 int pidfd_spawn(int *pidfd, const char *path, const posix_spawn_file_actions_t *actions,
                 const posix_spawnattr_t *attributes, char *const argv[], char *const envp[]);
 int pidfd_spawnp(int *pidfd, const char *file, const posix_spawn_file_actions_t *actions,
