@@ -164,8 +164,8 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
  * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
-/* Atomic: how often this process has changed names, for example of links. Entries contain this
- * number, so each change makes all of them invalid. */
+/* Atomic: how many times this process has made, moved or removed a name, for example that of a
+ * link. Entries contain this number, so each change makes all of them invalid. */
 static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }
@@ -211,9 +211,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Marks the catalog's file at the path as changed, if another file is there now (mark_known).
- * Stores the attributes of the file that is there now in *st. Returns whether the caller can mark
- * that file too: a daemon must learn of changes, and *st is valid. */
+/* If the file that is at the path now is not the catalog's, marks the catalog's file as changed
+ * (mark_known). Stores the attributes of the file that is at the path now in *st. Returns whether
+ * the caller can mark this file too: it can if there is a daemon that must learn of changes, and
+ * *st is valid. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))

@@ -16,9 +16,9 @@
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* Records that the catalog's file at `path` has changed, if another file is at `path` now: after
- * the daemon's scan, a process without the library may have replaced the file. Call this after a
- * call with this path has succeeded. */
+/* If the file that is at `path` now is not the catalog's, records that the catalog's file has
+ * changed: a process without the library may have replaced that file after the daemon's scan. Call
+ * this after a call with this path has succeeded. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 /* Records a change of the file at `path`. If it is a directory, also records a change of all files

@@ -105,8 +105,8 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the program
- * does not hold its lock yet. Until it does, another process may hold a lock on the file, and may
- * change the data that the fill would copy. */
+ * may be about to lock the file (monarch_keep_descriptor). Until it has the lock, another process
+ * may hold one, and may change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);
