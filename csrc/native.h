@@ -105,12 +105,12 @@ void monarch_find_all(const struct monarch_control *k, const struct monarch_clie
                       const struct monarch_catalog *c, unsigned source, const char *prefix,
                       uint64_t prefix_len, const char *pool, const uint64_t *starts, uint64_t n,
                       int64_t *ids);
-/* Finds files without a copy in a directory, in the catalog's order. Skips files that a client
- * wants, files that a program is reading at the source, and files for which there was no room.
- * `directory` (`length` bytes) is relative to the source; its length is 0 for the root. is_deep:
- * also finds files in subdirectories. Looks at no more than `looks` entries, from entry *at on, and
- * moves *at to the next entry to look at. Writes the numbers of at most `max` files to `ids`, and
- * returns how many. */
+/* Finds the files of a directory that have no copy, in the catalog's order. Skips files that a
+ * client wants, files that a program is reading at the source, and files for which there was no
+ * room. `directory` (`length` bytes) is relative to the source; its length is 0 for the root.
+ * is_deep: also finds files in subdirectories. Looks at no more than `looks` entries, from entry
+ * *at on, and moves *at to the next entry to look at. Writes the numbers of at most `max` files to
+ * `ids`, and returns how many. */
 uint64_t monarch_find_absent(const struct monarch_catalog *c, const struct monarch_clients *m,
                              unsigned source, const char *directory, uint64_t length, int is_deep,
                              uint64_t *at, uint64_t looks, uint64_t *ids, uint64_t max);

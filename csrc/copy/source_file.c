@@ -157,8 +157,7 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has loaded them. */
 #define CACHED_NS 150000
-/* A share computed by `note` has this value if all recent files of the source meet the condition.
- */
+/* The value of a share (see `note`) whose condition holds for all recent files of the source. */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U

@@ -59,7 +59,7 @@ int monarch_source_of(struct monarch_engine *e, struct fill *f, int *status);
  * the number `from` stands for a descriptor that this process has opened itself. Returns 0, or -1
  * if the file could not be opened; *status and errno say why. */
 int monarch_give_back_recalled(struct monarch_engine *e, struct fill *f, int from, int *status);
-/* Reads `n` bytes at offset `at` from `from`, the descriptor of the fill. Counts the bytes that the
- * source had to send. Returns the number of bytes, or -errno. */
+/* Reads `n` bytes, beginning at the offset `at`, through the fill's descriptor (`from`). Counts the
+ * bytes that the source had to send. Returns the number of bytes, or -errno. */
 ssize_t monarch_read_part(struct monarch_engine *e, struct fill *f, int from, char *buffer,
                           uint64_t n, uint64_t at);

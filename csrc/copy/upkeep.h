@@ -4,7 +4,7 @@
 
 #include "copy/job.h"
 
-/* Does an order other than a fill, and stores the result in job->result. `buffer` has MONARCH_CHUNK
- * bytes. A PAGE_IN needs several calls. Each call does one part, and every call but the last one
- * leaves the status ABANDONED. */
+/* Carries out an order other than a fill, and stores the result in job->result. `buffer` has
+ * MONARCH_CHUNK bytes. A PAGE_IN needs several calls. Each call does one part, and every call but
+ * the last one leaves the status ABANDONED. */
 void monarch_do_upkeep(struct monarch_engine *e, struct job *job, char *buffer);

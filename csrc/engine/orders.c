@@ -7,7 +7,8 @@
 #include "engine/schedule.h"
 #include "publish/writer.h"
 
-/* Files of this size [bytes] or larger fit into no tier. Sums of smaller sizes do not overflow. */
+/* Files of this size [bytes] or larger are placed in no tier, so that sums of sizes do not
+ * overflow. */
 #define LARGEST (1ULL << 51)
 
 static_assert(MONARCH_ASKED == 2, "a home names two peers to ask");

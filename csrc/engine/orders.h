@@ -18,8 +18,8 @@ struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uin
  * fills of the file, this peer need not wait for the source, so the speed of these fills counts in
  * the peer's measured flow (copy/flow.h). The caller holds the pool's lock. */
 void monarch_note_giver(struct pool *p, const struct monarch_result *fill);
-/* Puts the order into one of the queues `to`; to[i] is the queue for orders with the enum
- * monarch_origin i. The caller holds the pool's lock, and wakes threads afterwards (schedule.h). */
+/* Puts the order into one of the queues `to`; to[i] is the queue for orders of the origin i (enum
+ * monarch_origin). The caller holds the pool's lock, and wakes threads afterwards (schedule.h). */
 void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *job);
 /* Adds the order to the counts of orders whose results Python has not taken (more = 1), or removes
  * it from these counts (more = -1). The caller holds the pool's lock. */

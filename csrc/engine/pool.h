@@ -81,8 +81,8 @@ struct late {
     unsigned peers;
 };
 
-/* Callbacks of csrc/handover, which keeps the descriptors that readers have handed over until
- * orders need them. */
+/* Callbacks of csrc/handover. Readers hand over descriptors, and csrc/handover keeps these
+ * descriptors until orders need them. */
 struct listener {
     /* Called for each new order. Sets job->is_kept if a descriptor waits for the order. The caller
      * may hold the writer's lock. */
@@ -115,7 +115,8 @@ struct pool {
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
     struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
     /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
-     * for normal orders and 1 for orders for files in use, the second is an enum monarch_origin. */
+     * for normal orders and 1 for orders for files in use; the second index is an enum
+     * monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */

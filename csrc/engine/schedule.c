@@ -94,7 +94,7 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     f->asked_by = monarch_demand_rank(demand);
     /* The unit's number is compared with both limits, because a client may write any number into
      * its demand. Units from MONARCH_FILL_UNITS on cannot be filled for a reader: a file with so
-     * many units has no map, so its copy is read only once it is complete. */
+     * many units has no map, so its copy cannot be read before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))

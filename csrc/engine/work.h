@@ -12,8 +12,8 @@ int monarch_start_threads(struct pool *p, int peer_threads);
  * For a reader, the thread may begin a second fill, which may wait for a peer too. A call during
  * this second wait does nothing, so the thread begins no third fill. */
 void monarch_serve_readers(struct monarch_engine *e, char *buffer);
-/* Does the fill `job`. This order comes with a reader's descriptor. It is in no queue, and already
- * has a slot. Until the fill ends, the calling thread serves no other reader. */
+/* Carries out the fill `job`. This order comes with a reader's descriptor. It is in no queue, and
+ * already has a slot. Until the fill ends, the calling thread serves no other reader. */
 void monarch_do_handed(struct worker *w, struct job *job);
 /* Maps a thread's buffer of MONARCH_CHUNK bytes. Only pages that are touched take memory. Returns
  * NULL if memory is exhausted. */

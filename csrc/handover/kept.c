@@ -23,8 +23,8 @@
 
 /* Maximum number of descriptors in the table. */
 #define KEPT 768
-/* The table may use 1 / SHARE of the process's limit of open descriptors. If that is fewer than
- * KEPT, it is the table's maximum. */
+/* The table may use 1 / SHARE of the process's limit on open descriptors. If this number is smaller
+ * than KEPT, it is the table's maximum. */
 #define SHARE 4
 /* A descriptor that still has no order is closed when two conditions are true. First, ORDER_NS have
  * passed since the descriptor was received. Second, the daemon's loop has had ITERATIONS iterations
