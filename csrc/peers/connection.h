@@ -1,5 +1,5 @@
-/* One connection of a server: the state that its threads (server.c) and its protocol (connection.c)
- * share. */
+/* One connection of a server: the state that the server's threads (server.c) and the protocol
+ * (connection.c) share. */
 #pragma once
 
 #include "peers/files.h"

@@ -28,8 +28,8 @@ struct monarch_peer_files {
     /* Called when the requested bytes were not available in time. Returns whether the source of
      * these bytes is returning data. If so, the peer is told to repeat the request. */
     int (*is_coming)(void *arg);
-    /* Returns whether the sum and the digest of a block are known; if so, sets both. Called only
-     * for a block whose bytes are all available. */
+    /* Returns whether the sum and the digest of a block are known. If they are, stores them in *sum
+     * and *digest. Called only for a block whose bytes are all available. */
     int (*sum)(void *arg, void *file, uint64_t block, uint64_t *sum, struct monarch_digest *digest);
     /* Returns whether `sum`, which was just computed from a block's bytes, equals the recorded sum.
      * If `sum` is NULL, returns whether the block was found good recently. If so, a part of the

@@ -245,8 +245,8 @@ static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads
 }
 
 /* Sets the maximum and the minimum number of samples that each node takes. Without a cap, all ranks
- * take equally many; if the step's samples cannot be divided evenly, some ranks take one more. With
- * a cap, a rank takes at least `least` samples and at most `cap` times an equal share. */
+ * take the same number; if the step's samples cannot be divided evenly, some ranks take one more.
+ * With a cap, a rank takes at least `least` samples and at most `cap` times an equal share. */
 static void bound(struct step *s) {
     const struct monarch_deal *d = s->deal;
     int32_t per_node = (int32_t)(d->ranks / d->nodes), ranks = (int32_t)d->ranks;

@@ -85,8 +85,8 @@ int monarch_plan_collect(const int32_t *accesses, uint64_t rows, uint64_t ranks,
 /* Finds the `top` nodes that use each unit most. Reads the slots that monarch_plan_collect has
  * filled. The slots of unit u end at ends[u]. Nodes that use the unit equally often are sorted by
  * their first use of the unit, the earliest first. If fewer than `top` nodes use it, the remaining
- * nodes are -1 and their counts 0. nodes, counts: (units, top). scratch: one counter per node, all
- * 0 before and after the call. */
+ * nodes are -1 and their counts 0. nodes, counts: arrays of shape (units, top). scratch: one
+ * counter per node, all 0 before and after the call. */
 void monarch_plan_rank(const uint16_t *slots, const uint64_t *ends, uint64_t units, uint64_t top,
                        uint32_t *scratch, int32_t *nodes, uint32_t *counts);
 
@@ -112,8 +112,9 @@ struct monarch_deal {
 
 /* Deals the samples of an epoch to the ranks, step by step. A sample goes to a node that holds it,
  * if such a node has room. All other samples are called loads, because the nodes that get them must
- * load them. All nodes get equally many loads, as far as room allows. A batch is the samples of one
- * rank in one step; its loads come first. out: (count,) the samples, sorted by step and rank;
+ * load them. All nodes get the same number of loads, as far as room allows. A batch is the samples
+ * of one rank in one step; its loads come first. out: (count,) the samples, sorted by step and
+ * rank;
  * starts: (steps * ranks + 1,) the position in `out` where each batch begins; loads: (steps *
  * ranks,) the number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,

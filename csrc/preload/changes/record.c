@@ -42,10 +42,10 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. The catalog's file at the path is then no longer the file that is there. When a
- * program changes the file that is there now, the library also marks the catalog's file as changed.
- * Otherwise, the catalog's copy would still be served, and the program would not see its own
- * change. */
+ * noticed this yet. The path then leads to another file than the one that the catalog has for it.
+ * When a program changes the file to which the path leads now, the library also marks the catalog's
+ * file as changed. Otherwise, the catalog's copy would still be served, and the program would not
+ * see its own change. */
 
 static void mark_below(struct session *s, const struct monarch_catalog *c,
                        const struct monarch_entry *directory, uint64_t count) {

@@ -131,9 +131,9 @@ static void read_locks_of(int fd, void *data) {
 
 /* Takes the process's read locks a second time, so that the locks stay in force while a descriptor
  * of the file is closed. The second locks belong to a new open file. This function closes the new
- * descriptor at once, but a mapping keeps the open file. The caller ends the second locks by
- * unmapping. It must not end them by closing a descriptor, because the close would also drop the
- * locks that take_again has just taken.
+ * descriptor at once, but a mapping keeps a reference to the open file. The caller ends the second
+ * locks by unmapping. It must not end them by closing a descriptor, because the close would also
+ * drop the locks that take_again has just taken.
  *
  * A write lock cannot be held twice. So after the close has dropped the process's write locks,
  * another process may take them before take_again does. Returns the mapping, or a negative number

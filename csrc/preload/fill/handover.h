@@ -41,17 +41,17 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
  * is set. */
 
 /* Call this before a read of a direct descriptor. Returns whether the file has a copy by now,
- * although this descriptor was not handed over. If so, makes the descriptor no longer direct, so
- * that the copy can serve its reads. */
+ * although this descriptor was not handed over. If so, ends the descriptor's direct reads, so that
+ * the copy can serve later reads. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
  * was read. If the file has no entry and the sources are as fast as the page cache, sends the
  * daemon only the file's path. */
 void monarch_hand_over(int fd, uint64_t tracked, int is_read);
 /* Call this before the descriptor is closed. If at least half of the file was read, hands the
- * descriptor over. If less was read, there are two cases. If the catalog does not know the file,
- * sends the daemon the file's path. If the catalog knows the file but the library has seen no read
- * of it, requests a fill. */
+ * descriptor over. If less was read, and the catalog does not know the file, sends the daemon the
+ * file's path. If the catalog knows the file, but the library has seen no read of it, requests a
+ * fill. */
 void monarch_close_direct(int fd, uint64_t tracked);
 
 /* Call this before a lock, a lease or a flag is set on an open file. The lock, lease or flag lasts

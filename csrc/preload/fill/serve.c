@@ -76,8 +76,8 @@ static void count_wait(struct session *s, uint64_t took_ns) {
     __atomic_fetch_add(&n->source_open_ns, took_ns, __ATOMIC_RELAXED);
 }
 
-/* Returns whether the file is small and the source returns it as fast as the page cache does. To
- * claim such a file, or to track its descriptor, would take longer than to read the file. So the
+/* Returns whether the file is small and the source returns it as fast as the page cache does.
+ * Claiming such a file, or tracking its descriptor, would take longer than reading it. So the
  * library does neither, and the file counts as read to its end. */
 static int is_left_alone(const struct session *s, const struct monarch_entry *e) {
     return e->size <= MONARCH_UNIT && !s->control->fill_after && monarch_source_is_at_hand();
@@ -92,9 +92,8 @@ static int is_left_alone(const struct session *s, const struct monarch_entry *e)
 #define LOOKED 16
 
 /* Returns whether to examine this open of a file without an entry. A hash of the open's number
- * decides, so the distances between examined opens vary. If every LOOKED-th open were examined, a
- * program that alternately opens an image and its label would have only files of one kind
- * examined. */
+ * decides, so the distances between examined opens vary. If every LOOKED-th open were examined, and
+ * a program opened images and their labels in turn, only files of one kind would be examined. */
 static int is_looked_at(void) {
     static __thread uint32_t opens;
     return opens++ * 0x9E3779B9U < UINT32_MAX / LOOKED;

@@ -71,8 +71,8 @@ static const struct monarch_fills *fills_of(const struct session *s) {
     return __atomic_load_n(&s->fills, __ATOMIC_ACQUIRE);
 }
 
-/* Returns the sum of the daemon's progress counters, which is never 0. The caller must have mapped
- * `fills`. */
+/* Returns the sum of the daemon's progress counters. Also sets the highest bit, so that the result
+ * is never 0. The caller must have mapped `fills`. */
 static uint64_t signs_of_life(const struct session *s) {
     return (__atomic_load_n(&s->control->heartbeat, __ATOMIC_RELAXED) +
             __atomic_load_n(&fills_of(s)->units, __ATOMIC_RELAXED)) |
@@ -141,7 +141,7 @@ int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word) {
              end < w->at + w->n && monarch_unit_is_done(f, unit); unit++)
             end = (unit + 1) * unit_bytes;
     /* While the bits were read, the slot may have been assigned to another copy. The bits describe
-     * this copy only if the slot still belongs to it. */
+     * the copy that `word` names only if the slot still belongs to that copy. */
     if (__atomic_load_n(&fills->word[slot], __ATOMIC_ACQUIRE) != word)
         return 0;
     if (!unit_bytes || failed)
