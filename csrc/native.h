@@ -287,9 +287,9 @@ int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n
  * have handed over. Writes the attributes of at most `max` files to `entries`, and their paths, of
  * at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
  * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
- * file. Without an order, the engine closes the descriptor as soon as two conditions hold: 50 ms
- * have passed since the descriptor was received, and the daemon's loop has had two iterations since
- * this call. */
+ * file. Without an order, the engine closes the descriptor as soon as two conditions hold. First,
+ * 50 ms have passed since the descriptor was received. Second, the daemon's loop has had two
+ * iterations since this call. */
 uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
@@ -297,12 +297,12 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
  * (monarch_stamp). salt: the salt of these stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
-/* Gives the engine a pack: an archive of files of the source. The engine reads a file of one unit
- * from the pack instead of the source if a member has the same name, size and time of modification.
- * The engine duplicates `fd`. size, mtime_ns: the archive's size and time of modification when its
- * members were listed. `members` must be in the order of their positions in the archive. Call this
- * before the first order. Returns 0 or -errno. The error is ESTALE if the archive no longer has
- * this size and time. */
+/* Gives the engine a pack: an archive of files of the source. If a member has the name, size and
+ * time of modification of a file of one unit, the engine reads this file from the pack instead of
+ * the source. The engine duplicates `fd`. size, mtime_ns: the archive's size and time of
+ * modification when its members were listed. `members` must be in the order of their positions in
+ * the archive. Call this before the first order. Returns 0 or -errno. The error is ESTALE if the
+ * archive no longer has this size and time. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;
@@ -313,8 +313,8 @@ int monarch_engine_pack(struct monarch_engine *e, unsigned source, int fd, uint6
 /* Returns the errno of the last read of a source's pack, or 0. ESTALE: the pack has changed, and
  * the engine does not read it any more. */
 int monarch_engine_pack_error(struct monarch_engine *e, unsigned source);
-/* Sets places[i], for `n` entries, to the position of the file's member in the pack of its source;
- * -1 if no member has the file's name, size and time. */
+/* For each of the `n` entries, sets places[i] to the position of the file's member in the pack of
+ * the file's source. If no member has the file's name, size and time, sets places[i] to -1. */
 void monarch_engine_pack_order(struct monarch_engine *e, const struct monarch_catalog *c,
                                uint64_t n, const uint64_t *ids, int64_t *places);
 /* Sets how many bytes and operations per second the engine may request from the sources; 0: no

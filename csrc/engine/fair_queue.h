@@ -1,7 +1,7 @@
 /* Start-time fair queueing of the waiting readers. Ranks are served in proportion to their shares.
  * No rank is starved. While any reader waits, some reader is served. The search for the next reader
- * goes through the demand slots, and a reader that belongs to no rank is served when the search
- * reaches its slot. */
+ * goes through the demand slots. A reader that belongs to no rank is served when the search reaches
+ * its slot. */
 #pragma once
 
 #include "shared/catalog.h"

@@ -162,7 +162,7 @@ void monarch_enqueue(struct pool *p, struct queue to[], int in_use, struct job *
 
 /* Moves the orders of `fresh`, which no other thread sees yet, into the queues `to`. Returns the
  * number of orders. If a descriptor waits for an order, the order goes into the queue of files in
- * use instead, where it does not wait behind orders for files that no program uses yet. */
+ * use instead. There it does not wait behind orders for files that no program uses yet. */
 static int enqueue_all(struct pool *p, struct queue to[], int in_use, struct queue *fresh) {
     int made = (int)fresh->length;
     pthread_mutex_lock(&p->lock);

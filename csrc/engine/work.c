@@ -25,13 +25,13 @@
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
-/* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
- * unit instead of in longer runs. */
+/* After a reader has waited for a unit of a file, threads copy the file unit by unit, instead of in
+ * longer runs, for this long [ns]. */
 #define ASKED_NS 500000000ULL
 /* Size of a thread's stack [bytes]. It is small, because file content goes into a separate
  * buffer. */
 #define STACK_BYTES (256 * 1024)
-/* After this long [ns] without work, a thread returns the memory of its buffer. */
+/* After this long [ns] without work, a thread returns the memory of its buffer to the kernel. */
 #define KEEPS_NS 1000000000ULL
 /* Interval [ns] at which a thread looks again at an order whose file a program is still reading. */
 #define READER_NS 50000000ULL

@@ -1,5 +1,5 @@
 /* The table of descriptors that programs have handed over. Each descriptor waits for an order to
- * fill its file. When the descriptor arrives, there is no order, because policy has neither granted
+ * fill its file. Usually there is no order when the descriptor arrives: policy has neither granted
  * room for the file nor ordered the fill itself. Policy may not even have learned of the file. When
  * a thread begins the order, the order takes the descriptor, so the file need not be opened at the
  * source. Until then, the program can ask the daemon to close the descriptor at any time. */

@@ -60,8 +60,8 @@ struct monarch_kept {
 
 /* Copies `n` kept samples. For each i below `n`: if the sample of table entry places[i] is
  * completely stored with lengths[i] bytes, copies it to out + starts[i], and sets missing[i] to
- * 0. Otherwise sets missing[i] to 1. A place of -1 stands for a sample that is never kept.
- * Returns the number of missing samples. */
+ * 0. Otherwise sets missing[i] to 1. places[i] is -1 for a sample that is never kept. Returns the
+ * number of missing samples. */
 uint64_t monarch_kept_take(struct monarch_kept *kept, const int64_t *places, uint64_t n, char *out,
                            const int64_t *starts, const int64_t *lengths, uint8_t *missing);
 /* Returns where a sample's bytes begin, as an offset from `kept`, and sets *length to the number of

@@ -23,8 +23,8 @@ static void before_rename(int fromdir, const char *from, int todir, const char *
     monarch_changed_names(todir, to);
 }
 
-/* Call this after a rename. Records again that the renamed trees have changed, because the daemon
- * may have added further files of these trees to the catalog after the call of before_rename. */
+/* Call this after a rename. Records again that the renamed trees have changed: the daemon may have
+ * added further files of these trees to the catalog since before_rename was called. */
 static int after_rename(int r, int fromdir, const char *from, int todir, const char *to) {
     int error = errno;
     if (r == 0 && __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE)) {

@@ -274,9 +274,10 @@ void monarch_changed_tree(int dir, const char *path) {
         mark_all(s, &st);
 }
 
-/* Returns whether `st` describes a copy. If it does and `real` is not NULL, writes to `real` the
- * path of the source's file, or the empty string if that file is no longer at its path. The result
- * does not depend on a running daemon, because descriptors of copies outlive the daemon. */
+/* Returns whether `st` describes a copy. If it does and `real` is not NULL, writes the path of the
+ * source's file to `real`. If that file is no longer at its path, writes the empty string instead.
+ * The result does not depend on a running daemon, because descriptors of copies outlive the
+ * daemon. */
 static int describes_copy(const struct stat *st, char *real) {
     struct session *s = __atomic_load_n(&monarch_current, __ATOMIC_ACQUIRE);
     const struct monarch_catalog *c;

@@ -42,8 +42,9 @@ const char *monarch_file_to_change(int dir, const char *path, int follow, char *
 const char *monarch_fd_to_change(int fd, char *real);
 /* monarch_is_copy returns whether `fd` is a descriptor of a copy. monarch_leads_to_copy returns
  * whether the path leads to a copy, as the name of a copy's descriptor in /proc or /dev does. If
- * the result is 1 and `real` is not NULL, both functions write to `real` the path of the source's
- * file, or the empty string if that file is no longer at its path. No change is recorded. */
+ * the result is 1 and `real` is not NULL, both functions write the path of the source's file to
+ * `real`. If that file is no longer at its path, they write the empty string instead. No change is
+ * recorded. */
 int monarch_is_copy(int fd, char *real);
 int monarch_leads_to_copy(const char *path, char *real);
 /* Does the same as monarch_leads_to_copy, but first checks that the path begins like a descriptor's

@@ -285,11 +285,11 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
 /* --- seeking -------------------------------------------------------------------------------------
  * The kernel makes lseek wait while another thread reads from the open file. That read may take as
  * long as the source takes, and a descriptor cannot stay pinned for so long. But between the check
- * of the descriptor's word and the call of lseek, another file must not get the descriptor number,
- * or the call would move that file's offset. So the word is marked (TRACK_SEEKING) until the call
- * returns. A thread that wants to close the descriptor waits until the mark is gone. If the mark
- * stays, the closing thread checks in /proc whether the lseek is inside the kernel. If it is, the
- * descriptor may be closed.
+ * of the descriptor's word and the call of lseek, another file must not get the descriptor number.
+ * Otherwise, the call would move that file's offset. So the word is marked (TRACK_SEEKING) until
+ * the call returns. A thread that wants to close the descriptor waits until the mark is gone. If
+ * the mark stays, the closing thread checks in /proc whether the lseek is inside the kernel. If it
+ * is, the descriptor may be closed.
  *
  * A seek on a duplicate of the descriptor would need no mark. But the library would have to close
  * the duplicate, and this close may have to wait for the source. */
