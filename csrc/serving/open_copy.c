@@ -50,9 +50,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
  * bitmap of a fill has bits. Otherwise, it becomes a demand in either of two cases: the request
  * says that a reader waits, or the request is for at most one unit.
  *
- * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
- * reached the limit, each with orders for small files that the other node keeps, so that each waits
- * for the other. A demand gets an order even beyond the limit, which ends the wait. */
+ * The second case prevents a deadlock. The number of orders is limited. Suppose that two nodes have
+ * both reached the limit, and that all their orders are for small files which the other node keeps.
+ * Each node then waits for the other. A demand gets an order even beyond the limit, which ends the
+ * wait. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -117,8 +118,8 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Call this if a peer has requested a file because the peer considers this node the file's owner.
- * Makes this node the file's keeper, and notes the file, so that the daemon learns of the change.
+/* Makes this node the file's keeper, and notes the file, so that the daemon learns of the change.
+ * Call this if a peer has requested the file because the peer considers this node the file's owner.
  * Returns whether this node now keeps the file. The result is 0 if this node has passed the file on
  * to another node, or if too many noted files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {

@@ -399,8 +399,8 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* a bit for each file that was opened; the daemon clears each bit when it reads it. Used while
-     * `follow_opens` is 1. */
+    /* a bit for each file that was opened; used while `follow_opens` is 1. When the daemon reads a
+     * set bit, it clears the bit. */
     struct monarch_bits opened;
     /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */
     struct monarch_bits read;

@@ -139,7 +139,8 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
 }
 
 /* Returns the position of an access in the access sequence of its node. This sequence is sorted by
- * step. Within a step, the accesses of the node's first rank come first, then those of the next. */
+ * step. Within a step, the accesses of the node's first rank come first, then those of its second
+ * rank, and so on. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);
@@ -203,8 +204,8 @@ double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const st
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Call this when a file has arrived at the node. From then on, the node has a copy of the file, if
- * such a copy is planned. */
+/* Makes the node's copy of the file, if such a copy is planned. Call this when the file has arrived
+ * at the node. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
@@ -215,8 +216,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call this when the file system has served the request. end: the time at which the bytes have
- * arrived at the request's node. */
+/* Delivers the file to all askers of a request that the file system has served. end: the time at
+ * which the bytes have arrived at the request's node. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
@@ -224,7 +225,8 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 /* Lets a staging thread continue. Returns 0 if the thread needs the plan of the next epoch, which
  * the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-/* Call this when the thread's sample has arrived from the file system or another node. */
+/* Preprocesses the thread's sample. Call this when the sample has arrived from the file system or
+ * another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
 /* Wakes the rank's staging threads, because the rank has used a sample at `now` and so made
  * room. */

@@ -47,9 +47,9 @@ int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint
  * there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Removes a file. Peers that wait for blocks of the file are told that these will not arrive, and
- * new requests for the file are refused. Answers that are already being sent are completed. Returns
- * 0, or -ENOENT if there is no such file. */
+/* Removes a file. Peers that wait for blocks of the file are informed that the blocks will not
+ * arrive, and new requests for the file are refused. Answers that are already being sent are
+ * completed. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */

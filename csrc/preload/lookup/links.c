@@ -16,8 +16,9 @@
  * its target again. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into a source. So for one in LOOK_AGAIN
- * files that are opened in such a directory, an fstat shows whether the file is in a source now. */
+/* A directory that leads to no source may later get a link into a source. So of every LOOK_AGAIN
+ * files that are opened in such directories, the library checks one: an fstat shows whether the
+ * file is in a source now. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -25,9 +26,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of bits of
- * the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). A free entry is
- * 0. */
+/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of the
+ * upper 50 bits of the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits).
+ * A free entry is 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -153,8 +154,9 @@ static int look(const char *path, struct statx *x) {
 }
 
 /* Returns whether two calls of look have seen the same directory through the same mount. The mount
- * matters, because two mounts of one directory may have different mounts below them. Older headers
- * do not name the field of the mount's id, so the id is read by its position after the device. */
+ * matters: if a directory is mounted twice, different file systems may be mounted below its two
+ * mount points. Older headers do not name the field of the mount's id, so the id is read by its
+ * position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);

@@ -148,8 +148,8 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* The catalog answers no process of another user, because that process may have fewer rights
-     * than the daemon. */
+    /* If this process belongs to another user than the daemon, the source must answer, because the
+     * process may have fewer rights than the daemon. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

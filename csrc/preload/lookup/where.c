@@ -7,8 +7,8 @@
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
-/* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
- * refers to any other file. */
+/* Writes to `out` the canonical path of the open directory `dir`. Returns 0 if `dir` is not a
+ * descriptor of a directory on a source's device. */
 static int directory_path(struct session *s, int dir, char *out) {
     struct stat st, there;
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
@@ -171,8 +171,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* a.catalog is the catalog that contains entry `id`. It must not be read earlier, because
-     * monarch_locate_aimed may replace it by a newer catalog. */
+    /* a.catalog is the catalog that contains entry `id`. This field must not be read before the
+     * call of monarch_locate_aimed, which may replace it by a newer catalog. */
     *c = a.catalog;
     return id;
 }

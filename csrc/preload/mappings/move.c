@@ -25,8 +25,8 @@
  * static thread-local variables on the stack. In addition, the handler of the one signal that is
  * not blocked runs on this stack. */
 #define STACK 262144
-/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
- * or of address space. After TRIES failed tries, the mapping stays on the source. */
+/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails if the process lacks a
+ * free descriptor or address space. After TRIES failed tries, the mapping stays on the source. */
 #define TRIES 500
 /* If the daemon makes no progress for this time [ns], all mappings stay on the source. */
 #define SILENCE_NS 60000000000ULL

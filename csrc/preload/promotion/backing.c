@@ -111,12 +111,14 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        /* without a free number, the backing descriptor is closed, and the locks on the file end */
+        /* if no number is free, the backing descriptor is closed, and the locks on the file are
+         * released */
         monarch_backing_close_slow(fd);
 }
 
-/* Call this when a descriptor `fd` of a copy is being closed. Drops all POSIX locks of the process
- * on the copy's source file, as the kernel does when a descriptor of the source file is closed. */
+/* Drops all POSIX locks of the process on the source file of the copy to which `fd` refers, as the
+ * kernel does when a descriptor of the source file is closed. Call this when `fd` is being
+ * closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

@@ -25,8 +25,8 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * If a process lacks one of the daemon's groups, it may not read files that only this group may
- * read. So it must not read copies of these files either. */
+ * A process that is not in one of the daemon's groups has no right to read files that only this
+ * group may read. So the process must not read copies of these files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */

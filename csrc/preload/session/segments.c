@@ -15,9 +15,9 @@
 /* Room [bytes] for "catalog.", 20 digits and the NUL. The buffer is no larger than necessary,
  * because a thread's first open may happen on a small stack. */
 #define NAME_BYTES 29
-/* For each kind of range: maximum number of free addresses that are kept for later sessions. A
- * process rarely has more than two sessions at a time. If more addresses are free, they stay mapped
- * and unused, which costs address space but no memory. */
+/* Maximum number of free addresses that are kept for later sessions, for each kind of segment in
+ * enum monarch_range. A process rarely has more than two sessions at a time. If more addresses are
+ * free, the excess ones stay mapped and unused, which costs address space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
