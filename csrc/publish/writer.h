@@ -16,9 +16,9 @@ struct monarch_writer {
     uint32_t lost;
 };
 
-/* Takes the writer's lock, but gives up after 20 ms. The lock may be held for longer while the
- * catalog grows, and the calling threads have other work. Returns whether the caller has the
- * lock. */
+/* Takes the writer's lock, but gives up after 20 ms. Another thread may hold the lock for longer
+ * than that while the catalog grows. The calling thread should not wait so long, because it has
+ * other work. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL has made, or that a CHECK has found intact. Publishes it only if
  * the entry still has this copy's number, no client has changed the file, the tier is not lost, and

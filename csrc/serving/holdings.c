@@ -13,8 +13,8 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long [ns] the check of a block stays valid, except for a peer that reports that the block
- * arrived damaged. */
+/* How long [ns] the check of a block stays valid. If a peer reports that the block arrived damaged,
+ * DOUBTED_NS applies to this peer instead. */
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that reports that the block arrived
  * damaged. The time is short, because the block may have rotted since the check. It is not 0,

@@ -91,6 +91,6 @@ void monarch_holdings_free(struct monarch_holdings *h);
 
 /* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
  * orders refer by `number`. monarch_engine_holdings sets the holdings that the engine informs of
- * its fills. Before a peer or the holdings are freed, set NULL in their place. */
+ * its fills. Before a peer or the holdings are freed, call the function again with NULL. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

@@ -373,7 +373,7 @@ struct monarch_clients {
     uint64_t scan_hints;
     /* The bells of both origins. A client that demands a unit rings the bell of the origin from
      * which the file is filled. It rings both bells if this origin is not decided, if the file is
-     * already being filled, or if no thread sleeps on the first bell. */
+     * already being filled, or if no thread sleeps on this origin's bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. As long as the counters have this sum, the daemon has made no progress since

@@ -123,8 +123,8 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because the compiler does not recognize that the product of a number's
- * two halves is a single instruction. The loop is unrolled, because the compiler would otherwise
+/* The loop uses intrinsics, because the compiler does not recognize that a single instruction can
+ * multiply the two halves of a number. The loop is unrolled, because the compiler would otherwise
  * keep the sums in memory, to access them by index. Each addition would then wait until the
  * previous addition has been stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {

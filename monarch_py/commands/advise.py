@@ -1,4 +1,5 @@
-"""`monarch advise`: loads the named dataset, and writes the advice for its loader."""
+"""`monarch advise`: loads the named dataset, and converts the advice for its loader to JSON
+types."""
 
 import importlib
 import os

@@ -32,8 +32,9 @@ DIRECTORIES = 32
 LOOKS = 64
 # The least pause between two steps of the command [s]. If a step uses much processor time, the
 # pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
-# time. The wait for a slow answer of the daemon uses no processor time, so it does not lengthen the
-# pause. If all copies are complete after the wait, the command thus ends soon.
+# time. While the command waits for a slow answer of the daemon, it uses no processor time, so this
+# wait does not lengthen the pause. Therefore, the command ends soon if all copies are complete
+# after the wait.
 LOOK_S = 0.1
 
 

@@ -10,10 +10,10 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learned. The table
- * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
- * new directory replaces another one. When the replaced directory is used again, the library learns
- * its target again. */
+/* The table has an entry for each directory of which the library has learned where it leads. The
+ * table consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is
+ * full, a new directory replaces another one. When the replaced directory is used again, the
+ * library learns again where it leads. */
 #define SETS 1024
 #define WAYS 4
 /* A directory that leads to no source may later get a link into a source. So of every LOOK_AGAIN
@@ -214,9 +214,9 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* As long as the table has a hint for this directory, each open in the directory costs a system
-     * call. This call is of no use if most files of the directory are outside all sources. So the
-     * hint is dropped now and then. */
+    /* As long as the table has a hint for this directory, each open in the directory costs an
+     * additional system call. This call is wasted if most files of the directory are outside all
+     * sources. So the hint is dropped now and then. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;

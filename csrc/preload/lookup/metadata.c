@@ -14,8 +14,8 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Returns whether the daemon has compared the directories with the source recently enough for the
- * catalog to answer. */
+/* Returns whether the daemon's last comparison of the directories with the source is recent enough.
+ * If it is not, the catalog must not answer, and the daemon is asked for another comparison. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)

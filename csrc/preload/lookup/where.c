@@ -19,7 +19,8 @@ static int directory_path(struct session *s, int dir, char *out) {
            there.st_dev == st.st_dev;
 }
 
-/* Writes the path of the directory a->base at the source, without a trailing slash. */
+/* Writes to `out` the path that the directory a->base has at the source, without a trailing
+ * slash. */
 static int base_path(const struct session *s, const struct monarch_aim *a, char *out) {
     if (!monarch_source_path(s, a->catalog, a->base, out))
         return 0;
