@@ -1,5 +1,5 @@
-/* The catalog's writer. Only one thread at a time writes to the catalog, and always to the
- * generation that clients use. */
+/* The catalog's writer. Only one thread at a time writes to the catalog. Every write goes to the
+ * generation of the catalog that clients use. */
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #include "native.h"
 
 /* Python's thread writes when it adds entries or makes decisions. The engine's threads write when
- * they publish copies, and when they order fills or add handed-over files within Python's grants.
- * Readers take no lock. */
+ * they publish copies. Within Python's grants, they also write when they order fills or add
+ * handed-over files. Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;

@@ -249,8 +249,9 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* If a directory changed less than this long [ns] before `since_ns`, it does not count as settled:
- * a server's timestamps may be coarse, and the server's clock may be wrong. */
+/* A directory counts as settled only if its last change was more than this time [ns] before
+ * `since_ns`. The margin is needed, because a server's timestamps may be coarse, and the server's
+ * clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

@@ -176,8 +176,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
 }
 
 /* Returns whether the request can be answered now. The request must continue to wait only if this
- * node is filling the requested file or will fill it. It is then woken when bytes of the file
- * arrive (monarch_holdings_wake). */
+ * node is filling the requested file or will fill it. The request is then woken when bytes of the
+ * file arrive (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

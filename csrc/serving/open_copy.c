@@ -19,8 +19,8 @@
  * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
  * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
-/* Maximum number of times that is_meant reads an entry's attributes. It reads them again if the
- * daemon has changed them during the last read. */
+/* Maximum number of times that the function is_meant reads an entry's attributes. It reads them
+ * again if the daemon has changed them during the last read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -200,8 +200,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
-        /* If the fill has just ended, its slot was freed after the word had changed. No call wakes
-         * this request any more, so look at the new word. */
+        /* If the fill has just ended, its slot was freed after the word had changed. No later call
+         * would wake this request, so look at the new word now. */
         if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
             return open_entry(h, id, wanted, out);
         demand_first(h, id, wanted);

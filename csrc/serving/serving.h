@@ -32,8 +32,8 @@ static inline int64_t monarch_times_of(const struct monarch_entry *e) {
 }
 #endif
 
-/* Makes the holdings of the session with these segments. content_key: the key of digests,
- * MONARCH_KEY_BYTES long. Returns NULL if memory is exhausted. */
+/* Makes the holdings of the session to which these segments belong. content_key: the key of
+ * digests, MONARCH_KEY_BYTES long. Returns NULL if memory is exhausted. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
                                               uint64_t block_bytes,

@@ -26,7 +26,8 @@
 #define MONARCH_MAX_GROUPS 65537
 /* Maximum size [bytes] of a source's path, with the NUL. */
 #define MONARCH_SOURCE_PATH 1024
-/* Maximum size [bytes] of the path of a tier's directory of copies, with a '/' and the NUL. */
+/* Maximum size [bytes] of the path of the directory in which a tier keeps its copies, with a '/'
+ * and the NUL. */
 #define MONARCH_TIER_PATH 240
 /* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
  * zeros */
@@ -278,7 +279,7 @@ struct monarch_scan_hint {
  * this copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
-    uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
+    uint64_t failed; /* atomic; 1: the fill has failed, and no more units will be filled */
     uint64_t whole;  /* atomic; 1: all units are filled, and the source's file has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
@@ -666,8 +667,8 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
  * this inode number. The kernel does not reuse the number while the copy is open. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
-/* The filter of changed files. monarch_is_changed returns 1 for every file that has changed, and
- * for a few that have not. */
+/* The filter of changed files. monarch_mark_changed adds a file. monarch_is_changed returns 1 for
+ * every file that has changed, and for a few files that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 /* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every

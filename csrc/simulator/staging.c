@@ -26,7 +26,8 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
 }
 
 /* Returns whether the rank's next sample can be fetched at `now`, and if not, what the thread waits
- * for. For WAITS_UNTIL, *until is set to the time at which the thread should check again. */
+ * for. If the result is WAITS_UNTIL, *until is set to the time at which the thread should check
+ * again. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];

@@ -18,8 +18,8 @@ struct copy {
     int8_t cls;
 };
 
-/* State of a rank. Each rank's accesses are numbered separately, from the rank's first access in
- * the job on. */
+/* State of a rank. The accesses of each rank are numbered separately, beginning with the rank's
+ * first access in the job. */
 struct rank {
     /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
@@ -42,7 +42,7 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample the thread fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* In the state WAITS: the time since which the thread has waited for a rank to use a sample. In
+    /* In the state WAITS: the time at which the thread began to wait for a rank to use a sample. In
      * the state SLEEPS: the time at which the thread wakes, if sim_wake does not wake it earlier */
     double since;
 };
@@ -228,8 +228,8 @@ int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
 /* Preprocesses the thread's sample. Call this when the sample has arrived from the file system or
  * another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
-/* Wakes the rank's staging threads, because the rank has used a sample at `now` and so made
- * room. */
+/* Wakes the rank's staging threads. Call this when the rank has used a sample at `now`, and so has
+ * made room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 /* --- filling.c --- */

@@ -37,8 +37,8 @@ struct monarch_peer_table *monarch_peer_table_new(void);
 /* Adds a file to the table, which keeps a duplicate of `fd`. Replaces any file with the same source
  * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
  * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
- * blocks have arrived; 0 if none has arrived. In that case, call monarch_peer_table_block
- * for each block that arrives. Returns 0 or -errno. */
+ * blocks have arrived; 0 if none has arrived. With 0, call monarch_peer_table_block for each block
+ * that arrives. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);

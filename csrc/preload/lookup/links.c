@@ -10,10 +10,9 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory of which the library has learned where it leads. The
- * table consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is
- * full, a new directory replaces another one. When the replaced directory is used again, the
- * library learns again where it leads. */
+/* Each entry of the table stores where one directory leads. The table consists of SETS sets of WAYS
+ * entries; a directory's key selects its set. If this set is full, a new directory replaces another
+ * one. When the replaced directory is used again, the library learns again where it leads. */
 #define SETS 1024
 #define WAYS 4
 /* A directory that leads to no source may later get a link into a source. So of every LOOK_AGAIN
@@ -145,8 +144,8 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Gets the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
- * directory. Does not ask the source's server if the kernel has cached the attributes. */
+/* Reads the identity of the directory to which `path` leads into *x. Returns 0 if `path` leads to
+ * no directory. Does not ask the source's server if the kernel has cached the attributes. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&

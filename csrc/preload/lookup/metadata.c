@@ -66,9 +66,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* If the directory has changed or is gone, marks it as changed. From then on, the source lists
-     * the directory, and this function is not called for it. Any other error may be temporary, so
-     * nothing is marked after such an error. */
+    /* If the directory has changed or is gone, marks it as changed. From then on, listings of the
+     * directory come from the source, and this function is not called for it. Any other error may
+     * be temporary, so nothing is marked after such an error. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;

@@ -48,8 +48,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because its buffer takes much of the stack, and few calls need the
- * buffer. */
+/* Looks the path up with monarch_locate_place, and returns the entry's number. This is a separate
+ * function, because its buffer takes much of the stack, and few calls need the buffer. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     char text[MONARCH_PATH_MAX];

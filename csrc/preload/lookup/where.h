@@ -22,8 +22,8 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
- * it. A path is plain if it is absolute, its text leads into a source, and it contains no `//`, `.`
- * or `..`. Plain paths are looked up by `hash`. */
+ * it. A path is plain if it is absolute, its text leads into a source, and the part `rel` is not
+ * odd (monarch_is_odd). Plain paths are looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through

@@ -4,15 +4,16 @@
 #include "preload/descriptors/track.h"
 #include "preload/fill/wait.h"
 
-/* Promotes the descriptor. Returns whether it refers to the copy now. tracked: the descriptor's
- * word in the table (track.h). */
+/* Promotes the descriptor. Returns whether the descriptor refers to the copy now. tracked: the
+ * descriptor's word in the table (track.h). */
 int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
 
 /* Returns whether the descriptor refers to the entry's file at the source. The check compares
  * device and inode. These numbers never change, so the source's server is not asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
 /* Returns whether the descriptor still refers to the file to which it referred when the program's
- * call began (inode w->ino). The entry may describe another file by now, so it is not compared. */
+ * call began (inode w->ino). The entry may describe another file by now, so its inode number is not
+ * used. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when

@@ -18,8 +18,8 @@ static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* Only a capability in the daemon's user namespace counts. Root of another user namespace
-     * cannot read all files. */
+    /* Only a capability in the daemon's user namespace counts. The root user of another user
+     * namespace cannot read all files. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }

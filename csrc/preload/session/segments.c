@@ -142,8 +142,9 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* If the segment has another version, its size must not be compared with sizeof *k: it may
-     * be shorter. But the fields before `state` have the same layout in all versions. */
+    /* If the segment has another version, its size must not be compared with sizeof *k, because the
+     * segment may be shorter. But the fields before `state` have the same layout in all
+     * versions. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {
