@@ -180,9 +180,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads, reads up to 256 MiB from the source, and drops the pages of the read
-    files from the kernel's cache. In each tier, writes up to 256 MiB to a temporary directory, but
-    not more than the tier's quota.
+    For each number of threads, reads up to 256 MiB from the source. Afterwards, drops the pages of
+    these files from the kernel's cache. In each tier, writes up to 256 MiB to a temporary
+    directory, but not more than the tier's quota.
 
     tell : called with a text that says what is measured next
 

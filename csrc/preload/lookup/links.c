@@ -144,8 +144,8 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Reads the identity of the directory to which `path` leads into *x. Returns 0 if `path` leads to
- * no directory. Does not ask the source's server if the kernel has cached the attributes. */
+/* Stores in *x the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
+ * directory. Does not ask the source's server if the kernel has cached the attributes. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
