@@ -49,7 +49,7 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Notes a rotten copy for the daemon. The daemon must drop the copy, because this node's own
+/* Records a rotten copy for the daemon. The daemon must drop the copy, because this node's own
  * programs read it too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;

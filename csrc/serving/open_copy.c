@@ -118,10 +118,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Makes this node the file's keeper, and notes the file, so that the daemon learns of the change.
+/* Makes this node the file's keeper, and records the file, so that the daemon learns of the change.
  * Call this if a peer has requested the file because the peer considers this node the file's owner.
  * Returns whether this node now keeps the file. The result is 0 if this node has passed the file on
- * to another node, or if too many noted files wait for the daemon. */
+ * to another node, or if too many recorded files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);

@@ -12,7 +12,7 @@ struct monarch_sums;
 struct monarch_sums_held {
     struct monarch_sums_held *next;
     uint64_t copy, blocks, holders; /* holders: number of references, one of which is the table's */
-    /* digests of the blocks, stored behind `sums` in the same allocation; NULL: not known */
+    /* digests of the blocks, stored after `sums` in the same allocation; NULL: not known */
     struct monarch_digest *digests;
     uint64_t sums[];
 };

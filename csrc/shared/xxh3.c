@@ -226,7 +226,7 @@ static int has_avx2(void) {
         return answer > 1;
     if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-    /* the two bits of XCR0 that say that the system saves the xmm and the ymm registers */
+    /* the two bits of XCR0 that show that the system saves the xmm and the ymm registers */
     const unsigned registers = 6;
     answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
              (b & bit_AVX2) != 0;

@@ -61,7 +61,7 @@ void monarch_peer_table_free(struct monarch_peer_table *t);
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
-/* Closes all connections, joins the threads and frees the server; the table stays. */
+/* Closes all connections, joins the threads and frees the server, but not the table. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
 /* Computes the digest of `n` bytes under a session's content key. Returns 0, or -1 if memory is
  * exhausted or libcrypto is not installed. */

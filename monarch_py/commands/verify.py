@@ -40,7 +40,7 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
+        """Checks a copy. If the copy is damaged or outdated, records its path and returns False;
         otherwise returns True.
 
         copy, path : the paths of the copy and of its source file

@@ -224,7 +224,7 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 /* --- learning --------------------------------------------------------------------------------- */
 
 /* Learns where the first `n` bytes of the path lead, and stores that in the table. `st` describes
- * the file to which the whole path leads. Returns whether the path leads into a source. */
+ * the file to which the complete path leads. Returns whether the path leads into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);

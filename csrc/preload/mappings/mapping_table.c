@@ -115,9 +115,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts
- * of the range, before and after [begin, end), get slots of their own, and so go on waiting to be
- * replaced by the copy. A part for which no slot is free stays mapped to the source. In the model
+/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts of
+ * the range, before and after [begin, end), get slots of their own, and continue to wait for the
+ * copy. A part for which no slot is free continues to map the source's file. In the model
  * (tests/csrc/test_mapping_model.py), this is the step [carve]. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;

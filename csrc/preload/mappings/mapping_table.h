@@ -12,7 +12,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* maximum number of ranges that wait at a time; any further range stays on the source */
+/* maximum number of ranges that wait at a time; any further range continues to map the source's
+ * file */
 #define SLOTS 128
 
 enum state { FREE, WAITING, REPLACING };
@@ -53,7 +54,7 @@ void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
 /* The next three functions change the table; the caller holds the lock. If monarch_slot_put finds
- * no free slot, the range stays on the source. */
+ * no free slot, the range continues to map the source's file. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);

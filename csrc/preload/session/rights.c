@@ -12,7 +12,8 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic; 1: some thread lacked a right of the daemon at some time */
+/* Atomic. 1: at some time, a thread of this process lacked a right that the daemon has. */
+static uint32_t falls_short;
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
