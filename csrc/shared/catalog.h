@@ -166,9 +166,9 @@ struct monarch_control {
      * then makes the copy through this descriptor. 0: programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
-     * and each open of a copy first checks at the source that the file is still the version that
-     * was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
+     * Each open of a copy then first checks at the source whether the file is still the version
+     * that was copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
@@ -561,18 +561,19 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
- * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, the library can begin to open the copy before the entry is in the processor's
- * cache. The value may be out of date, so the caller checks the entry before it uses the copy. */
+/* Makes a slot's `copy`. If the entry is not PRESENT, the value is 0. Otherwise, it is the entry's
+ * word with bits 8 to 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in
+ * the slot's `place`.) With this value, the library can begin to open the copy before the entry is
+ * in the processor's cache. The value may be out of date, so the caller checks the entry before it
+ * uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
  * bits match, the look-up compares the inode in the entry. In the index by copy, a slot contains 32
- * bits of the hash, because monarch_find_dropped must rely on the hash alone: the entry of a
- * removed copy may already have another copy, with another inode. */
+ * bits of the hash, because monarch_find_dropped must rely on the hash alone. It cannot compare the
+ * inode, because the entry of a removed copy may already have another copy, with another inode. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }

@@ -215,8 +215,8 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
 }
 
 /* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports is
- * not used, because it would add a constructor to the preload library, and this constructor would
- * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
+ * not used, because it would add a constructor to the preload library. This constructor would run
+ * cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
  * library's start. */
 static int has_avx2(void) {
     static int known; /* atomic; whether AVX2 is supported: 1: no, 2: yes, 0: not known yet */

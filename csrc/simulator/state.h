@@ -210,9 +210,9 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
 
 /* --- source.c --- */
 
-/* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
- * from, as the thread's node sees it: MONARCH_SIM_REMOTE if another node reads the file,
- * MONARCH_SIM_STAGING if this node is already reading the file for another sample, else
+/* Requests, from the file system, the file that thread `who` needs. Returns the origin of the bytes
+ * for the thread's node. The origin is MONARCH_SIM_REMOTE if another node reads the file, and
+ * MONARCH_SIM_STAGING if this node is already reading the file for another sample. Otherwise, it is
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);

@@ -230,9 +230,10 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. There
-         * are two exceptions: a file on a source's device while the scan may still find it
-         * (is_unmet), and a directory, because it may contain links into a source. */
+        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. In two
+         * cases, nothing is stored. First, the path may lead to a directory, which may contain
+         * links into a source. Second, the file may be on a source's device while the scan may
+         * still find it (is_unmet). */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -260,8 +261,8 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If the file is in no source, the library assumes that most other files
- * in its directory are in no source either, and records that the directory leads elsewhere. */
+ * may not have found it yet. If the file is in no source, the library assumes the same of most
+ * other files in its directory. So it records that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

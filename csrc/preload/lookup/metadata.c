@@ -116,9 +116,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Returns whether the catalog can answer for the entry. A file is assumed to have the attributes
- * that it had when it was scanned or copied, as long as no change is recorded and the catalog is
- * fresh. */
+/* Returns whether the catalog can answer for the entry. As long as no change is recorded and the
+ * catalog is fresh, a file is assumed to have the attributes that it had when it was scanned or
+ * copied. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);

@@ -2,9 +2,9 @@
  *
  * Each function is looked up when it is first called, because most processes of a job are
  * short-lived, and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it
- * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in
- * signal handlers and in a child of vfork. And dlsym may allocate memory: if the program has its
- * own malloc, this malloc may call this library's open() again. So this file stores where the
+ * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in a
+ * signal handler or in a child of vfork. And dlsym may allocate memory: if the program has its own
+ * malloc, this malloc may call this library's open() again. So this file stores where the
  * libraries' symbol tables are, and searches the tables itself. */
 #include <elf.h>
 #include <link.h>

@@ -116,9 +116,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* Drops all POSIX locks of the process on the source file of the copy to which `fd` refers, as the
- * kernel does when a descriptor of the source file is closed. Call this when `fd` is being
- * closed. */
+/* Call this when `fd`, a descriptor of a copy, is being closed. Drops all POSIX locks of the
+ * process on the copy's source file. The kernel does the same when a descriptor of the source file
+ * is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -333,9 +333,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, the duplicates of `fd` stay descriptors of the copy:
-     * another thread may close a duplicate at any time, and the duplicate's number may then belong
-     * to another file. */
+    /* In a process with several threads, the duplicates of `fd` are not replaced: another thread
+     * may close a duplicate at any time, and its number may then belong to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

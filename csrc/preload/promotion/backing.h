@@ -32,8 +32,8 @@ void monarch_backing_compare(int fd);
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. From now on, the library drops
- * these locks when the program closes a descriptor of the copy, just as the kernel drops a
- * process's locks when the process closes a descriptor of the source's file. */
+ * these locks when the program closes a descriptor of the copy. The kernel does the same when a
+ * process closes a descriptor of the source's file. */
 void monarch_backing_has_posix_locks(void);
 
 /* Returns whether `fd` is a backing descriptor. The library does not let the program close a

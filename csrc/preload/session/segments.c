@@ -49,8 +49,8 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
 }
 
 /* Reads the segment's size and identity. If another user can access the segment, reports its size
- * as 0, so that the library does not use it: a user who can write to a segment could redirect
- * reads. */
+ * as 0, so that the library does not use the segment. A user who can write to a segment could
+ * redirect reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
