@@ -500,10 +500,10 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
            (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
 }
 
-/* Makes the value of a claim: (number of the entry + 1) << 32 | flags (bit 31: a descriptor was
- * handed over; bit 30: the daemon must close that descriptor now) | time in ticks of about 1 ms.
- * Every claim expires after a second, so the claim of a killed program ends soon. If a descriptor
- * was handed over, the claim also ends when the daemon closes that descriptor. */
+/* Makes the value of a claim: (number of the entry + 1) << 32 | flags | time in ticks of about 1
+ * ms. The flags are bit 31 (a descriptor was handed over) and bit 30 (the daemon must close that
+ * descriptor now). Every claim expires after a second, so the claim of a killed program ends soon.
+ * If a descriptor was handed over, the claim also ends when the daemon closes that descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */

@@ -116,9 +116,9 @@ static void give_way(int backing, int fd) {
         monarch_backing_close_slow(fd);
 }
 
-/* Call this when `fd`, a descriptor of a copy, is being closed. Drops all POSIX locks of the
- * process on the copy's source file. The kernel does the same when a descriptor of the source file
- * is closed. */
+/* Drops all POSIX locks of the process on the source file of a copy. Call this when `fd`, a
+ * descriptor of the copy, is being closed. The kernel does the same when a descriptor of the source
+ * file is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;

@@ -30,8 +30,8 @@ void monarch_roots_are_foreign(void);
 
 /* Returns whether the path of some tier leads to different directories in this process and in the
  * daemon. If so, warns the user, because files in this process's directory may have the names of
- * copies. A path that leads to no directory does not count, because no file can be mistaken for a
- * copy there. This is the case in a container without the tier. */
+ * copies. In a container without the tier, the path may lead to no directory. That does not count,
+ * because no file can be mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
 /* Atomic: position of the working directory, see preload/lookup/cwd.h. */
