@@ -73,8 +73,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         uint64_t n = table[id].kind == MONARCH_DIR && table[id].sum ? table[id].sum - 1 : 0;
         first[id] = (uint32_t)used;
-        /* If the directory has more names than the catalog has room for, some of the names have no
-         * entry. */
+        /* If the directory has more names than the catalog has room for, some of its names have no
+         * entry, so the directory gets no listing. */
         if (n > c->capacity - used)
             table[id].sum = 0;
         else
@@ -85,8 +85,8 @@ int64_t monarch_catalog_list(struct monarch_catalog *c, int64_t young_ns, unsign
             continue;
         parent = parent_of(c, &table[id], parent);
         if (table[id].place == MONARCH_NO_PLACE) {
-            /* a client found this file after its directory was walked, so not all names are
-             * known */
+            /* a client found this file after its directory was walked, so the walk has not seen all
+             * of the directory's names */
             if (parent >= 0)
                 table[parent].sum = 0;
             continue;

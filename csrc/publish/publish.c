@@ -35,8 +35,8 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Adds a slot to the index of copies. The slot's upper half is the lower half of the hash; its
- * lower half is the entry's number + 1. */
+/* Stores the entry's number in a free slot of the index of copies. The slot's upper half is the
+ * lower half of the hash; its lower half is the entry's number + 1. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);
@@ -64,9 +64,9 @@ static int publish(struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
         struct monarch_entry *e = &table[ids[i]];
         unsigned tier = MONARCH_WORD_TIER(words[i]);
         /* The entry of a dropped copy keeps the copy's inode number until the daemon has processed
-         * the removal, because descriptors of the dropped copy may still be open. If the file
-         * system assigns this number to a new copy, all these descriptors must have been closed. So
-         * the number is then deleted from the entry of the dropped copy. */
+         * the removal, because descriptors of the dropped copy may still be open. The file system
+         * assigns this number to a new copy only after all these descriptors have been closed. In
+         * that case, the number is deleted from the entry of the dropped copy. */
         int has_stamp = is_stamped(c, words[i], made && made[i]);
         int64_t old = has_stamp ? -1 : monarch_find_copy(c, tier, copy_inos[i]);
         if (old >= 0 && (uint64_t)old != ids[i])

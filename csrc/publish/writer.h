@@ -1,5 +1,5 @@
-/* The catalog's writer. Only one thread at a time writes to the catalog, and always to the
- * generation that clients use. */
+/* The catalog's writer. Only one thread at a time writes to the catalog. Every write goes to the
+ * generation of the catalog that clients use. */
 #pragma once
 
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #include "native.h"
 
 /* Python's thread writes when it adds entries or makes decisions. The engine's threads write when
- * they publish copies, and when they order fills or add handed-over files within Python's grants.
- * Readers take no lock. */
+ * they publish copies. Within Python's grants, they also write when they order fills or add
+ * handed-over files. Readers take no lock. */
 struct monarch_writer {
     pthread_mutex_t lock; /* protects the fields below, and the whole catalog except its listings */
     struct monarch_catalog *catalog;
@@ -16,9 +16,9 @@ struct monarch_writer {
     uint32_t lost;
 };
 
-/* Takes the writer's lock, but gives up after 20 ms. The lock may be held for longer while the
- * catalog grows, and the calling threads have other work. Returns whether the caller has the
- * lock. */
+/* Takes the writer's lock, but gives up after 20 ms. Another thread may hold the lock for longer
+ * than that while the catalog grows. The calling thread should not wait so long, because it has
+ * other work. Returns whether the caller has the lock. */
 int monarch_lock_soon(struct monarch_writer *w);
 /* Publishes the copy that a FILL has made, or that a CHECK has found intact. Publishes it only if
  * the entry still has this copy's number, no client has changed the file, the tier is not lost, and

@@ -85,10 +85,10 @@ static uint64_t compare_names(const struct comparison *x, const struct monarch_e
     return n;
 }
 
-/* Stores the directory's current times in its entry. These times only serve to detect the
+/* Stores the directory's current times in its entry. These times serve only to detect the
  * directory's next change. No reader sees them: the directory is marked as changed, so readers ask
- * the source about it. If the catalog is replaced during the call, the times are lost. The
- * directory's files are then compared once more than needed. */
+ * the source about it. If the catalog is replaced during the call, the times are lost. The only
+ * effect is that the directory's files are compared once more than necessary. */
 static void note_times(const struct comparison *x, const struct monarch_entry *d) {
     struct monarch_entry *mine = (struct monarch_entry *)d, now;
     char target[1];

@@ -10,15 +10,15 @@
 #include "shared/doorbell.h"
 #include "shared/joining.h"
 
-/* A thread that hardly ever sleeps while it examines names lowers its own priority until it ends.
- * The thread reads a local source, and would otherwise occupy a processor that the job may need.
- * A thread that often sleeps is waiting for a remote source. It keeps its priority, so that files
- * are found and filled before the job needs them. */
+/* A thread that hardly ever sleeps while it examines names lowers its own priority for good. Such a
+ * thread reads a local source, and would otherwise occupy a processor that the job may need. A
+ * thread that often sleeps is waiting for a remote source. It keeps its priority, so that files are
+ * found and filled before the job needs them. */
 /* Whether a thread must lower its priority is decided once the thread has examined this many
  * names. */
 #define LOOKS 64
-/* A thread that sleeps at most once while it examines this many names counts as hardly ever
- * sleeping. */
+/* A thread counts as hardly ever sleeping if, on average, it sleeps at most once while it examines
+ * this many names. */
 #define LOOKS_EACH_SLEEP 8
 
 static int stands_back(const struct rusage *begin) {

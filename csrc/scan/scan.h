@@ -30,8 +30,8 @@ struct task {
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* Contains the directory's path, relative to the source's root, with its NUL. The path of the
-     * root itself is "". In a portion, the path is followed, for each name, by the inode number and
-     * the name with its NUL. */
+     * root itself is "". In a portion, the names follow the path: for each of them, the inode
+     * number and the name with its NUL. */
     char path[];
 };
 
@@ -112,8 +112,8 @@ struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **ba
  * listing thread must examine the names of `t` itself. Takes the lock. */
 int monarch_others_have_enough(struct monarch_scan *s, const struct task *t);
 /* monarch_may_look returns whether the names of a portion may be examined now (monarch_scan_allow).
- * monarch_count_looks subtracts the task's names from the number of names that may still be
- * examined (`may_look`). The caller holds the lock. */
+ * monarch_count_looks subtracts the number of the task's names from the number of names that may
+ * still be examined (`may_look`). The caller holds the lock. */
 int monarch_may_look(struct monarch_scan *s, struct task *t);
 void monarch_count_looks(struct monarch_scan *s, const struct task *t);
 /* Removes the first task of a nonempty queue and returns it. The caller holds the lock. */

@@ -13,8 +13,8 @@
 #include "shared/claims.h"
 #include "shared/sys.h"
 
-/* A thread may begin to list a directory while it lists another directory. This is the maximum
- * number of listings that one thread nests. */
+/* Maximum number of listings that one thread nests: the thread may begin to list a directory before
+ * it has finished listing another. */
 #define DEEPEST 4
 
 static void pace(struct monarch_scan *s) { monarch_keep_pace(&s->pace, UINT64_MAX); }
@@ -119,8 +119,8 @@ void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch,
 }
 
 /* Examines names that this thread has listed and kept for itself. While no names may be examined,
- * the thread lists wanted directories instead of waiting. All other threads may be waiting here
- * too, and then no other thread would list these directories. */
+ * the thread lists wanted directories instead of waiting. If it waited, nobody might list these
+ * directories, because all other threads may be waiting here too. */
 static void look_at_own(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     static _Thread_local int depth;
     pthread_mutex_lock(&s->lock);
@@ -165,8 +165,8 @@ static struct task *new_portion(struct monarch_scan *s, const struct task *direc
     return t;
 }
 
-/* Reads the names of a directory and distributes them in portions, except the last portion, which
- * is stored in *rest. Returns the number of names, or -1 if not all could be read. */
+/* Reads the names of a directory and distributes them in portions. The last portion is not
+ * distributed, but stored in *rest. Returns the number of names, or -1 if not all could be read. */
 static int64_t list_names(struct monarch_scan *s, struct monarch_batch **batch,
                           const struct task *directory, DIR *d, struct task **rest) {
     const char *path = directory->path;
@@ -249,8 +249,9 @@ static int open_directory(const struct monarch_scan *s, const struct task *t) {
     return openat(s->root, *t->path ? t->path : ".", OPEN_DIRECTORY);
 }
 
-/* If a directory changed less than this long [ns] before `since_ns`, it does not count as settled:
- * a server's timestamps may be coarse, and the server's clock may be wrong. */
+/* A directory counts as settled only if its last change was more than this time [ns] before
+ * `since_ns`. The margin is needed, because a server's timestamps may be coarse, and the server's
+ * clock may be wrong. */
 #define YOUNG_NS 2000000000LL
 
 static int is_settled(const struct monarch_scan *s, int fd) {

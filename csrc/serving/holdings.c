@@ -13,8 +13,8 @@
 #include "shared/doorbell.h"
 #include "shared/xxh3.h"
 
-/* How long [ns] the check of a block stays valid, except for a peer that reports that the block
- * arrived damaged. */
+/* How long [ns] the check of a block stays valid. If a peer reports that the block arrived damaged,
+ * DOUBTED_NS applies to this peer instead. */
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that reports that the block arrived
  * damaged. The time is short, because the block may have rotted since the check. It is not 0,
@@ -49,7 +49,7 @@ static int agrees(holdings *h, const struct open_copy *held, uint64_t block, uin
     return monarch_has_word(h, held->id, held->word);
 }
 
-/* Notes a rotten copy for the daemon. The daemon must drop the copy, because this node's own
+/* Records a rotten copy for the daemon. The daemon must drop the copy, because this node's own
  * programs read it too. */
 static void note_rotten(holdings *h, const struct open_copy *held) {
     uint64_t i = 0;
@@ -176,8 +176,8 @@ void monarch_holdings_sums(holdings *h, uint64_t copy, const uint64_t *sums,
 }
 
 /* Returns whether the request can be answered now. The request must continue to wait only if this
- * node is filling the requested file or will fill it. It is then woken when bytes of the file
- * arrive (monarch_holdings_wake). */
+ * node is filling the requested file or will fill it. The request is then woken when bytes of the
+ * file arrive (monarch_holdings_wake). */
 static int is_settled(void *arg, const struct monarch_peer_request *wanted) {
     holdings *h = arg;
     unsigned state = MONARCH_BYPASS;

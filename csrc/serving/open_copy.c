@@ -19,8 +19,8 @@
  * not to wait for them. A reader on the peer's node should wait at most 2 s before it reads the
  * source itself. So STUCK_NS and the time limit of an answer add up to less than 2 s. */
 #define STUCK_NS 1000000000ULL
-/* Maximum number of times that is_meant reads an entry's attributes. It reads them again if the
- * daemon has changed them during the last read. */
+/* Maximum number of times that the function is_meant reads an entry's attributes. It reads them
+ * again if the daemon has changed them during the last read. */
 #define LOOKS 3
 
 typedef struct monarch_holdings holdings;
@@ -50,9 +50,10 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
  * bitmap of a fill has bits. Otherwise, it becomes a demand in either of two cases: the request
  * says that a reader waits, or the request is for at most one unit.
  *
- * The second case prevents a deadlock. The number of orders is limited. Two nodes may both have
- * reached the limit, each with orders for small files that the other node keeps, so that each waits
- * for the other. A demand gets an order even beyond the limit, which ends the wait. */
+ * The second case prevents a deadlock. The number of orders is limited. Suppose that two nodes have
+ * both reached the limit, and that all their orders are for small files which the other node keeps.
+ * Each node then waits for the other. A demand gets an order even beyond the limit, which ends the
+ * wait. */
 static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted) {
     uint64_t unit = monarch_unit_of(wanted->size, h->block_bytes);
     return (wanted->is_awaited || wanted->length <= unit) &&
@@ -117,10 +118,10 @@ static enum monarch_peer_status not_kept(const holdings *h,
     return waits(h, wanted) ? MONARCH_PEER_LATER : MONARCH_PEER_UNKNOWN_FILE;
 }
 
-/* Call this if a peer has requested a file because the peer considers this node the file's owner.
- * Makes this node the file's keeper, and notes the file, so that the daemon learns of the change.
+/* Makes this node the file's keeper, and records the file, so that the daemon learns of the change.
+ * Call this if a peer has requested the file because the peer considers this node the file's owner.
  * Returns whether this node now keeps the file. The result is 0 if this node has passed the file on
- * to another node, or if too many noted files wait for the daemon. */
+ * to another node, or if too many recorded files wait for the daemon. */
 static int begin_to_keep(holdings *h, uint64_t id) {
     pthread_mutex_lock(&h->checking);
     unsigned home = monarch_home_here(h, id);
@@ -199,8 +200,8 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
         int slot = monarch_fill_slot(h->fills, word);
         if (slot >= 0)
             return open_copy(h, wanted, id, word, slot, out);
-        /* If the fill has just ended, its slot was freed after the word had changed. No call wakes
-         * this request any more, so look at the new word. */
+        /* If the fill has just ended, its slot was freed after the word had changed. No later call
+         * would wake this request, so look at the new word now. */
         if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
             return open_entry(h, id, wanted, out);
         demand_first(h, id, wanted);

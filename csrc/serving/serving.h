@@ -32,8 +32,8 @@ static inline int64_t monarch_times_of(const struct monarch_entry *e) {
 }
 #endif
 
-/* Makes the holdings of the session with these segments. content_key: the key of digests,
- * MONARCH_KEY_BYTES long. Returns NULL if memory is exhausted. */
+/* Makes the holdings of the session to which these segments belong. content_key: the key of
+ * digests, MONARCH_KEY_BYTES long. Returns NULL if memory is exhausted. */
 struct monarch_holdings *monarch_holdings_new(struct monarch_clients *clients,
                                               const struct monarch_fills *fills,
                                               uint64_t block_bytes,
@@ -52,8 +52,8 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
                            const uint16_t *home);
 /* Reports the files that this node has begun to keep since the last call. Stores the numbers of
  * their entries in `ids`, which has room for MONARCH_MOVED, and returns how many there are. This
- * node begins to keep a file if a peer requests the file and considers this node the file's owner,
- * for example because other nodes had no room for the file. */
+ * node begins to keep a file if a peer requests the file and considers this node the file's owner.
+ * One reason is that other nodes had no room for the file. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
 /* Which requests of peers wait until it is known which files this node keeps. This concerns only
  * requests for files without a copy on this node. The initial value is MONARCH_EVERYBODY_WAITS. A
@@ -91,6 +91,6 @@ void monarch_holdings_free(struct monarch_holdings *h);
 
 /* These functions connect the engine with the peers. monarch_engine_peer sets the peer to which
  * orders refer by `number`. monarch_engine_holdings sets the holdings that the engine informs of
- * its fills. Before a peer or the holdings are freed, set NULL in their place. */
+ * its fills. Before a peer or the holdings are freed, call the function again with NULL. */
 void monarch_engine_peer(struct monarch_engine *e, unsigned number, struct monarch_peer *peer);
 void monarch_engine_holdings(struct monarch_engine *e, struct monarch_holdings *h);

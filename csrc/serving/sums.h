@@ -12,7 +12,7 @@ struct monarch_sums;
 struct monarch_sums_held {
     struct monarch_sums_held *next;
     uint64_t copy, blocks, holders; /* holders: number of references, one of which is the table's */
-    /* digests of the blocks, stored behind `sums` in the same allocation; NULL: not known */
+    /* digests of the blocks, stored after `sums` in the same allocation; NULL: not known */
     struct monarch_digest *digests;
     uint64_t sums[];
 };
@@ -25,8 +25,9 @@ struct monarch_sums *monarch_sums_new(void); /* NULL if memory is exhausted */
 void monarch_sums_keep(struct monarch_sums *s, uint64_t copy, const uint64_t *sums,
                        const struct monarch_digest *digests, uint64_t blocks);
 void monarch_sums_drop(struct monarch_sums *s, uint64_t copy);
-/* Returns the sums of a copy that has `blocks` blocks, with a reference to them; NULL if they are
- * not known. The sums stay valid until monarch_sums_release, even if the copy is dropped. */
+/* Takes a reference to the sums of a copy that has `blocks` blocks, and returns the sums. Returns
+ * NULL if the sums are not known. The sums stay valid until monarch_sums_release, even if the copy
+ * is dropped. */
 struct monarch_sums_held *monarch_sums_hold(struct monarch_sums *s, uint64_t copy, uint64_t blocks);
 void monarch_sums_release(struct monarch_sums *s, struct monarch_sums_held *k); /* k may be NULL */
 void monarch_sums_free(struct monarch_sums *s);

@@ -6,7 +6,7 @@
 /* Buffers are page-aligned, as the pages of the page cache are. Kernels copy memory with `rep
  * movsb`. On AMD's Zen 3 and later, that instruction is six times slower in one case: the
  * destination's offset within its page is 1 to 31 bytes larger than the origin's offset within its
- * page. This can happen with blocks from malloc, which are aligned to 16 bytes only. */
+ * page. This can happen with memory from malloc, which is aligned only to 16 bytes. */
 #define MONARCH_PAGE_BYTES 4096
 
 /* Allocates a buffer of `bytes` bytes, which must be a multiple of MONARCH_PAGE_BYTES. The caller

@@ -139,8 +139,9 @@ int64_t monarch_find_copy(const struct monarch_catalog *c, unsigned tier, uint64
         if (id >= c->capacity) /* the slot is damaged */
             continue;
         const struct monarch_entry *e = &entries[id];
-        /* A slot stays when its copy is removed. The file may have no copy now, or a new copy with
-         * another inode. So the inode and the tier of the entry's current copy are compared too. */
+        /* A slot is not freed when its copy is removed. The file may have no copy now, or a new
+         * copy with another inode. So the inode and the tier of the entry's current copy are
+         * compared too. */
         if (slot >> 32 == (hash & 0xFFFFFFFFU) && e->kind == MONARCH_FILE &&
             __atomic_load_n(&e->copy_ino, __ATOMIC_RELAXED) == ino &&
             MONARCH_WORD_TIER(__atomic_load_n(&e->word, __ATOMIC_ACQUIRE)) == tier)

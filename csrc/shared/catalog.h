@@ -26,7 +26,8 @@
 #define MONARCH_MAX_GROUPS 65537
 /* Maximum size [bytes] of a source's path, with the NUL. */
 #define MONARCH_SOURCE_PATH 1024
-/* Maximum size [bytes] of the path of a tier's directory of copies, with a '/' and the NUL. */
+/* Maximum size [bytes] of the path of the directory in which a tier keeps its copies, with a '/'
+ * and the NUL. */
 #define MONARCH_TIER_PATH 240
 /* number of digits of a copy's name, which is the copy's number in hexadecimal with leading
  * zeros */
@@ -165,9 +166,9 @@ struct monarch_control {
      * then makes the copy through this descriptor. 0: programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
-     * and each open of a copy first checks at the source that the file is still the version that
-     * was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
+     * Each open of a copy then first checks at the source whether the file is still the version
+     * that was copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
@@ -278,7 +279,7 @@ struct monarch_scan_hint {
  * this copy both before and after the bit is read. */
 struct monarch_fill {
     uint64_t unit_bytes;
-    uint64_t failed; /* atomic; 1: the fill has failed, no more units will be filled */
+    uint64_t failed; /* atomic; 1: the fill has failed, and no more units will be filled */
     uint64_t whole;  /* atomic; 1: all units are filled, and the source's file has not changed */
     uint64_t done[MONARCH_FILL_UNITS / 64];
 };
@@ -373,7 +374,7 @@ struct monarch_clients {
     uint64_t scan_hints;
     /* The bells of both origins. A client that demands a unit rings the bell of the origin from
      * which the file is filled. It rings both bells if this origin is not decided, if the file is
-     * already being filled, or if no thread sleeps on the first bell. */
+     * already being filled, or if no thread sleeps on this origin's bell. */
     struct monarch_bell engine[MONARCH_ORIGINS];
     /* The sum of the daemon's progress counters at the time a client gave up waiting; 0: no client
      * has given up. As long as the counters have this sum, the daemon has made no progress since
@@ -399,8 +400,8 @@ struct monarch_clients {
     struct monarch_rank rank[MONARCH_RANKS];
     struct monarch_scan_hint scan_hint[MONARCH_SCAN_HINTS];
     struct monarch_bits wanted;
-    /* a bit for each file that was opened; the daemon clears each bit when it reads it. Used while
-     * `follow_opens` is 1. */
+    /* a bit for each file that was opened; used while `follow_opens` is 1. When the daemon reads a
+     * set bit, it clears the bit. */
     struct monarch_bits opened;
     /* a bit for each file without a copy that was read to its end; used if `follow_reads` is 1 */
     struct monarch_bits read;
@@ -499,10 +500,10 @@ static inline int monarch_unit_is_done(const struct monarch_fill *f, uint64_t un
            (__atomic_load_n(&f->done[unit / 64], __ATOMIC_ACQUIRE) >> (unit % 64) & 1);
 }
 
-/* Makes the value of a claim: (number of the entry + 1) << 32 | flags (bit 31: a descriptor was
- * handed over; bit 30: the daemon must close that descriptor now) | time in ticks of about 1 ms.
- * Every claim expires after a second, so the claim of a killed program ends soon. If a descriptor
- * was handed over, the claim also ends when the daemon closes that descriptor. */
+/* Makes the value of a claim: (number of the entry + 1) << 32 | flags | time in ticks of about 1
+ * ms. The flags are bit 31 (a descriptor was handed over) and bit 30 (the daemon must close that
+ * descriptor now). Every claim expires after a second, so the claim of a killed program ends soon.
+ * If a descriptor was handed over, the claim also ends when the daemon closes that descriptor. */
 #define MONARCH_CLAIM_HANDED (1ULL << 31)
 #define MONARCH_CLAIM_RECALLED (1ULL << 30)
 #define MONARCH_CLAIM_TICK 20 /* a tick is 1 << 20 ns */
@@ -560,18 +561,19 @@ static inline uint64_t monarch_slot_text(uint64_t slot) {
     return (slot >> 25 & 0x7FFFFFFF) * MONARCH_TEXT_UNIT;
 }
 
-/* Makes a slot's `copy`: 0 if the entry is not PRESENT, otherwise the entry's word with bits 8 to
- * 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in the slot's `place`.)
- * With this value, the library can begin to open the copy before the entry is in the processor's
- * cache. The value may be out of date, so the caller checks the entry before it uses the copy. */
+/* Makes a slot's `copy`. If the entry is not PRESENT, the value is 0. Otherwise, it is the entry's
+ * word with bits 8 to 15 of the hash in place of state and reason. (Bits 0 to 7 of the hash are in
+ * the slot's `place`.) With this value, the library can begin to open the copy before the entry is
+ * in the processor's cache. The value may be out of date, so the caller checks the entry before it
+ * uses the copy. */
 static inline uint64_t monarch_guess_of(uint64_t hash, uint64_t word) {
     return MONARCH_WORD_STATE(word) == MONARCH_PRESENT ? (word & ~255ULL) | (hash >> 8 & 255) : 0;
 }
 
 /* Makes a slot of the index by inode: the hash's last 7 bits | number of the entry + 1. If a slot's
  * bits match, the look-up compares the inode in the entry. In the index by copy, a slot contains 32
- * bits of the hash, because monarch_find_dropped must rely on the hash alone: the entry of a
- * removed copy may already have another copy, with another inode. */
+ * bits of the hash, because monarch_find_dropped must rely on the hash alone. It cannot compare the
+ * inode, because the entry of a removed copy may already have another copy, with another inode. */
 static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
@@ -666,8 +668,8 @@ int64_t monarch_find_stamped(const struct monarch_catalog *c, unsigned tier, uin
  * this inode number. The kernel does not reuse the number while the copy is open. */
 int64_t monarch_find_dropped(const struct monarch_catalog *c, unsigned tier, uint64_t ino);
 
-/* The filter of changed files. monarch_is_changed returns 1 for every file that has changed, and
- * for a few that have not. */
+/* The filter of changed files. monarch_mark_changed adds a file. monarch_is_changed returns 1 for
+ * every file that has changed, and for a few files that have not. */
 void monarch_mark_changed(struct monarch_clients *m, uint64_t dev, uint64_t ino);
 int monarch_is_changed(const struct monarch_clients *m, uint64_t dev, uint64_t ino);
 /* Like monarch_is_changed, but checks only the filter. monarch_is_changed also returns 1 for every

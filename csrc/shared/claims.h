@@ -14,8 +14,8 @@ void monarch_claim_file(struct monarch_clients *m, uint64_t id);
  * expires, because another thread may be waiting for its end. */
 int monarch_is_in_transit(uint64_t claim, uint64_t now_ns);
 /* Makes the claim for a descriptor that is about to be sent, and returns the claim. Returns 0 if
- * the slot already has a claim whose descriptor is on its way (monarch_is_in_transit): a claim of
- * this file, or of another file that shares the slot. */
+ * the slot already has a claim whose descriptor is in transit (monarch_is_in_transit). That claim
+ * may be for this file, or for another file that shares the slot. */
 uint64_t monarch_begin_claim(struct monarch_clients *m, uint64_t id);
 /* Ends `claim`, which monarch_begin_claim has returned for the file. The claim ends even if another
  * thread has added MONARCH_CLAIM_RECALLED to it in the meantime. */

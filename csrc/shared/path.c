@@ -39,9 +39,9 @@ static int odd_component(const char *after) {
 }
 
 /* Returns whether the path, which has at least 16 bytes, contains a certain pair of bytes. With
- * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash and then a dot, a slash or the
- * NUL. Compares 16 positions at a time, because every path is checked, and hardly any has such a
- * pair. */
+ * of_dots = 1, the pair is two dots. With of_dots = 0, it is a slash that is followed by a dot, by
+ * another slash or by the NUL. Compares 16 positions at a time, because every path is checked, and
+ * hardly any has such a pair. */
 static inline int has_pair(const char *path, size_t n, int of_dots) {
     two_words found = {0, 0};
     for (size_t i = 0; i < n; i += 16) {
@@ -168,10 +168,11 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 
 /* Replaces the link by its target, and returns the path still to be walked: the target, then the
  * components after the link. Returns NULL if that path does not fit, or if the link has changed.
- * Because callers may be on small stacks, two paths then share the buffer `text`. At the buffer's
- * beginning is the path walked so far, cut back to the directory from which the target starts. At
- * its end is the path still to be walked. A gap of two bytes between them is enough: the walk
- * appends a byte to the first path only after it has read a byte of the second path. */
+ * After the call, two paths share the buffer `text`, because callers may be on small stacks. At the
+ * buffer's beginning is the path walked so far, cut back to the directory from which the target
+ * starts. At the buffer's end is the path still to be walked. A gap of two bytes between them is
+ * enough: the walk appends a byte to the first path only after it has read a byte of the second
+ * path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {
     const struct monarch_entry *e = &monarch_entries(w->catalog)[link];
     const char *target = monarch_pool(w->catalog, e->copy_ino);

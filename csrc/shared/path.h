@@ -28,9 +28,9 @@ int monarch_prefix(const struct monarch_control *k, const char *path, size_t n, 
  * The result is 0 for "/" itself. */
 int monarch_is_odd(const char *path, size_t n);
 
-/* Returns whether an absolute path, taken as mere text, leads to no source. Makes no system call,
- * so the answer is not final: if the path has a link outside the sources, or a link before a `..`,
- * the path may still lead to a source. */
+/* Returns whether an absolute path leads to no source, judged by its text alone. Makes no system
+ * call, so the answer is not final: if the path has a link outside the sources, or a link before a
+ * `..`, the path may still lead to a source. */
 int monarch_is_outside(const struct monarch_control *k, const char *path);
 
 /* Finds the first component of `rel` that is a link in the catalog; does not check the last

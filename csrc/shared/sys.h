@@ -104,8 +104,8 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
 }
 #ifdef __SANITIZE_THREAD__
 /* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see direct system
- * calls: if a later mapping got the same addresses, ThreadSanitizer would report accesses to the
- * new mapping as races with accesses to the old mapping. */
+ * calls. If a later mapping got the same addresses, ThreadSanitizer would report its accesses as
+ * races with accesses to the old mapping. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }
@@ -144,8 +144,8 @@ static inline int sys_fcntl(int fd, int command, long arg) {
     return (int)sys6(SYS_fcntl, fd, command, arg, 0, 0, 0);
 }
 /* The signal with which libc's setuid interrupts every thread. A thread must not block this signal
- * while it creates another thread. Otherwise a deadlock is possible: the creating thread waits for
- * a lock that setuid, in another thread, has taken, and setuid waits until the creating thread
+ * while it creates another thread. Otherwise a deadlock is possible. The creating thread may wait
+ * for a lock that setuid has taken in another thread, while setuid waits until the creating thread
  * handles the signal. */
 #define SIGSETXID 33
 #define MOST_SIGNALS (~(1ULL << (SIGSETXID - 1)))

@@ -123,8 +123,8 @@ static inline __m128i vector(const unsigned char *p, int i) {
     return _mm_loadu_si128((const __m128i *)p + i);
 }
 
-/* The loop uses intrinsics, because the compiler does not recognize that the product of a number's
- * two halves is a single instruction. The loop is unrolled, because the compiler would otherwise
+/* The loop uses intrinsics, because the compiler does not recognize that a single instruction can
+ * multiply the two halves of a number. The loop is unrolled, because the compiler would otherwise
  * keep the sums in memory, to access them by index. Each addition would then wait until the
  * previous addition has been stored. */
 static inline void accumulate(sums acc, const unsigned char *in, const unsigned char *sec) {
@@ -215,8 +215,8 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
 }
 
 /* Returns whether the processor and the operating system support AVX2. __builtin_cpu_supports is
- * not used, because it would add a constructor to the preload library, and this constructor would
- * run cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
+ * not used, because it would add a constructor to the preload library. This constructor would run
+ * cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
  * library's start. */
 static int has_avx2(void) {
     static int known; /* atomic; whether AVX2 is supported: 1: no, 2: yes, 0: not known yet */
@@ -226,7 +226,7 @@ static int has_avx2(void) {
         return answer > 1;
     if (__get_cpuid(1, &a, &b, &c, &d) && c & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
-    /* the two bits of XCR0 that say that the system saves the xmm and the ymm registers */
+    /* the two bits of XCR0 that show that the system saves the xmm and the ymm registers */
     const unsigned registers = 6;
     answer = (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) &&
              (b & bit_AVX2) != 0;

@@ -38,6 +38,6 @@ double links_next(struct links *l);
 /* Removes the transfer that ends first, and returns it. `now` must be the time at which the
  * transfer ends. */
 struct transfer links_take(struct links *l, double now);
-/* Returns the time at which `bytes` requested at `now` would have arrived if no other transfer
- * began or ended in the meantime. */
+/* Returns the time at which `bytes` requested at `now` would arrive if no other transfer began or
+ * ended in the meantime. */
 double links_guess(const struct links *l, double now, uint32_t from, uint32_t to, double bytes);

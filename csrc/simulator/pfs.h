@@ -1,8 +1,8 @@
-/* The parallel file system. The nodes that wait for the file system are its clients. If there are n
- * clients, its total rate is t(n), and each client gets an equal part of it (NoPFS, section 4).
- * Requests for which a rank waits are served first. While no rank waits for a request, the other
- * requests are served by the same rules. The requests of one node are served in the order in which
- * the node uses the files. */
+/* The parallel file system. The nodes that wait for the file system are its clients. With n
+ * clients, the file system's total rate is t(n), and each client gets an equal part of this rate
+ * (NoPFS, section 4). Requests for which a rank waits are served first. While no rank waits for a
+ * request, the other requests are served by the same rules. The requests of one node are served in
+ * the order in which the node uses the files. */
 #pragma once
 
 #include "simulator/heap.h"
@@ -54,9 +54,10 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Call this if another asker needs the bytes that `who` has requested. Sets the priority of this
- * request to `priority`, which is the other asker's. Does nothing if the request's own priority is
- * not larger, or if the request is already being served for a waiting rank. */
+/* Sets the priority of the request of `who` to `priority`, so that the request is served earlier.
+ * Call this if another asker, whose priority is `priority`, needs the same bytes. Does nothing if
+ * the request's present value of `priority` is not larger, or if the request is already being
+ * served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);
@@ -64,6 +65,6 @@ double pfs_next(const struct pfs *p);
  * ends. *end is set to the time at which the bytes have arrived at the node, which is later than
  * `now` if the node's link is slow. */
 struct request pfs_take(struct pfs *p, double now, double *end);
-/* Returns the time at which `bytes` requested at `now` would have arrived if nothing else was
- * requested in the meantime. */
+/* Returns the time at which `bytes` requested at `now` would arrive if nothing else was requested
+ * in the meantime. */
 double pfs_guess(const struct pfs *p, double now, uint32_t node, double bytes);

@@ -10,9 +10,10 @@ static int shares_threads(const struct monarch_sim *s) {
 
 enum staging_state { FETCHES, WAITS_FOR_USE, WAITS_UNTIL, IS_OVER, NEEDS_EPOCH };
 
-/* Call this if the thread needs an epoch that the caller has not given yet. That epoch will replace
- * the oldest known epoch. Returns NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs are known, or if
- * the oldest of them has ended. Otherwise returns what the thread waits for. */
+/* Returns the state of a thread that needs an epoch which the caller has not given yet. That epoch
+ * will replace the oldest known epoch. The state is NEEDS_EPOCH if fewer than EPOCHS_KNOWN epochs
+ * are known, or if the oldest of them has ended. Otherwise, the state shows what the thread waits
+ * for. */
 static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch, double now,
                                      double *until) {
     if (epoch < EPOCHS_KNOWN)
@@ -25,7 +26,8 @@ static enum staging_state next_epoch(const struct monarch_sim *s, uint64_t epoch
 }
 
 /* Returns whether the rank's next sample can be fetched at `now`, and if not, what the thread waits
- * for. For WAITS_UNTIL, *until is set to the time at which the thread should check again. */
+ * for. If the result is WAITS_UNTIL, *until is set to the time at which the thread should check
+ * again. */
 static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank, double now,
                                            double *until) {
     struct rank *r = &s->rank[rank];

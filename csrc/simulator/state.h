@@ -18,8 +18,8 @@ struct copy {
     int8_t cls;
 };
 
-/* State of a rank. Each rank's accesses are numbered separately, from the rank's first access in
- * the job on. */
+/* State of a rank. The accesses of each rank are numbered separately, beginning with the rank's
+ * first access in the job. */
 struct rank {
     /* numbers of the next accesses to prefetch, to use, and to drop from the buffer */
     uint64_t fetched, used, dropped;
@@ -42,7 +42,7 @@ struct staging_thread {
     uint32_t rank;   /* the rank for which the thread fetches now */
     uint64_t access; /* the access whose sample the thread fetches */
     enum { STARTS, WORKS, WAITS, SLEEPS } is;
-    /* In the state WAITS: the time since which the thread has waited for a rank to use a sample. In
+    /* In the state WAITS: the time at which the thread began to wait for a rank to use a sample. In
      * the state SLEEPS: the time at which the thread wakes, if sim_wake does not wake it earlier */
     double since;
 };
@@ -139,7 +139,8 @@ static inline size_t place_of(const struct monarch_sim *s, uint32_t rank, uint64
 }
 
 /* Returns the position of an access in the access sequence of its node. This sequence is sorted by
- * step. Within a step, the accesses of the node's first rank come first, then those of the next. */
+ * step. Within a step, the accesses of the node's first rank come first, then those of its second
+ * rank, and so on. */
 static inline int64_t number_of(const struct monarch_sim *s, uint32_t rank, uint64_t access) {
     uint64_t position = access / s->job.batch * s->job.most_ranks + rank % s->job.most_ranks;
     return (int64_t)(position * s->job.batch + access % s->job.batch);
@@ -203,20 +204,20 @@ double sim_take_route(struct monarch_sim *s, double now, uint32_t node, const st
 /* Sends bytes over fair links; they arrive no earlier than `earliest`. */
 void sim_send(struct monarch_sim *s, double now, uint32_t from, uint32_t to, uint32_t who,
               double bytes, double earliest);
-/* Call this when a file has arrived at the node. From then on, the node has a copy of the file, if
- * such a copy is planned. */
+/* Makes the node's copy of the file, if such a copy is planned. Call this when the file has arrived
+ * at the node. */
 void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, int32_t epoch);
 
 /* --- source.c --- */
 
-/* Requests, from the file system, the file that thread `who` needs. Returns where the bytes come
- * from, as the thread's node sees it: MONARCH_SIM_REMOTE if another node reads the file,
- * MONARCH_SIM_STAGING if this node is already reading the file for another sample, else
+/* Requests, from the file system, the file that thread `who` needs. Returns the origin of the bytes
+ * for the thread's node. The origin is MONARCH_SIM_REMOTE if another node reads the file, and
+ * MONARCH_SIM_STAGING if this node is already reading the file for another sample. Otherwise, it is
  * MONARCH_SIM_PFS. */
 enum monarch_sim_from sim_read(struct monarch_sim *s, double now, uint64_t priority, uint32_t who,
                                double bytes);
-/* Call this when the file system has served the request. end: the time at which the bytes have
- * arrived at the request's node. */
+/* Delivers the file to all askers of a request that the file system has served. end: the time at
+ * which the bytes have arrived at the request's node. */
 void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 
 /* --- staging.c --- */
@@ -224,10 +225,11 @@ void sim_has_come(struct monarch_sim *s, const struct request *r, double end);
 /* Lets a staging thread continue. Returns 0 if the thread needs the plan of the next epoch, which
  * the caller of monarch_sim_run has not given yet. Otherwise returns 1. */
 int sim_staging_thread(struct monarch_sim *s, uint32_t thread, double now);
-/* Call this when the thread's sample has arrived from the file system or another node. */
+/* Preprocesses the thread's sample. Call this when the sample has arrived from the file system or
+ * another node. */
 void sim_staged(struct monarch_sim *s, uint32_t thread, double now);
-/* Wakes the rank's staging threads, because the rank has used a sample at `now` and so made
- * room. */
+/* Wakes the rank's staging threads. Call this when the rank has used a sample at `now`, and so has
+ * made room. */
 void sim_wake(struct monarch_sim *s, uint32_t rank, double now);
 
 /* --- filling.c --- */

@@ -37,8 +37,8 @@ struct monarch_peer_table *monarch_peer_table_new(void);
 /* Adds a file to the table, which keeps a duplicate of `fd`. Replaces any file with the same source
  * and hash. sums: a sum for each block. digests: a digest of MONARCH_MAC_BYTES for each block. If
  * either array is NULL, the server computes sums and digests for each answer. is_whole: 1 if all
- * blocks have arrived; 0 if none has arrived. In that case, call monarch_peer_table_block
- * for each block that arrives. Returns 0 or -errno. */
+ * blocks have arrived; 0 if none has arrived. With 0, call monarch_peer_table_block for each block
+ * that arrives. Returns 0 or -errno. */
 int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t size, int64_t mtime_ns, int fd, uint64_t block_bytes,
                              const uint64_t *sums, const unsigned char *digests, int is_whole);
@@ -47,9 +47,9 @@ int monarch_peer_table_share(struct monarch_peer_table *t, uint32_t source, uint
  * there is no such file. */
 int monarch_peer_table_block(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash,
                              uint64_t block, uint64_t sum);
-/* Removes a file. Peers that wait for blocks of the file are told that these will not arrive, and
- * new requests for the file are refused. Answers that are already being sent are completed. Returns
- * 0, or -ENOENT if there is no such file. */
+/* Removes a file. Peers that wait for blocks of the file are informed that the blocks will not
+ * arrive, and new requests for the file are refused. Answers that are already being sent are
+ * completed. Returns 0, or -ENOENT if there is no such file. */
 int monarch_peer_table_withdraw(struct monarch_peer_table *t, uint32_t source, uint64_t path_hash);
 uint64_t monarch_peer_table_length(struct monarch_peer_table *t);
 /* Frees the table. Call this when no server uses the table any more. */
@@ -61,7 +61,7 @@ void monarch_peer_table_free(struct monarch_peer_table *t);
 struct monarch_peer_server *monarch_peer_server_start(struct monarch_peer_table *t,
                                                       const struct monarch_peer_bounds *bounds,
                                                       const unsigned char *content_key);
-/* Closes all connections, joins the threads and frees the server; the table stays. */
+/* Closes all connections, joins the threads and frees the server, but not the table. */
 void monarch_peer_server_stop(struct monarch_peer_table *t, struct monarch_peer_server *s);
 /* Computes the digest of `n` bytes under a session's content key. Returns 0, or -1 if memory is
  * exhausted or libcrypto is not installed. */

@@ -69,7 +69,8 @@ class _Commands(click.Group):
             return None
         command = getattr(import_module(f"monarch_py.cli.{COMMANDS[name]}"), name)
         # `__main__` has set SIGINT to SIG_DFL, so that an interrupt during the imports prints no
-        # traceback. The imports are done, so an interrupt raises KeyboardInterrupt from now on.
+        # traceback. Now the imports are done, so from here on an interrupt raises
+        # KeyboardInterrupt.
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         assert isinstance(command, click.Command)
@@ -108,7 +109,7 @@ def _help(words: tuple[str, ...]) -> None:
 
 def _leave_the_library() -> None:
     """If LD_PRELOAD names our preload library, executes this command again without the library.
-    LD_PRELOAD names the library after `module load`, for example.
+    This is the case after `module load`, for example.
 
     Under the library, reads of a source are answered from copies. So a daemon would make copies
     from its own copies, and `verify --source` would compare a copy with itself. `monarch run` adds

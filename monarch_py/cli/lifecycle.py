@@ -52,7 +52,8 @@ from monarch_py.yaml_files.keys import named_paths
 if TYPE_CHECKING:
     from monarch_py.cluster.nodes import Node
 
-# How long [s] `stop` waits for the daemon to end. A daemon that removes many copies needs seconds.
+# How long [s] `stop` waits for the daemon to end. A daemon that must remove many copies takes
+# seconds to end.
 STOP_LIMIT_S = 60.0
 
 

@@ -13,7 +13,8 @@ from monarch_py.cli.options import examples, served_config_option
 from monarch_py.errors import SessionError
 from monarch_py.ipc.session import SessionDir
 
-# How many lines of the previous daemon's log to print. They show how that daemon ended.
+# By default, the command prints this many lines from the end of the previous daemon's log. They
+# show how that daemon ended.
 LINES_BEFORE = 20
 # With `--follow`, the pause [s] after which the command looks for new lines again.
 LOOK_S = 0.2

@@ -38,7 +38,7 @@ def _encode_name(error: UnicodeError) -> tuple[str | bytes, int]:
 
 def tell(text: str) -> None:
     """Writes a line to the user on standard error. If the write fails, for example because a disk
-    is full, the command goes on."""
+    is full, the command continues."""
     try:
         sys.stderr.write(f"monarch: {text}\n")
         sys.stderr.flush()
@@ -67,7 +67,7 @@ def output_failed(error: OSError) -> int:
     if error.filename is not None or error.errno not in OUTPUT_ERRORS:
         raise error
     _discard(sys.stdout.fileno())
-    if error.errno == errno.EPIPE:  # the reader of the pipe has gone: `monarch status | head`
+    if error.errno == errno.EPIPE:  # the pipe's reader has ended: `monarch status | head`
         return 128 + signal.SIGPIPE
     tell(f"the output could not be written ({error.strerror})")
     return 1

@@ -196,7 +196,7 @@ def _write(textfile: Path, registry: CollectorRegistry, every: float | None) -> 
             _write_once(textfile, registry)
     finally:
         if every is not None:
-            # The file is not updated any more, so it must not say that the daemon runs.
+            # The file is not updated any more, so it must not show a running daemon.
             _write_once(textfile, registry_of(lambda: None))
 
 

@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from monarch_py.util.launcher import Launch
 
-# Time limit for MPI_Init [s]. It leaves time for ranks that import Python from a slow file system,
-# and so call MPI_Init late.
+# Time limit for MPI_Init [s]. It is long enough for ranks that load Python's modules from a slow
+# file system, and so call MPI_Init late.
 JOIN_LIMIT_S = 120.0
 # Each rank waits APART_S [s] longer than the rank before it. So one rank prints the message first,
 # and the launcher ends the other ranks before they print the message too. From rank APART_RANKS on,

@@ -1,4 +1,5 @@
-"""`monarch advise`: loads the named dataset, and writes the advice for its loader."""
+"""`monarch advise`: loads the named dataset, and converts the advice for its loader to JSON
+types."""
 
 import importlib
 import os
@@ -53,7 +54,7 @@ def load_dataset(named: str) -> Any:
 
 
 def parse_seconds(text: str) -> float:
-    """Returns the seconds that a text such as ``50ms``, ``1.5 s`` or ``300us`` means. Raises
+    """Converts a text such as ``50ms``, ``1.5 s`` or ``300us`` to a number of seconds. Raises
     ValueError, with one sentence, for any other text."""
     found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s*(us|ms|s)", text.strip())
     if found is None:

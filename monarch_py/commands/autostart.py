@@ -32,8 +32,8 @@ CLAIM, TIME_BYTES, BYTE_ORDER = 3, 8, sys.byteorder
 
 def main() -> None:
     """Runs the starter. Its first argument is the configuration. Its second argument is the file
-    that the program has opened, or "" if the program's daemon was killed and the program needs a
-    new one."""
+    that the program has opened. If the program needs a new daemon because its daemon was killed,
+    the second argument is ""."""
     config_file, opened = Path(sys.argv[1]), sys.argv[2]
     _close_inherited()
     # If `start` raises an error, `is_started` stays True. Then the next start is delayed, because

@@ -45,8 +45,8 @@ class Calibration:
     """Rates [bytes/s] by number of threads: for reading the source, and for reading and writing
     each tier.
 
-    source_bytes : how many bytes the last measurement of the source has read. If they are few, the
-        scenario says that the rate is not reliable
+    source_bytes : how many bytes the last measurement of the source has read. If this number is
+        small, the scenario says that the rate is not reliable
     """
 
     source: Curve
@@ -180,9 +180,9 @@ def _measure_tier(tier: Path, quota_bytes: int) -> tuple[Curve, Curve]:
 def calibrate(config: Config, tell: Callable[[str], None] = lambda _: None) -> Calibration:
     """Measures the tiers and the first source of a configuration.
 
-    For each number of threads, reads up to 256 MiB from the source, and drops the pages of the read
-    files from the kernel's cache. In each tier, writes up to 256 MiB to a temporary directory, but
-    not more than the tier's quota.
+    For each number of threads, reads up to 256 MiB from the source. Drops each file's pages from
+    the kernel's cache before and after the file is read. In each tier, writes up to 256 MiB to a
+    temporary directory, but not more than the tier's quota.
 
     tell : called with a text that says what is measured next
 

@@ -138,8 +138,8 @@ def _places(config: Config) -> Iterator[Finding]:
 
 
 def occupied_by_others(tier: TierConfig) -> str:
-    """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
-    otherwise "". Works with and without a running daemon."""
+    """Returns a sentence if a tier's file system has room for fewer bytes of copies than the tier's
+    quota; otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
     # Adding up the sizes of many copies takes a long time, and is not needed if the free room alone
     # is enough for the quota.
@@ -228,8 +228,8 @@ def _address(config: Config) -> Iterator[Finding]:
 
 
 def _libcrypto(config: Config) -> Iterator[Finding]:
-    """Yields a finding if libcrypto is missing and may be needed. Daemons that join on several
-    nodes need libcrypto. A daemon that works alone does not."""
+    """Yields a finding if libcrypto is missing and may be needed. Daemons that form a cluster of
+    several nodes need libcrypto. A daemon that works alone does not."""
     names_peers = config.peers != PeersConfig()
     may_join = names_peers or importlib.util.find_spec("mpi4py") is not None
     if may_join and not has_libcrypto():

@@ -60,8 +60,8 @@ def owners_of(timeline: Timeline, sizes: Sizes, quota: int | None) -> Int32s:
 
     The owners are those that the daemons would choose. The choice depends on how often each node
     accesses a unit. If the table of these access counts would be too large, a hash of the unit
-    decides instead. But if a part of the plan has a loader that lists the nodes that hold each unit
-    (`holders`), the first of these nodes is the owner.
+    decides instead. There is one exception: a part of the plan may have a loader whose `holders`
+    are the nodes that hold each unit. The first of these nodes is then the owner.
 
     sizes : (units,) the sizes of the units [bytes]
     quota : how many bytes of copies each node has room for; None for no limit

@@ -166,8 +166,8 @@ def shared_memory() -> LocalPlace | None:
 def first_configuration(sources: Sequence[Path]) -> str:
     """Returns the text of a configuration for this node. The text has no tiers if the site's
     configuration has some. Raises ConfigError if a source is not a directory, if the node has no
-    room for copies, or if the configuration would be refused, for example because a tier would lie
-    in a source.
+    room for copies, or if the configuration would be refused. It would be refused, for example, if
+    a tier lay in a source.
 
     sources : the directories of the datasets
     """

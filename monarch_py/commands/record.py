@@ -56,10 +56,10 @@ def _room(tier: dict[str, Any]) -> int:
 
 
 def grouped(catalog: CatalogReader, places: int) -> dict[str, Any]:
-    """Returns the field `files` of a report, which describes groups of files. The field contains,
-    for each group, the first file, the number of files, their total size, and how many of these
-    bytes have copies in each place. A group consists of consecutive catalog entries. These come
-    from few directories, because the scan adds the files of a directory one after another. The
+    """Returns the field `files` of a report, which describes groups of files. For each group, the
+    field contains the first file, the number of files, their total size, and how many of these
+    bytes have copies in each place. A group consists of consecutive catalog entries. These entries
+    come from few directories, because the scan adds the files of a directory one after another. The
     groups are sorted by the paths of their first files."""
     ids = np.flatnonzero(catalog.entries["kind"] == Kind.FILE).astype(np.uint64)
     groups = min(MOST_GROUPS, len(ids))

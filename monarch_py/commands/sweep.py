@@ -163,7 +163,7 @@ def _end(session: SessionDir, swept: Swept) -> None:
     with suppress(SessionError):
         DaemonConnection(session).ask("stop")
         is_asked = True
-    if holder is None:  # no daemon runs, or it runs in another PID namespace
+    if holder is None:  # no daemon runs, or the daemon runs in another PID namespace
         swept.stopped += is_asked and _is_free(session.lock)
         return
     daemon = Identity.of(int(str(holder).removeprefix("process ")))

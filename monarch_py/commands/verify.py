@@ -19,7 +19,7 @@ from monarch_py.storage.manifest import Manifest
 from monarch_py.storage.tiers import Tier, copy_name, tier_root, why_gone
 from monarch_py.util.units import MIB
 
-# Largest number of bytes that is read at a time.
+# The largest number of bytes that are read at a time.
 PIECE_BYTES = 1 * MIB
 
 
@@ -40,7 +40,7 @@ class Verdict:
     out_of_use: list[str] = field(default_factory=list)
 
     def is_good(self, copy: str, path: str, expected: tuple[int, int]) -> bool:
-        """Checks a copy. If the copy is damaged or outdated, notes its path and returns False;
+        """Checks a copy. If the copy is damaged or outdated, records its path and returns False;
         otherwise returns True.
 
         copy, path : the paths of the copy and of its source file
@@ -154,8 +154,9 @@ def _verify_catalog(
     if bad:
         connection.ask("drop", entries=bad)
         connection.wait_until_dropped()
-    # After an error, no new copies are made in a tier, but it may still serve its old ones. The
-    # loop above has checked the old copies, so the tier is not reported as out of use.
+    # After an error, the daemon makes no new copies in a tier, but it may still serve the tier's
+    # old copies. The loop above has checked these copies, so such a tier is not reported as out of
+    # use.
     present = catalog.words[word.state(catalog.words) == State.PRESENT]
     serving = set(word.tier(present).tolist()) - gone
     verdict.out_of_use = [

@@ -21,19 +21,20 @@ from monarch_py.ipc.session import SessionDir
 from monarch_py.native import Reason, State
 from monarch_py.util.hanging import LIMIT_S, hanging
 
-# The most entries in one request for copies. The daemon accepts requests of at most 1 MiB. An entry
-# takes 10 bytes in JSON: 8 digits, a comma and a space.
+# The largest number of entries in one request for copies. The daemon accepts requests of at most 1
+# MiB. An entry takes 10 bytes in JSON: 8 digits, a comma and a space.
 ORDER = 65536
-# The most directories in one request, so that the request stays below 1 MiB. A path has at most
-# 4 KiB. If it is not valid text, it takes up to 24 KiB in JSON.
+# The largest number of directories in one request. With this limit, the request stays below 1 MiB.
+# A path has at most 4 KiB. If it is not valid text, it takes up to 24 KiB in JSON.
 DIRECTORIES = 32
-# The most files that the daemon examines at the source in one request. The number is small because
-# other commands wait during the request.
+# The largest number of files that the daemon examines at the source for one request. The number is
+# small because other commands wait during the request.
 LOOKS = 64
-# The least pause between two steps of the command [s]. If a step uses much processor time, the
+# The shortest pause between two steps of the command [s]. If a step uses much processor time, the
 # pause is nine times that time. So the command keeps a processor busy for at most a tenth of the
-# time. The wait for a slow answer of the daemon uses no processor time, so it does not lengthen the
-# pause. If all copies are complete after the wait, the command thus ends soon.
+# time. While the command waits for a slow answer of the daemon, it uses no processor time, so this
+# wait does not lengthen the pause. Therefore, the command ends soon if all copies are complete
+# after the wait.
 LOOK_S = 0.1
 
 

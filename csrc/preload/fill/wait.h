@@ -40,19 +40,19 @@ static inline int monarch_is_replaced(const struct monarch_wanted *w) {
     return __atomic_load_n(&monarch_entries(c)[w->id].version, __ATOMIC_ACQUIRE) != w->version;
 }
 
-/* Returns how many of the wanted bytes can be read now from the copy that `word` names, counted
- * from the first wanted byte up to the first gap. Returns -1 if the bytes can never be read from
- * that copy, or if the segment `fills` is not mapped. */
+/* Returns the number of wanted bytes that can be read now from the copy that `word` names. The
+ * count begins at the first wanted byte and ends at the first gap. Returns -1 if the bytes can
+ * never be read from that copy, or if the segment `fills` is not mapped. */
 int64_t monarch_ready(const struct monarch_wanted *w, uint64_t word);
 
 /* Demands the missing units of the wanted bytes, and waits for the first missing unit. Returns 0 if
- * the caller must read the source instead. If the result is 1, the unit has possibly been filled,
- * and the caller must check again. */
+ * the caller must read the source instead. If the result is 1, the unit may have been filled, and
+ * the caller must check again. */
 int monarch_demand_and_wait(struct monarch_wanted *w);
 
-/* Waits until the copy is complete and published, for callers that cannot use parts of it. Does not
- * wait if too much of the copy is missing. Returns whether the copy is published. The wait lasts at
- * most w->limit_ns, or a second if w->limit_ns is 0. */
+/* Waits until the copy is complete and published. This is for callers that cannot use an incomplete
+ * copy. Does not wait if too much of the copy is missing. Returns whether the copy is published.
+ * The wait lasts at most w->limit_ns, or a second if w->limit_ns is 0. */
 int monarch_wait_for_all(const struct monarch_wanted *w);
 
 /* Returns whether a thread has already begun the fill that `word` names. If so, the fill is no

@@ -1,5 +1,5 @@
-/* Tracks whether the working directory is far from all sources. While the working directory is far,
- * most relative paths need no look-up. */
+/* Tracks whether the working directory is far from all sources, which means that it is neither
+ * below nor above any source. While this is so, most relative paths need no look-up. */
 #pragma once
 
 #include <fcntl.h>

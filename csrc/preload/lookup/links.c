@@ -10,14 +10,14 @@
 #include "shared/sys.h"
 #include "shared/xxh3.h"
 
-/* The table has an entry for each directory whose target the library has learned. The table
- * consists of SETS sets of WAYS entries; a directory's key selects its set. If this set is full, a
- * new directory replaces another one. When the replaced directory is used again, the library learns
- * its target again. */
+/* Each entry of the table stores where one directory leads. The table consists of SETS sets of WAYS
+ * entries; a directory's key selects its set. If this set is full, a new directory replaces another
+ * one. When the replaced directory is used again, the library learns again where it leads. */
 #define SETS 1024
 #define WAYS 4
-/* A directory that leads to no source may later get a link into a source. So for one in LOOK_AGAIN
- * files that are opened in such a directory, an fstat shows whether the file is in a source now. */
+/* A directory that leads to no source may later get a link into a source. So of every LOOK_AGAIN
+ * files that are opened in such directories, the library checks one: an fstat shows whether the
+ * file is in a source now. */
 #define LOOK_AGAIN 64
 #ifndef STATX_MNT_ID
 #define STATX_MNT_ID 0x1000U /* since Linux 5.8 */
@@ -25,9 +25,9 @@
 
 uint32_t monarch_links_met;
 
-/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of bits of
- * the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits). A free entry is
- * 0. */
+/* Entries of the table. Each entry is atomic. From the highest bit on, an entry consists of the
+ * upper 50 bits of the key, the length of the prefix (12 bits) and the enum monarch_lead (2 bits).
+ * A free entry is 0. */
 static uint64_t table[SETS][WAYS] SELDOM;
 #define TAG(word) ((word) >> 14)
 #define PREFIX(word) ((size_t)(word) >> 2 & 0xFFF)
@@ -144,7 +144,7 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
     return -1;
 }
 
-/* Gets the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
+/* Stores in *x the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
  * directory. Does not ask the source's server if the kernel has cached the attributes. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
@@ -153,8 +153,9 @@ static int look(const char *path, struct statx *x) {
 }
 
 /* Returns whether two calls of look have seen the same directory through the same mount. The mount
- * matters, because two mounts of one directory may have different mounts below them. Older headers
- * do not name the field of the mount's id, so the id is read by its position after the device. */
+ * matters: if a directory is mounted twice, different file systems may be mounted below its two
+ * mount points. Older headers do not name the field of the mount's id, so the id is read by its
+ * position after the device. */
 static int is_same_directory(const struct statx *a, const struct statx *b) {
     uint64_t mount_a, mount_b;
     memcpy(&mount_a, &a->stx_dev_minor + 1, sizeof mount_a);
@@ -212,9 +213,9 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
                    ? id
                    : MONARCH_OUTSIDE;
     }
-    /* As long as the table has a hint for this directory, each open in the directory costs a system
-     * call. This call is of no use if most files of the directory are outside all sources. So the
-     * hint is dropped now and then. */
+    /* As long as the table has a hint for this directory, each open in the directory costs an
+     * additional system call. This call is wasted if most files of the directory are outside all
+     * sources. So the hint is dropped now and then. */
     if (is_due())
         keep(key_of(path, directory_length(path, strlen(path))), MONARCH_LEAD_NEW, 0);
     return MONARCH_OUTSIDE;
@@ -223,15 +224,16 @@ int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, i
 /* --- learning --------------------------------------------------------------------------------- */
 
 /* Learns where the first `n` bytes of the path lead, and stores that in the table. `st` describes
- * the file to which the whole path leads. Returns whether the path leads into a source. */
+ * the file to which the complete path leads. Returns whether the path leads into a source. */
 static int learn(struct session *s, const char *path, size_t n, const struct stat *st) {
     const struct monarch_catalog *c = monarch_catalog_of(s);
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. There
-         * are two exceptions: a file on a source's device while the scan may still find it
-         * (is_unmet), and a directory, because it may contain links into a source. */
+        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. In two
+         * cases, nothing is stored. First, the path may lead to a directory, which may contain
+         * links into a source. Second, the file may be on a source's device while the scan may
+         * still find it (is_unmet). */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))
             keep(key, MONARCH_LEAD_ELSEWHERE, 0);
         return 0;
@@ -259,8 +261,8 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
 }
 
 /* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If the file is in no source, the library assumes that most other files
- * in its directory are in no source either, and records that the directory leads elsewhere. */
+ * may not have found it yet. If the file is in no source, the library assumes the same of most
+ * other files in its directory. So it records that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

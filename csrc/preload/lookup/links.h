@@ -44,10 +44,10 @@ const struct monarch_entry *monarch_enter_directory(struct session *s,
 int64_t monarch_enter_file(struct session *s, const struct monarch_catalog *c, int dir,
                            const char *path, int follow, uint32_t *version);
 
-/* Call this after a path was opened at the source, if the look-up of the path has set is_new
- * (struct monarch_aim) to 1. Learns where the path leads. Returns whether the path leads to a file
- * of a source. If it does, the caller can look the path up again, and finds the file if the catalog
- * knows it. */
+/* Learns where the path leads, and returns whether it leads to a file of a source. Call this after
+ * the path was opened at the source, if the look-up of the path has set is_new (struct monarch_aim)
+ * to 1. If the result is 1, the caller can look the path up again, and finds the file if the
+ * catalog contains it. */
 int monarch_learn_open(struct session *s, const char *path, int fd);
 /* These functions learn where a path leads. Call monarch_learn_stat after a successful stat, and
  * monarch_learn_listed after an opendir. monarch_learn_stat does nothing if the path leads to a

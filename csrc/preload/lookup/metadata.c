@@ -14,8 +14,8 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Returns whether the daemon has compared the directories with the source recently enough for the
- * catalog to answer. */
+/* Returns whether the daemon's last comparison of the directories with the source is recent enough.
+ * If it is not, the catalog must not answer, and the daemon is asked for another comparison. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)
@@ -66,9 +66,9 @@ __attribute__((noinline)) static int is_as_listed(const struct monarch_known *k,
         makedev(now.stx_dev_major, now.stx_dev_minor) == dev &&
         is_time(&now.stx_mtime, e->mtime_ns) && is_time(&now.stx_ctime, e->ctime_ns))
         return 1;
-    /* If the directory has changed or is gone, marks it as changed. From then on, the source lists
-     * the directory, and this function is not called for it. Any other error may be temporary, so
-     * nothing is marked after such an error. */
+    /* If the directory has changed or is gone, marks it as changed. From then on, listings of the
+     * directory come from the source, and this function is not called for it. Any other error may
+     * be temporary, so nothing is marked after such an error. */
     if (r == 0 || r == -ENOENT || r == -ENOTDIR)
         monarch_mark_changed(k->session->clients, dev, e->ino);
     return 0;
@@ -116,9 +116,9 @@ uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const cha
 
 /* --- attributes ------------------------------------------------------------------------------- */
 
-/* Returns whether the catalog can answer for the entry. A file is assumed to have the attributes
- * that it had when it was scanned or copied, as long as no change is recorded and the catalog is
- * fresh. */
+/* Returns whether the catalog can answer for the entry. As long as no change is recorded and the
+ * catalog is fresh, a file is assumed to have the attributes that it had when it was scanned or
+ * copied. */
 static int can_tell(const struct monarch_known *k) {
     const struct monarch_entry *e = k->entry;
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
@@ -148,8 +148,8 @@ int monarch_know_near(int dir, const char *path, int follow, struct monarch_know
     if (!s || !s->control->metadata_cached)
         return 0;
     int64_t id = monarch_locate(s, &k->catalog, dir, path, follow);
-    /* The catalog answers no process of another user, because that process may have fewer rights
-     * than the daemon. */
+    /* If this process belongs to another user than the daemon, the source must answer, because the
+     * process may have fewer rights than the daemon. */
     if (id < 0 || s->control->owner != (uint32_t)sys6(SYS_geteuid, 0, 0, 0, 0, 0, 0))
         return 0;
     monarch_tick(s);

@@ -29,9 +29,9 @@ static inline int monarch_know(int dir, const char *path, int follow, struct mon
  * and after listing the directory could miss a change. */
 int monarch_can_tell(const struct monarch_known *k);
 
-/* Call this after reading the entry's attributes. Returns 0 if the daemon has begun to replace the
- * attributes since the look-up of *k. The attributes that were read may then be partly old and
- * partly new. */
+/* Returns whether the entry still has the attributes that it had at the look-up of *k. Call this
+ * after reading the attributes: if the daemon has begun to replace them, the values that were read
+ * may be partly old and partly new. */
 int monarch_is_same_version(const struct monarch_known *k);
 
 /* Returns whether the directories were compared with the source within the last `revalidate_ns`

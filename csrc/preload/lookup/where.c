@@ -7,8 +7,8 @@
 #include "preload/session/roots.h"
 #include "shared/sys.h"
 
-/* Writes the canonical path of an open directory on a source's device. Returns 0 if the descriptor
- * refers to any other file. */
+/* Writes to `out` the canonical path of the open directory `dir`. Returns 0 if `dir` is not a
+ * descriptor of a directory on a source's device. */
 static int directory_path(struct session *s, int dir, char *out) {
     struct stat st, there;
     if (dir < 0 || sys_fstat(dir, &st) != 0 || !S_ISDIR(st.st_mode) ||
@@ -19,7 +19,8 @@ static int directory_path(struct session *s, int dir, char *out) {
            there.st_dev == st.st_dev;
 }
 
-/* Writes the path of the directory a->base at the source, without a trailing slash. */
+/* Writes to `out` the path that the directory a->base has at the source, without a trailing
+ * slash. */
 static int base_path(const struct session *s, const struct monarch_aim *a, char *out) {
     if (!monarch_source_path(s, a->catalog, a->base, out))
         return 0;
@@ -47,8 +48,8 @@ void monarch_locate_place(struct session *s, const struct monarch_aim *a, int di
         place->entry = MONARCH_OUTSIDE;
 }
 
-/* This is a separate function, because its buffer takes much of the stack, and few calls need the
- * buffer. */
+/* Looks the path up with monarch_locate_place, and returns the entry's number. This is a separate
+ * function, because its buffer takes much of the stack, and few calls need the buffer. */
 __attribute__((noinline)) static int64_t locate_odd(struct session *s, const struct monarch_aim *a,
                                                     int dir, const char *path, int follow) {
     char text[MONARCH_PATH_MAX];
@@ -171,8 +172,8 @@ int64_t monarch_locate(struct session *s, const struct monarch_catalog **c, int 
     if (!monarch_aim(s, dir, path, 0, &a))
         return MONARCH_OUTSIDE;
     int64_t id = monarch_locate_aimed(s, &a, dir, path, follow);
-    /* a.catalog is the catalog that contains entry `id`. It must not be read earlier, because
-     * monarch_locate_aimed may replace it by a newer catalog. */
+    /* a.catalog is the catalog that contains entry `id`. This field must not be read before the
+     * call of monarch_locate_aimed, which may replace it by a newer catalog. */
     *c = a.catalog;
     return id;
 }

@@ -22,15 +22,16 @@ int64_t monarch_locate_in(struct session *s, const struct monarch_catalog **c, i
                           const char *path, int follow, char *buffer);
 
 /* monarch_locate has two steps: monarch_aim fills in this structure, and monarch_locate_aimed uses
- * it. A plain path is absolute, and its text leads into a source. Plain paths are looked up by
- * `hash`. */
+ * it. A path is plain if it is absolute, its text leads into a source, and the part `rel` is not
+ * odd (monarch_is_odd). Plain paths are looked up by `hash`. */
 struct monarch_aim {
     const struct monarch_catalog *catalog;
     /* If not NULL: the source's directory to which the first `skip` bytes of the path lead, through
      * a link outside all sources. */
     const struct monarch_entry *base;
     size_t skip;
-    /* how the path leads into a source through a link; unused if the path's text leads into one */
+    /* how the path leads into a source through a link; unused if the path's text leads into a
+     * source */
     enum monarch_lead lead;
     /* if `lead` is MONARCH_LEAD_FILES: the entry's version (monarch_enter_file) */
     uint32_t version;

@@ -36,11 +36,11 @@ void monarch_slots_recount(void) {
     __atomic_store_n(&monarch_mappings_waiting, GET(given_up) ? 0 : n, __ATOMIC_RELEASE);
 }
 
-/* Call this in the child of a fork. If a thread of the parent was changing the table at the
- * fork, the change may be incomplete, so the child frees all slots. A replacement that was under
- * way continues only in the parent, so the child sets the mapping's slot to WAITING again. The
- * parent may have replaced this mapping just before the fork. The child notices that, because each
- * replacement begins with a check of what is mapped. In the model
+/* Adapts the inherited table in the child of a fork. If a thread of the parent was changing the
+ * table at the fork, the change may be incomplete, so the child frees all slots. A replacement that
+ * was under way continues only in the parent, so the child sets the mapping's slot to WAITING
+ * again. The parent may have replaced this mapping just before the fork. The child notices that,
+ * because each replacement begins with a check of what is mapped. In the model
  * (tests/csrc/test_mapping_model.py), this is the function adopt. */
 static void adopt(struct own *o) {
     int is_whole = !(GET(edits) & 1);
@@ -115,9 +115,9 @@ static struct slot *put(const struct slot *what) {
     return NULL;
 }
 
-/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts
- * of the range, before and after [begin, end), get slots of their own, and so go on waiting to be
- * replaced by the copy. A part for which no slot is free stays mapped to the source. In the model
+/* Applies `what` (mappings.h) to the part [begin, end) of the slot's range. The remaining parts of
+ * the range, before and after [begin, end), get slots of their own, and continue to wait for the
+ * copy. A part for which no slot is free continues to map the source's file. In the model
  * (tests/csrc/test_mapping_model.py), this is the step [carve]. */
 static void carve(struct slot *s, uint64_t begin, uint64_t end, int what) {
     struct slot piece = *s;

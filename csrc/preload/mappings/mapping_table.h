@@ -12,7 +12,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* maximum number of ranges that wait at a time; any further range stays on the source */
+/* maximum number of ranges that wait at a time; any further range continues to map the source's
+ * file */
 #define SLOTS 128
 
 enum state { FREE, WAITING, REPLACING };
@@ -53,13 +54,13 @@ void monarch_slots_unlock(struct own *o);
 void monarch_slots_lose(void);
 int monarch_slots_are_lost(void);
 /* The next three functions change the table; the caller holds the lock. If monarch_slot_put finds
- * no free slot, the range stays on the source. */
+ * no free slot, the range continues to map the source's file. */
 void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Returns whether no mapping in the range waits, so that monarch_slots_say has nothing to do. Takes
- * no lock. */
+/* Returns 1 if no mapping in the range waits for its copy. Then monarch_slots_say has nothing to
+ * do. Takes no lock. */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
  * The caller must then call again. */

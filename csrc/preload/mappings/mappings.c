@@ -41,8 +41,8 @@ void monarch_mappings_refuse(int refuse) {
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
 }
 
-/* Starts the thread if it is needed; the caller has blocked signals. If the thread cannot be
- * started, no mapping can be replaced, so all slots are freed. In the model
+/* Starts the thread of move.c if it is needed. The caller has blocked signals. If the thread cannot
+ * be started, no mapping can be replaced, so all slots are freed. In the model
  * (tests/csrc/test_mapping_model.py), this is the step [start]. */
 static void start(struct own *o) {
     int old_errno = errno;

@@ -25,10 +25,12 @@
  * static thread-local variables on the stack. In addition, the handler of the one signal that is
  * not blocked runs on this stack. */
 #define STACK 262144
-/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails for lack of descriptors
- * or of address space. After TRIES failed tries, the mapping stays on the source. */
+/* Maximum number of tries to map a copy whose entry is PRESENT. A try fails if the process lacks a
+ * free descriptor or address space. After TRIES failed tries, the mapping is not replaced any
+ * more. */
 #define TRIES 500
-/* If the daemon makes no progress for this time [ns], all mappings stay on the source. */
+/* If the daemon makes no progress for this time [ns], no mapping that waits is replaced any
+ * more. */
 #define SILENCE_NS 60000000000ULL
 
 /* --- replacing ------------------------------------------------------------------------------- */

@@ -5,6 +5,6 @@
 
 /* Calls work(data) in a thread that shares everything with the process except the table of
  * descriptors. So the thread can open a descriptor even if the process's table is full. `data` (`n`
- * bytes, at most MONARCH_APART_BYTES) is copied to the thread and back. `work` may only make system
- * calls. Returns whether the work was done within a second. */
+ * bytes, at most MONARCH_APART_BYTES) is copied to the thread and back. `work` must make no calls
+ * except system calls. Returns whether the work was done within a second. */
 int monarch_run_apart(void (*work)(void *data), void *data, unsigned long n);

@@ -250,8 +250,8 @@ extern const char *monarch_library HIDDEN;
 __attribute__((cold)) void monarch_real_init(void) HIDDEN;
 __attribute__((cold)) void *monarch_real_find(void **at, const char *name) HIDDEN;
 
-/* Returns the function, or NULL if it was not looked up yet (the value 0) or if no library defines
- * it (the value 1, ABSENT in real.c). */
+/* Returns the function whose address is in *at. Returns NULL if *at is 0 (the function was not
+ * looked up yet) or 1 (ABSENT in real.c: no library defines the function). */
 static inline void *monarch_real_if_found(void **at) {
     void *found = __atomic_load_n(at, __ATOMIC_RELAXED);
     return __builtin_expect((uintptr_t)found > 1, 1) ? found : NULL;

@@ -2,8 +2,8 @@
 
 #include "shared/sys.h"
 
-/* Longest time [ns] that a fork waits until momentary descriptors are closed. The wait is limited
- * because the tier or source of such a descriptor may hang. */
+/* Longest time [ns] for which a fork waits for momentary descriptors to be closed. The wait is
+ * limited because the tier or source of such a descriptor may hang. */
 #define FORK_NS 20000000ULL
 /* Longest time [ns] for which a fork prevents other threads from opening a momentary descriptor. If
  * a fork has not ended by then, a signal handler has probably jumped out of it. In every other

@@ -125,9 +125,8 @@ static void look_at_thread(int tid, void *data) {
     read_text(path, text, sizeof text);
     if (!is_in_call(s, text))
         return;
-    /* The thread sleeps inside the kernel only if its state is D, from which no signal wakes a
-     * thread. If a tracer or a filter has stopped the thread before the call, the thread has
-     * another state. */
+    /* The state D shows that the thread sleeps inside the kernel, and that no signal can wake it. A
+     * thread that a tracer or a filter has stopped before the call has another state. */
     put(name, "stat");
     read_text(path, text, sizeof text);
     const char *state = strrchr(text, ')');

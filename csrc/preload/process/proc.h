@@ -1,4 +1,5 @@
-/* Reads this process's files in /proc, without a buffer for whole lines. */
+/* Reads this process's files in /proc through a small buffer, which need not hold a complete
+ * line. */
 #pragma once
 
 #include <stdint.h>

@@ -2,9 +2,9 @@
  *
  * Each function is looked up when it is first called, because most processes of a job are
  * short-lived, and call few of the functions. dlsym itself has three problems. Before glibc 2.34 it
- * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in
- * signal handlers and in a child of vfork. And dlsym may allocate memory: if the program has its
- * own malloc, this malloc may call this library's open() again. So this file stores where the
+ * is in libdl, but the library links only to libc. dlsym takes a lock, which is not allowed in a
+ * signal handler or in a child of vfork. And dlsym may allocate memory: if the program has its own
+ * malloc, this malloc may call this library's open() again. So this file stores where the
  * libraries' symbol tables are, and searches the tables itself. */
 #include <elf.h>
 #include <link.h>
@@ -83,8 +83,9 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
     return at;
 }
 
-/* Returns the symbol's address, or NULL. If the name has a default version, returns that version.
- * Otherwise returns a hidden version: since glibc 2.33, `__xstat` has only hidden versions. */
+/* Returns the address of the symbol `name`, or NULL if the library does not define it. If the
+ * symbol has several versions, the default version is preferred. A hidden version is returned only
+ * if there is no default version, because since glibc 2.33, `__xstat` has only hidden versions. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);

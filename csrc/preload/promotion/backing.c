@@ -111,12 +111,14 @@ static void give_way(int backing, int fd) {
     else if (high >= 0)
         monarch_close_unseen(high, backing);
     else
-        /* without a free number, the backing descriptor is closed, and the locks on the file end */
+        /* if no number is free, the backing descriptor is closed, and the locks on the file are
+         * released */
         monarch_backing_close_slow(fd);
 }
 
-/* Call this when a descriptor `fd` of a copy is being closed. Drops all POSIX locks of the process
- * on the copy's source file, as the kernel does when a descriptor of the source file is closed. */
+/* Drops all POSIX locks of the process on the source file of a copy. Call this when `fd`, a
+ * descriptor of the copy, is being closed. The kernel does the same when a descriptor of the source
+ * file is closed. */
 static void drop_locks(int fd) {
     struct flock all = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
     struct stat copy, other;
@@ -331,9 +333,8 @@ static int is_one_thread(void) {
 
 static void become_source(int fd, int backing) {
     sys_lseek(backing, sys_lseek(fd, 0, SEEK_CUR), SEEK_SET);
-    /* In a process with several threads, the duplicates of `fd` stay descriptors of the copy:
-     * another thread may close a duplicate at any time, and the duplicate's number may then belong
-     * to another file. */
+    /* In a process with several threads, the duplicates of `fd` are not replaced: another thread
+     * may close a duplicate at any time, and its number may then belong to another file. */
     if (is_one_thread())
         for_duplicates(fd, replace, backing);
     replace(fd, &(struct duplicates){.by = backing});

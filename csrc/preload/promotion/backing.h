@@ -18,10 +18,10 @@ extern uint32_t monarch_backing_count __attribute__((visibility("hidden")));
  * opened. */
 int monarch_backing_fd(int fd);
 
-/* Call this after a lock was granted on the backing descriptor of `fd`. Another process may have
- * held the lock before, and may have changed the source's file. If this file now differs from the
- * copy, replaces `fd` by a descriptor of the source's file. If the process has only one thread,
- * replaces the duplicates of `fd` too. */
+/* Compares the source's file with the copy after a lock was granted on the backing descriptor of
+ * `fd`. Another process may have held the lock before, and may have changed the file. If the file
+ * now differs from the copy, replaces `fd` by a descriptor of the source's file. If the process has
+ * only one thread, replaces the duplicates of `fd` too. */
 void monarch_backing_compare(int fd);
 
 /* Replaces a copy's descriptor by a descriptor of the source's file. If the process has only one
@@ -32,8 +32,8 @@ void monarch_backing_compare(int fd);
 int monarch_become_source(int fd);
 
 /* Notes that POSIX locks were requested on a backing descriptor. From now on, the library drops
- * these locks when the program closes a descriptor of the copy, just as the kernel drops a
- * process's locks when the process closes a descriptor of the source's file. */
+ * these locks when the program closes a descriptor of the copy. The kernel does the same when a
+ * process closes a descriptor of the source's file. */
 void monarch_backing_has_posix_locks(void);
 
 /* Returns whether `fd` is a backing descriptor. The library does not let the program close a
@@ -56,9 +56,8 @@ void monarch_backing_flag_slow(int fd, int flag);
  * descriptors from `first` to `last`, or sets their FD_CLOEXEC. The functions do the same to the
  * backing descriptors that belong to these descriptors. */
 
-/* Call this before all descriptors from `first` to `last` are closed. Calls
- * monarch_backing_close_slow for each of them, except for backing descriptors that must stay
- * open. */
+/* Calls monarch_backing_close_slow for each descriptor from `first` to `last`, except for backing
+ * descriptors that must stay open. Call this before all descriptors in the range are closed. */
 void monarch_backing_close_range(unsigned first, unsigned last);
 /* Returns the first backing descriptor from `from` to `last` that must stay open, or last + 1 if
  * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not

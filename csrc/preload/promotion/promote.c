@@ -94,8 +94,8 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w) {
     return is_inode(fd, w->session->control->source[w->entry->source].dev, w->ino);
 }
 
-/* Replaces the descriptor, which the caller has pinned. Returns whether it refers to the copy
- * now. */
+/* Replaces the descriptor, which the caller has pinned. Returns whether the descriptor refers to
+ * the copy now. */
 static int replace(int fd, int copy, const struct monarch_wanted *w) {
     uint64_t dev = w->session->control->source[w->entry->source].dev;
     int fd_flags = sys_fcntl(fd, F_GETFD, 0), done = 0;

@@ -12,21 +12,22 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-static uint32_t falls_short; /* atomic; 1: some thread lacked a right of the daemon at some time */
+/* Atomic. 1: at some time, a thread of this process lacked a right that the daemon has. */
+static uint32_t falls_short;
 
 static int may_read_everything(const struct monarch_control *k) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
     struct __user_cap_data_struct data[2] = {{.effective = 0}};
     const uint32_t mask = 1U << CAP_DAC_OVERRIDE | 1U << CAP_DAC_READ_SEARCH;
-    /* Only a capability in the daemon's user namespace counts. Root of another user namespace
-     * cannot read all files. */
+    /* Only a capability in the daemon's user namespace counts. The root user of another user
+     * namespace cannot read all files. */
     return sys6(SYS_capget, (long)&header, (long)data, 0, 0, 0, 0) == 0 &&
            (data[0].effective & mask) && are_our_users(k);
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * If a process lacks one of the daemon's groups, it may not read files that only this group may
- * read. So it must not read copies of these files either. */
+ * A process that is not in one of the daemon's groups has no right to read files that only this
+ * group may read. So the process must not read copies of these files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */
 #define MOST 65536     /* NGROUPS_MAX */

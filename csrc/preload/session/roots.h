@@ -24,13 +24,13 @@ static inline int monarch_sees_source(struct session *s, unsigned source) {
 int monarch_mounts_are_ours(struct session *s);
 
 void monarch_roots_may_differ(void); /* call this after a chroot */
-/* Call this when a thread gets its own root directory, or may see other mounts than the process saw
- * at its start. From then on, this process uses no copies. */
+/* Makes this process use no copies from now on. Call this when a thread gets its own root
+ * directory, or may see other mounts than the process saw at its start. */
 void monarch_roots_are_foreign(void);
 
 /* Returns whether the path of some tier leads to different directories in this process and in the
  * daemon. If so, warns the user, because files in this process's directory may have the names of
- * copies. A path that leads to no directory, as in a container without the tier, does not count,
+ * copies. In a container without the tier, the path may lead to no directory. That does not count,
  * because no file can be mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 

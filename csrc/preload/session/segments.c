@@ -15,9 +15,9 @@
 /* Room [bytes] for "catalog.", 20 digits and the NUL. The buffer is no larger than necessary,
  * because a thread's first open may happen on a small stack. */
 #define NAME_BYTES 29
-/* For each kind of range: maximum number of free addresses that are kept for later sessions. A
- * process rarely has more than two sessions at a time. If more addresses are free, they stay mapped
- * and unused, which costs address space but no memory. */
+/* Maximum number of free addresses that are kept for later sessions, for each kind of segment in
+ * enum monarch_range. A process rarely has more than two sessions at a time. If more addresses are
+ * free, the excess ones stay mapped and unused, which costs address space but no memory. */
 #define SPARES 4
 
 static char session_dir[DIR_MAX], control_path[DIR_MAX + sizeof "/control"];
@@ -49,8 +49,8 @@ __attribute__((noinline)) static int open_segment(const char *name, int flags) {
 }
 
 /* Reads the segment's size and identity. If another user can access the segment, reports its size
- * as 0, so that the library does not use it: a user who can write to a segment could redirect
- * reads. */
+ * as 0, so that the library does not use the segment. A user who can write to a segment could
+ * redirect reads. */
 __attribute__((noinline)) static void look_at(int fd, struct monarch_segment *out) {
     struct stat st;
     out->size = 0;
@@ -142,8 +142,9 @@ static int paths_fit(const struct monarch_control *k) {
 }
 
 int monarch_control_is_usable(const struct monarch_control *k, uint64_t size) {
-    /* If the segment has another version, its size must not be compared with sizeof *k: it may
-     * be shorter. But the fields before `state` have the same layout in all versions. */
+    /* If the segment has another version, its size must not be compared with sizeof *k, because the
+     * segment may be shorter. But the fields before `state` have the same layout in all
+     * versions. */
     if (size < offsetof(struct monarch_control, state) || k->magic != MONARCH_MAGIC)
         return 0;
     if (k->version != MONARCH_VERSION) {

@@ -38,7 +38,7 @@ enum monarch_range { MONARCH_RANGE_CLIENTS, MONARCH_RANGE_FILLS, MONARCH_RANGES 
 /* Maps the segment of this kind. Returns its address, or NULL on failure. *reused is set to 1 if an
  * earlier session used the address: other threads may then still use it. */
 void *monarch_map_range(enum monarch_range kind, int *reused);
-/* Releases a range. If `reused` is 0, unmaps the range, which no other thread may use any more. If
+/* Releases a range. If `reused` is 0, no other thread uses the range, and it is unmapped. If
  * `reused` is 1, other threads may still use the address. The range is then filled with zeros
  * instead of being unmapped, and the address is kept for a later session. */
 void monarch_discard_range(enum monarch_range kind, void *at, int reused);

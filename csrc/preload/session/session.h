@@ -129,8 +129,8 @@ const struct monarch_fills *monarch_fills_of(struct session *s);
 /* At most once a second, checks the switch files, the process's rights, and whether the session's
  * directory still exists. */
 void monarch_tick(struct session *s);
-/* Call this when the user or the groups may have changed. Checks at once whether the process's
- * rights suffice for the newest session. */
+/* Checks at once whether the process's rights suffice for the newest session. Call this when the
+ * process's user or groups may have changed. */
 void monarch_rights_may_differ(void);
 
 struct monarch_stats *monarch_my_stats(struct session *s);

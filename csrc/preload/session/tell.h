@@ -1,7 +1,7 @@
 /* Reports changed files to the daemon from a process that lacks the address space to map the
  * segments.
  *
- * The process has reached RLIMIT_AS or vm.max_map_count, and appends a record of each change to
+ * Such a process has reached RLIMIT_AS or vm.max_map_count. It appends a record of each change to
  * the session's file `changes`. The daemon reads these records, and adds the changed files to the
  * changed filter, a Bloom filter. */
 #pragma once
@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 /* Returns 1 if the process's last search has found a daemon, but the process lacked the address
- * space to attach to its session. Otherwise returns 0. */
+ * space to attach to the daemon's session. Otherwise returns 0. */
 int monarch_lacks_room(void);
 
 /* Tells the daemon that a file has changed or, with is_tree = 1, that a directory and everything

@@ -31,8 +31,8 @@ static int stderr_is_what_it_was(void) {
 #define PART_BYTES 1024
 
 /* Returns whether the parent process has probably written the warning already. The warning should
- * appear only once in a job of many processes, so a parent that was itself started with the library
- * and a configuration is assumed to have written the warning. */
+ * appear only once in a job of many processes. So if the parent was itself started with the library
+ * and a configuration, it is assumed to have written the warning. */
 __attribute__((noinline)) static int parent_has_warned(void) {
     static const char *const wanted[] = {"MONARCH_CONFIG=", "libmonarch"};
     char path[32], buf[PART_BYTES + 32];
