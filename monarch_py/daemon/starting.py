@@ -30,7 +30,7 @@ from monarch_py.util.units import MIB, format_size
 # A starting daemon must answer within this time [s]. It usually answers within a second, but may
 # take longer with slow sources and tiers.
 START_LIMIT_S = 60.0
-# Interval between two checks whether the daemon has ended [s].
+# The time between two checks of whether the daemon has ended [s].
 END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
@@ -106,10 +106,11 @@ def spawn(
     """Starts a daemon and waits until it answers. The daemon inherits only the descriptors in
     `startup`. So neither a shell's `wait` nor the reader of a pipe waits for the daemon.
 
-    The daemon has a process group of its own, so that neither Ctrl-C nor the end of a terminal
-    reaches it. But it stays in this process's session (setsid). Linux may schedule each session as
-    one unit (see autogroup in sched(7)). In a session of its own, the daemon would compete with the
-    whole job for processors. On busy processors, single threads then waited for 0.1 s and more.
+    The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
+    ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
+    unit (see autogroup in sched(7)). In a session of its own, the daemon would compete as one unit
+    with the complete job, and on busy processors its threads would sometimes wait for 0.1 s or
+    more.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end

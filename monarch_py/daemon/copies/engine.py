@@ -38,8 +38,8 @@ RESULTS = 1024
 
 
 def block_sums(result: Any) -> bytes:
-    """Returns the XXH3-64 of every block of the copy that a result is about, 8 bytes each,
-    little-endian."""
+    """Returns the checksums of all blocks of a result's copy. Each checksum is an XXH3-64 in 8
+    bytes, little-endian."""
     if not result["blocks"]:
         return b""
     sums = ffi.cast("void *", int(result["block_sums"]))
@@ -65,11 +65,10 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. While fewer than JUDGED_FILLS fills have ended,
-# this is judged by programs' opens, provided that there were at least SOME_OPENS of them. The
-# sources then count as fast if the mean time per open is less than AT_HAND_S [s]. (An open takes
-# longer if the file system asks a server.) In all other cases, the fills show whether the sources
-# are fast.
+# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, programs'
+# opens show this, provided that there were at least SOME_OPENS opens: the sources count as fast if
+# the mean time per open is less than AT_HAND_S [s]. (An open takes longer if the file system asks a
+# server.) In all other cases, the fills show whether the sources are fast.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].

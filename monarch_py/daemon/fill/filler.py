@@ -75,8 +75,8 @@ class Filler:
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Returns the time until the next use of each file [s]; infinity where that time is not
-        # known. `PlanManager` replaces this function.
+        # A function that returns, for each file, the time until its next use [s], or infinity if
+        # that time is not known. `PlanManager` replaces this default.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
         # functions.
@@ -178,8 +178,8 @@ class Filler:
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
             # Orders for files in use either read the source or ask a peer. But if the peer is lost,
-            # or if the source is faster, an order that asks a peer finally reads the source. So the
-            # total number of both kinds of orders is limited too.
+            # or if the source is faster, an order that should ask a peer reads the source instead.
+            # So the total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
@@ -225,9 +225,9 @@ class Filler:
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders fills of a portion of the files to be filled ahead. Returns True if it has stopped
-        because it has tried ORDERS files, although the engine could take more orders. This happens
-        if many files have no room in any tier. The caller may then try the next files at once."""
+        """Orders fills of a portion of the files to be filled ahead. Returns True if this call has
+        stopped after ORDERS files, although the engine could take more orders. This happens if many
+        files have no room in any tier. The caller may then try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -252,8 +252,8 @@ class Filler:
         later files to be staged stay ABSENT too.
 
         ids : (n,) the files' entries
-        horizon : to make room for files to be staged, a copy may be dropped if its own next use is
-            at least this many files away
+        horizon : a staged copy may be dropped to make room for other files if the next use of the
+            staged copy is at least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -451,8 +451,9 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # Until the catalog is settled, `rooms` keeps room for it on the tiers that lie on its file
-        # system. So if there is such a tier, files that found no room are retried only afterwards.
+        # Until the scanner is settled, `rooms` reserves room for the catalog in the tiers that lie
+        # on the catalog's file system. So if there is such a tier, files that found no room are
+        # retried only once the scanner is settled.
         if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
