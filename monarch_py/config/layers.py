@@ -103,8 +103,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """Returns the configuration to use if the command line names none. It is the file that
-    MONARCH_CONFIG names, or else the site's. Returns None if there is neither."""
+    """Returns the configuration file to use if the command line names none: the file that
+    MONARCH_CONFIG names, or else the site's file; None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 

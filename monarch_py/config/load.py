@@ -134,8 +134,8 @@ def _check_packs(packs: Sequence[_Place]) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """Raises ConfigError if the file system of one of these places hangs. Call this function before
-    this process touches the places."""
+    """Raises ConfigError if the file system of one of these directories hangs. Call this function
+    before this process accesses any of the directories."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(

@@ -216,9 +216,9 @@ class Daemon:
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Adds a source, which shares the tiers' quotas with the other sources. Call it from any
-        thread but the loop's. Returns False if the daemon serves the source already, perhaps as a
-        part of another source. Raises SessionError if the source cannot be added."""
+        """Adds a source, which shares the tiers' quotas with the other sources. Any thread except
+        the loop's may call this method. Returns False if the daemon serves the source already,
+        perhaps as a part of another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
             # These checks access file systems, which may be slow. So the loop does not wait for
             # them.
@@ -312,7 +312,7 @@ class Daemon:
     @contextmanager
     def deciding(self) -> Iterator[None]:
         """Lets one thread at a time decide what is filled, published and dropped. Until the block
-        ends, the engine orders no fill by itself. Raises SessionError if the daemon is ending,
+        ends, the engine orders no fill on its own. Raises SessionError if the daemon is ending,
         because its parts are closed then."""
         with self._lock:
             if self.is_closed:

@@ -108,9 +108,8 @@ def spawn(
 
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
     ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
-    unit (see autogroup in sched(7)). In a session of its own, the daemon would compete as one unit
-    with the complete job, and on busy processors its threads would sometimes wait for 0.1 s or
-    more.
+    unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
+    of busy processors as the complete job, and single threads would wait for 0.1 s or more.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end
@@ -175,7 +174,7 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. Passes the signals ENDING on to the daemon as SIGTERM. Raises
     SessionError, with the last line that the daemon has written, if the daemon has failed. If the
     daemon ends while some of its threads hang in a source, its exit status is not known until the
-    source answers. The daemon then counts as ended properly."""
+    source answers. In this case, the daemon is assumed to have ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

@@ -148,7 +148,7 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
-        # The number of windows since the last trial. The next trial is due when it reaches
+        # The number of windows since the last trial. The next trial is due when this number reaches
         # `_hold`. The initial value is large, so that the first trial is due at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
@@ -272,9 +272,9 @@ class _Rate:
         """Returns the factor by which the rate has grown since the window `before`. There are two
         rates, in bytes and in files per second. If few files arrived in a window, the growth of the
         bytes per second is returned. Otherwise, if the files of both windows have similar sizes,
-        the larger growth is returned. If their sizes differ, the smaller growth is returned,
-        because larger files alone raise the bytes per second, and smaller files alone raise the
-        files per second."""
+        the larger growth is returned. If their sizes differ, the smaller growth is returned. At an
+        unchanged speed of the source, a change to larger files raises the bytes per second, and a
+        change to smaller files raises the files per second."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -231,7 +231,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns, for each of the tier numbers `tiers`, (n,), whether the tier is lost, (n,)."""
+        """Returns whether each of the tiers with these numbers is lost, (n,)."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 

@@ -47,7 +47,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns the number of slices of the threads' time for each rank, (ranks,), at least one each.
+    """Returns how many slices of the threads' time each rank gets, (ranks,): one or more.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -92,9 +92,8 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """Call this in each iteration of the daemon's loop. If the last prediction is old enough,
-        predicts the ranks' loads anew, and divides the engine's threads accordingly. Otherwise does
-        nothing.
+        """Runs one iteration. If the last prediction is old enough, predicts the ranks' loads anew,
+        and divides the engine's threads accordingly. Otherwise does nothing.
 
         planned : a function that returns the loads that a plan predicts, in the order of the ranks'
             numbers. If it returns None, the loads are predicted from the ranks' recent misses

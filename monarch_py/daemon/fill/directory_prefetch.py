@@ -38,7 +38,7 @@ ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes], so that copies need not
 # be dropped separately for every file.
 GIVEN_BYTES = 16 << 20
-# After a prefetch that no tier had room for, nothing is prefetched for this time [s].
+# If no tier had room for the files to be prefetched, nothing is prefetched for this time [s].
 FULL_S = 1.0
 # After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
 # likely to follow soon, and they do not wake the loop.
@@ -61,7 +61,7 @@ class _Home(IntEnum):
 @dataclass(slots=True)
 class _Filled:
     """A directory whose files are filled. To find these files, the catalog is examined twice: once
-    for the files whose home is this node, and once for the files of other nodes (_Home).
+    for the files whose home is this node, and once for those whose home is another node (_Home).
 
     is_deep : whether all its subdirectories are filled too
     at : for each of the two examinations, the first catalog entry that the examination has not

@@ -119,8 +119,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Withdraws the engine's permission to order fills by itself, and registers the orders that
-        the engine has made. `end_turn` grants the permission again."""
+        """Withdraws the engine's permission to order fills on its own, and registers the orders
+        that the engine has made. `end_turn` grants the permission again."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -133,10 +133,10 @@ class Filler:
 
     def end_turn(self) -> None:
         """Grants the engine room in the tiers. Until the next iteration, the engine may use this
-        room to order, by itself, fills of files that readers wait for. It places these files where
-        the filler would place them. No room is granted while a plan assigns files to tiers. If no
-        fill was ordered for GRANTED_S, no room is granted either: then the loop need not measure
-        the room of the tiers, so a tier that hangs does not block the loop."""
+        room to order fills on its own, for files that readers wait for. It places these files where
+        the filler would place them. No room is granted while a plan assigns files to tiers. No room
+        is granted either if no fill was ordered for GRANTED_S. Without a grant, the loop need not
+        measure the room of the tiers, so a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -149,7 +149,7 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size [bytes] of a file that the engine may stage by itself. For a
+        """Returns the size [bytes] of the largest file that the engine may stage on its own. For a
         larger file, the filler chooses between the source and a node, because the source may be
         faster. Returns 0 while files wait for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
@@ -212,7 +212,8 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Queues again the files that `_leave_to_source` has left to the source."""
+        """Queues the files that `_leave_to_source` has left to the source, so that they are filled
+        now."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
@@ -353,8 +354,9 @@ class Filler:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
         copies may be dropped to make room for a file, the file waits until these copies are
         removed. (Copies of datasets that are not configured are dropped first.) All other files are
-        staged. Without a staging area, they are left to the source at once, because readers may
-        wait for them. Their fills are retried when no fill runs any more."""
+        to be staged. If there is no staging area, these files are left to the source at once,
+        because readers may wait for them, and their fills are retried when no fill runs any
+        more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -494,8 +496,8 @@ class Filler:
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """For each file that now has a copy, or will not get one, wakes the readers that wait for
-        the file."""
+        """Wakes the readers that wait for a file, if the file now has a copy or will not get
+        one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()

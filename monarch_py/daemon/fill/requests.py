@@ -166,9 +166,10 @@ class FillRequests:
             self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
-        """Cancels what a command has requested, except files that a program or another command
-        wants too. Returns how many queued files were cancelled. Also returns the files whose fill
-        was ordered already, (n,); the caller must have the engine cancel their fills."""
+        """Cancels the fills that a command has requested, except fills of files that a program or
+        another command wants too. Returns how many queued files were removed. Also returns the
+        files whose fill was ordered already, (n,); the caller must have the engine cancel these
+        fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):

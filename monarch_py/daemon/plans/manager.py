@@ -231,8 +231,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are to be retried. Maps each of them to the tracker that
-        replaces it. Runs in the executor's thread."""
+        """Returns a dict of the trackers whose plans are to be retried. The value for each of these
+        trackers is the tracker that replaces it. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)

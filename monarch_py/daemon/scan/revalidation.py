@@ -1,4 +1,4 @@
-"""Revalidates the names and attributes in the catalog against the source, periodically.
+"""Periodically compares the names and attributes in the catalog with the source.
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has

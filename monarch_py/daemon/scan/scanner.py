@@ -34,8 +34,8 @@ BATCHES_A_TURN = 8
 # no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
 # listed: these directories, and those that a command or a plan requests.
 NAMES = 4
-# Between two iterations, the engine may add many opened files to the catalog. About this many of
-# these files are sampled to count the opens in each directory.
+# Between two iterations, the engine may add many opened files to the catalog. To count the opens in
+# each directory, at most this many of these files are examined.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
 # sessions: as long as the files without such a copy outnumber the files with one by at most MISSES.
