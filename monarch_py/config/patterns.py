@@ -1,4 +1,4 @@
-"""Selects files of a source by globs, with which the files' paths are compared.
+"""Selects files of a source: compares the files' paths with globs.
 
 The globs of one list are compiled into one regular expression, which is used for many paths. A
 plain translation would backtrack: matching `*a*a*a*b` with one long name would keep the scan busy
@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# Matches one step of a glob. The step `**/` includes its slash, because `**/` may stand for no
-# directory, and the slash is then left out too.
+# Matches one step of a glob. The step `**/` includes its slash, because where `**/` stands for no
+# directory, the path has no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",

@@ -84,11 +84,14 @@ def ignore_the_jobs() -> None:
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. With the option -I, Python ignores the job's PYTHON*
     variables, and imports nothing from the working directory. So the path of this package is passed
-    as an argument. The soft limit on the address space is raised before numpy is imported, because
-    the import needs much address space. The daemon multiplies no matrices, so numpy need not start
-    a thread for each processor. The garbage collector is off while modules are imported: it would
-    find no garbage, but would take a tenth of the start time. The process leaves its parent's
-    process group first (see `spawn`)."""
+    as an argument.
+
+    The process does four things before it imports the daemon. It leaves its parent's process group
+    (see `spawn`). It turns the garbage collector off, which would find no garbage during the
+    imports, but would take a tenth of the start time. It raises the soft limit on the address
+    space, because the import of numpy needs much address space. It keeps numpy from starting a
+    thread for each processor, because the daemon multiplies no matrices.
+    """
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, resource, sys; os.setpgid(0, 0); gc.disable();"

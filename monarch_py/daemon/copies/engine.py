@@ -395,11 +395,13 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int) -> tuple[Array, Any]:
-        """Returns the files that programs have handed over although the catalog does not know
-        them. `source` is the number of the files' source. The result consists of the files'
+        """Returns files that programs have handed over before the catalog knew them: the files'
         entries, (n,) of dtype ENTRY, and the C array that holds their paths. The engine keeps the
         files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills of the files
-        should be ordered within that time."""
+        should be ordered within that time.
+
+        source : the number of the files' source
+        """
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

@@ -167,7 +167,7 @@ class FillRequests:
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
         """Cancels the fills that a command has requested, except fills of files that a program or
-        another command wants too. Returns how many queued files were removed. Also returns the
+        another command wants too. Returns how many queued fills were cancelled. Also returns the
         files whose fill was ordered already, (n,); the caller must have the engine cancel these
         fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))

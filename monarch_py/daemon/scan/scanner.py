@@ -165,8 +165,9 @@ class Scanner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the scan has ended and the catalog has been shrunk. Until then, the catalog may
-        need more memory, also because it needs a second segment while it is being shrunk."""
+        """Whether the scan has ended and the catalog is not still to be shrunk. Until then, the
+        catalog may need more memory: for new entries, or for a second segment while it is being
+        shrunk."""
         return self.scanned and self._fit_at_s == math.inf
 
     @property

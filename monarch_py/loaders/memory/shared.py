@@ -2,9 +2,9 @@
 
 The memory is a memfd, which has no name. A small file, the list, contains a line for each process
 that has created or opened the memory, but no lines for children that inherit the memory. A later
-process opens the memory through /proc/PID/fd of a process on the list. If all processes on the list
-are killed, the memory is freed, and only the list is left. The next process on the node that makes
-a SharedMemory removes this list.
+process opens the memory through /proc/PID/fd of a process on the list. If all processes that have
+the memory are killed, it is freed, and only the list is left. The next process on the node that
+makes a SharedMemory removes this list.
 """
 
 import fcntl
