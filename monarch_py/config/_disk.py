@@ -67,7 +67,8 @@ def _mount(directory: Path) -> tuple[str, frozenset[str]]:
     """The type and the mount options of the file system that holds `directory`; both are empty if
     the file system is not known.
 
-    Python has no statfs(2), so this searches the kernel's table of mounts for the device number.
+    Python has no statfs(2), so this function searches the kernel's table of mounts for the device
+    number.
     The table includes bind mounts, but lacks the device numbers of btrfs subvolumes. For a
     directory in such a subvolume, both results are empty. The callers then conclude that the
     directory is not in memory, which is correct.

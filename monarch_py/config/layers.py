@@ -52,7 +52,8 @@ class Layers:
     given : the merged values, by the names of the fields in Config
     top : the root of a merged document, for error messages. The merged document has no text, but
         stores, for each key and each item of `given`, the position at which the value is written
-    file : the file that says where the tiers are. The daemon's session belongs to this file
+    file : the file that defines the tiers; the highest file if none defines them. The daemon's
+        session belongs to this file
     """
 
     layers: tuple[Layer, ...]
@@ -91,7 +92,8 @@ def installation() -> Path | None:
 
 
 def site_file() -> Path | None:
-    """The site's configuration; None if there is none. An empty MONARCH_SITE_CONFIG means none."""
+    """The path of the site's configuration file; None if there is none, or if MONARCH_SITE_CONFIG
+    is set but empty."""
     named = os.environ.get(SITE)
     if named is not None:
         return Path(named) if named else None
@@ -101,8 +103,8 @@ def site_file() -> Path | None:
 
 
 def default_file() -> Path | None:
-    """Returns the configuration to use if the command line names none. It is the file that
-    MONARCH_CONFIG names, or else the site's. Returns None if there is neither."""
+    """Returns the configuration file to use if the command line names none: the file that
+    MONARCH_CONFIG names, or else the site's file; None if there is neither."""
     named = os.environ.get(USER)
     return Path(named) if named else site_file()
 
@@ -193,8 +195,9 @@ def _take_source_from_hierarchy(given: dict[str, Any], top: Spot) -> None:
 
 
 def _warn_of_block_size(tier: TierConfig, level: Spot) -> None:
-    """Warns if a level sets its own block size, which is ignored, because the checksums need one
-    block size for all copies. In the original Monarch, each level could set a different one."""
+    """Warns if a level sets its own block size. The value is ignored, because the checksums need
+    one block size for all copies. In the original Monarch, each level could have a different block
+    size."""
     if tier.level_block_bytes:
         level.of("block_size").warn(
             "ignored: all copies are made in blocks of one size; write block_size at the top"
@@ -251,9 +254,9 @@ def _as_described(
     spots: dict[KeyPath, Spot],
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
-    """Returns the datasets that a layer names. If the layer sets only the path of a dataset that a
-    lower layer describes, the lower layer's description is returned. The positions of the keys in
-    this description are then added to `ours`.
+    """Returns the datasets that a layer names. A lower layer may describe one of these datasets. If
+    the upper layer sets only the dataset's path, the lower layer's description is returned, and the
+    positions of the keys in this description are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

@@ -134,8 +134,8 @@ def _check_packs(packs: Sequence[_Place]) -> None:
 
 
 def _refuse_hanging(places: Sequence[_Place]) -> None:
-    """Raises ConfigError if a file system hangs. Call it before this process touches the
-    directories."""
+    """Raises ConfigError if the file system of one of these directories hangs. Call this function
+    before this process accesses any of the directories."""
     spots = dict(places)
     for path in hanging(list(spots)):
         raise spots[path].error(
@@ -146,7 +146,7 @@ def _refuse_hanging(places: Sequence[_Place]) -> None:
 
 def _check_settings(config: Config, top: Spot) -> None:
     """Raises ConfigError if keys contradict each other, or if a file that the configuration names
-    is missing or of a wrong kind."""
+    is missing or of the wrong kind."""
     for number, source in enumerate(config.sources):
         least, most = source.min_size_bytes, source.max_size_bytes
         if most is not None and least > most:
@@ -206,8 +206,7 @@ def _tier(tier: TierConfig, level: Spot, config: Config) -> TierConfig:
 
 def _staging(config: Config, top: Spot) -> TierConfig | None:
     """Checks and returns the staging area; None if the configuration has none. The staging area
-    counts as one more tier for the limit MAX_TIERS, because its number follows that of the last
-    tier."""
+    counts toward the limit MAX_TIERS, because it is numbered like a tier, after the last tier."""
     area, spot = config.staging_area, top.of("staging")
     if area is None:
         return None

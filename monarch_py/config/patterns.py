@@ -1,19 +1,19 @@
-"""Selects files of a source by globs on their paths, which are compiled once and matched often.
+"""Selects files of a source: compares the files' paths with globs.
 
-The globs of one list become one regular expression. A plain translation would backtrack: matching
-`*a*a*a*b` with one long name would keep the scan busy for hours. Here each star, except the last,
-stops at the first match of the text that follows the star in the glob. Later matches need not be
-tried, because each of them leaves less of the name for the rest of the glob. If the rest fails
-after the first match, it fails after every later match too. `fnmatch.translate` does the same for
-names without directories.
+The globs of one list are compiled into one regular expression, which is used for many paths. A
+plain translation would backtrack: matching `*a*a*a*b` with one long name would keep the scan busy
+for hours. Here each star, except the last, stops at the first match of the text that follows the
+star in the glob. Later matches need not be tried, because each of them leaves less of the name for
+the rest of the glob. If the rest fails after the first match, it fails after every later match too.
+`fnmatch.translate` does the same for names without directories.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# Matches one step of a glob. The step `**/` includes its slash, because `**/` may stand for no
-# directory, and then there must be no slash either.
+# Matches one step of a glob. The step `**/` includes its slash, because where `**/` stands for no
+# directory, the path has no slash either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",
@@ -77,8 +77,8 @@ def _expression(parts: Iterator[str], numbers: Iterator[int]) -> str:
     parts : the glob's steps, as `_parts` yields them
     """
     # The glob is divided into blocks. A new block begins at each `**` and at each `**/`. A block is
-    # a list of pairs: a star, and the text between this star and the next star. The first pair of
-    # the first block has an empty star.
+    # a list of pairs. Each pair consists of a star and the text between this star and the next one.
+    # The first pair of the first block has an empty star.
     blocks = [[("", "")]]
     for part in parts:
         if part in (_DEEP, _DIRECTORIES):

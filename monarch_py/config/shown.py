@@ -68,9 +68,9 @@ def _values(
 
 
 def _limit(layers: Layers, key_path: KeyPath, value: Any, each: Declared) -> Spot | None:
-    """Returns where the site's limit for a key is written, if the key's default was lowered to this
-    limit. Returns None if the value is the plain default. Call this function only for keys that no
-    layer sets."""
+    """If the default of a key was lowered to the site's limit, returns the position at which this
+    limit is written. Returns None if the value is the unchanged default. Call this function only
+    for keys that no layer sets."""
     is_lowered = value != each.field.default and value not in (None, MISSING, (), {})
     return layers.top.document.spots.get(("limits", key_path[-1])) if is_lowered else None
 
@@ -105,7 +105,8 @@ def _size(n_bytes: int) -> str:
 
 
 def as_yaml(layer: Layer) -> str:
-    """The keys and values of a layer, under the present names of the keys."""
+    """Returns a layer as YAML text. All keys have their present names, even if the layer's file
+    uses older ones."""
     found: dict[str, Any] = {}
     for name, each in all_declared(Config).items():
         value = layer.given.get(each.field.name)

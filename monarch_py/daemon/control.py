@@ -270,8 +270,8 @@ class Control:
         return {"schema": SCHEMA_VERSION, "nodes": nodes}
 
     def _open_files(self, _: Request) -> Request:
-        """Returns the files that programs have open. The daemon's loop goes on during the search
-        for these files, because their file system may hang."""
+        """Returns the files that programs have open. The daemon's loop does not pause while these
+        files are searched for, because a file system may hang during the search."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}

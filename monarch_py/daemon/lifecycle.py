@@ -88,7 +88,7 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """Turns an OSError or a MemoryError that keeps the daemon from starting into a SessionError,
+    """If an OSError or a MemoryError keeps the daemon from starting, raises a SessionError instead,
     whose message is one sentence."""
     try:
         yield
@@ -108,9 +108,9 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : the event at which the daemon ends by itself. SHARED: the last of the runs that share
-        the daemon ends. AUTOSTARTED: no process has used the daemon for `idle_exit` (see
-        `orphan`). "": none
+    kind : whether the daemon also ends without a signal or command (see `orphan`). SHARED: it ends
+        some time after the last of the runs that share it. AUTOSTARTED: it ends when no process has
+        used it for `idle_exit`. "": it does not
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.
@@ -127,9 +127,9 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
             config = load_config(config_file)
             session = SessionDir.of(config.file)
             stack.enter_context(_session_lock(session, config.file))
-            # The record tells the preload library whether to start a daemon by itself
-            # (ipc/record.py). Without `autostart`, no record is needed. But a record of an earlier
-            # daemon must be replaced, because it may tell the library to start a daemon.
+            # The record tells the preload library whether it should start a daemon when there is
+            # none (ipc/record.py). Without `autostart`, no record is needed. But a record of an
+            # earlier daemon must be replaced, because it may tell the library to start a daemon.
             if config.autostart or session.autostart.exists():
                 with contextlib.suppress(OSError, SessionError):
                     write_record(config_file, config, is_alone=True)

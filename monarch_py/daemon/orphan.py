@@ -1,6 +1,6 @@
 """Ends an unused daemon that no command will end.
 
-The last `monarch run` that uses a daemon normally ends it. An `OrphanWatch` ends the daemon in two
+Normally, the last `monarch run` that uses a daemon ends the daemon. An `OrphanWatch` ends it in two
 other cases: the last run was killed, or it ended while other processes still used the daemon. An
 `IdleWatch` ends a daemon that was started for the first program of a job (commands/autostart.py).
 
@@ -27,7 +27,7 @@ from monarch_py.util.threads import note_failure
 
 log = logging.getLogger("monarch.orphan")
 
-# The interval between two checks whether the daemon is used [s].
+# The time between two checks of whether the daemon is used [s].
 LOOK_S = 1.0
 # An `OrphanWatch` ends a daemon that has been unused for this long [s]. It does not end the daemon
 # earlier, because the next step of a job may begin after a pause.
@@ -117,9 +117,9 @@ class _Watch(ABC):
 
 
 class OrphanWatch(_Watch):
-    """Ends a daemon that several `monarch run` share, once no run, job or process uses it. The
-    constructor records (`Shares.note_daemon`) that the daemon belongs to the runs, and raises
-    OSError if that fails."""
+    """Ends a daemon that several `monarch run` commands share, once no run, job or process uses the
+    daemon. The constructor records (`Shares.note_daemon`) that the daemon belongs to the runs, and
+    raises OSError if that fails."""
 
     def __init__(self, session: SessionDir) -> None:
         super().__init__(session, UNUSED_S, LOOK_S)

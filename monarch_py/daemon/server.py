@@ -75,10 +75,10 @@ FIRST_OPEN_MS = 5
 #     a minimum, each batch of files from the scan would start an iteration, even while many files
 #     are left.
 # REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] if an iteration costs programs
-#     more time than it saves. One such case is that background fills stand back
-#     (`Engine.stands_back`). The other is that no work is left, no plan is followed, and programs
-#     either hardly wait for the sources, or have opened only copies during the rest so far, while
-#     no file was filled.
+#     more time than it saves. There are three such cases: background fills stand back
+#     (`Engine.stands_back`); programs hardly wait for the sources; or during the rest so far,
+#     programs have opened only copies, and no file was filled. The last two cases count only if no
+#     work is left and no plan is followed.
 # NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
 #     engine leaves work to the loop, for example a fill that a reader waits for.
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
@@ -87,7 +87,7 @@ REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # average [s]. Only then does the loop rest for a shorter time, to fill files ahead. With a source
 # that answers sooner, such as a local disk, programs need the processors more.
 WORTH_HASTE_S = 100e-6
-# Interval between two checks whether files of the session were removed [s].
+# The time between two checks of whether files of the session were removed [s].
 LOOK_S = 0.5
 # During an iteration, the engine may not order fills on its own. If an iteration takes longer than
 # this time [s], the engine may order fills for a moment between two parts of the iteration. A
@@ -216,9 +216,9 @@ class Daemon:
         np.unique(NO_IDS)
 
     def add_source(self, source: SourceConfig) -> bool:
-        """Adds a source, which shares the tiers' quotas with the other sources. Call it from any
-        thread but the loop's. Returns False if the daemon serves the source already, perhaps as a
-        part of another source. Raises SessionError if the source cannot be added."""
+        """Adds a source, which shares the tiers' quotas with the other sources. Any thread except
+        the loop's may call this method. Returns False if the daemon serves the source already,
+        perhaps as a part of another source. Raises SessionError if the source cannot be added."""
         with self._one_source:
             # These checks access file systems, which may be slow. So the loop does not wait for
             # them.
@@ -312,7 +312,7 @@ class Daemon:
     @contextmanager
     def deciding(self) -> Iterator[None]:
         """Lets one thread at a time decide what is filled, published and dropped. Until the block
-        ends, the engine orders no fill by itself. Raises SessionError if the daemon is ending,
+        ends, the engine orders no fill on its own. Raises SessionError if the daemon is ending,
         because its parts are closed then."""
         with self._lock:
             if self.is_closed:

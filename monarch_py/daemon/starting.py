@@ -30,7 +30,7 @@ from monarch_py.util.units import MIB, format_size
 # A starting daemon must answer within this time [s]. It usually answers within a second, but may
 # take longer with slow sources and tiers.
 START_LIMIT_S = 60.0
-# Interval between two checks whether the daemon has ended [s].
+# The time between two checks of whether the daemon has ended [s].
 END_PAUSE_S = 0.1
 # A daemon whose start has failed is killed if it has not ended within this time [s].
 GIVE_UP_LIMIT_S = 5.0
@@ -84,11 +84,14 @@ def ignore_the_jobs() -> None:
 def _command(config_file: Path, words: list[str]) -> list[str]:
     """Returns the daemon's command line. With the option -I, Python ignores the job's PYTHON*
     variables, and imports nothing from the working directory. So the path of this package is passed
-    as an argument. The soft limit on the address space is raised before numpy is imported, because
-    the import needs much address space. The daemon multiplies no matrices, so numpy need not start
-    a thread for each processor. The garbage collector is off while modules are imported: it would
-    find no garbage, but would take a tenth of the start time. The process leaves its parent's
-    process group first (see `spawn`)."""
+    as an argument.
+
+    The process does four things before it imports the daemon. It leaves its parent's process group
+    (see `spawn`). It turns the garbage collector off, which would find no garbage during the
+    imports, but would take a tenth of the start time. It raises the soft limit on the address
+    space, because the import of numpy needs much address space. It keeps numpy from starting a
+    thread for each processor, because the daemon multiplies no matrices.
+    """
     package = str(Path(__file__).resolve().parents[2])
     code = (
         "import gc, os, resource, sys; os.setpgid(0, 0); gc.disable();"
@@ -106,10 +109,10 @@ def spawn(
     """Starts a daemon and waits until it answers. The daemon inherits only the descriptors in
     `startup`. So neither a shell's `wait` nor the reader of a pipe waits for the daemon.
 
-    The daemon has a process group of its own, so that neither Ctrl-C nor the end of a terminal
-    reaches it. But it stays in this process's session (setsid). Linux may schedule each session as
-    one unit (see autogroup in sched(7)). In a session of its own, the daemon would compete with the
-    whole job for processors. On busy processors, single threads then waited for 0.1 s and more.
+    The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
+    ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
+    unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
+    of busy processors as the complete job, and single threads would wait for 0.1 s or more.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end
@@ -174,7 +177,7 @@ def wait_for(process: "subprocess.Popen[bytes]", session: SessionDir) -> None:
     """Waits until the daemon ends. Passes the signals ENDING on to the daemon as SIGTERM. Raises
     SessionError, with the last line that the daemon has written, if the daemon has failed. If the
     daemon ends while some of its threads hang in a source, its exit status is not known until the
-    source answers. The daemon then counts as ended properly."""
+    source answers. In this case, the daemon is assumed to have ended properly."""
     handle(ENDING, lambda *_: process.terminate())
     daemon = Identity.of(process.pid)
     while process.poll() is None and not (daemon.has_ended and daemon.wait(0)):

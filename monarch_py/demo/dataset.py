@@ -4,7 +4,7 @@ The dataset has images of ten classes in three layouts that are usual in trainin
 own directory::
 
     shards/  files of about 8 MiB; a record is a byte with the label, then the pixels
-    tree/    a directory per class, with one file of pixels per image, about 100 KB like a JPEG
+    tree/    a directory per class; one file of pixels per image, of about 100 KB, like a JPEG
     npy/     images-*.npy (n, 176, 192, 3) uint8, and labels-*.npy (n,) uint8
 
 A class is a pattern of coloured cells, hidden in noise that differs for each image. A linear model

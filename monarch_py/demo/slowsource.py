@@ -33,7 +33,7 @@ CONTROL_VERSION = 1
 # limit, something is broken.
 MOUNT_LIMIT_S = 10.0
 UNMOUNT_LIMIT_S = 5.0
-# The pause [s] between two checks whether the mount is up.
+# The pause [s] between two checks of whether the mount is up.
 POLL_S = 0.002
 
 
@@ -264,8 +264,9 @@ class _Control:
     def __init__(self, path: Path, offsets: dict[str, int]) -> None:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
-        # This view writes each word as a whole. struct.pack_into(..., "<Q") would write byte by
-        # byte, and the program, which reads the words at the same time, could see half a number.
+        # This view writes all 8 bytes of a word at once. struct.pack_into(..., "<Q") would write
+        # byte by byte, and the program, which reads the words at the same time, could see half a
+        # number.
         self._words = memoryview(self._map).cast("Q")
         self.offsets = offsets
         self.kinds = tuple(n.partition(".")[2] for n in offsets if n.startswith("count."))

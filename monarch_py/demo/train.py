@@ -96,7 +96,7 @@ def features(image: Bytes) -> Floats:
 
 
 def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, int]:
-    """Performs one step of gradient descent on the cross-entropy. `weights` change in place.
+    """Performs one step of gradient descent on the cross-entropy, and changes `weights` in place.
 
     weights : (features, classes);  labels : (batch,);  x : (batch, features)
 
@@ -114,8 +114,8 @@ def step(weights: Floats, labels: NDArray[np.int64], x: Floats) -> tuple[float, 
 
 
 def train_epoch(weights: Floats, readers: list[Reader], order: NDArray[np.int64]) -> Record:
-    """Trains for one epoch: reads each file once, in the given order. Returns the results of the
-    epoch. `weights` change in place."""
+    """Trains for one epoch: reads each file once, in the given order, and changes `weights` in
+    place. Returns the results of the epoch."""
     start = time.perf_counter()
     loss, right, n_samples, crc = 0.0, 0, 0, 0
     samples = itertools.chain.from_iterable(readers[i]() for i in order)

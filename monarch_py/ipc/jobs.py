@@ -1,8 +1,8 @@
 """Finds the batch jobs that use a session, so that no job ends a daemon that another job needs.
 
-A job is identified by the number that the batch system gives to its processes. `monarch start`
-records the job in the session's directory. A job that has not run `monarch start` is recognised by
-those of its processes that have the session's segments mapped.
+The batch system gives each job a number, and passes the number to the job's processes in an
+environment variable. `monarch start` records its job in the session's directory. A job that has not
+run `monarch start` is found through its processes: some of them have the session's segments mapped.
 """
 
 import os

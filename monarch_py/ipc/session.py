@@ -67,7 +67,7 @@ def shm_root() -> Path:
 
 def least_shm_bytes() -> int:
     """Returns how much shared memory [bytes] a daemon needs before it knows any file. The size is
-    rounded up to whole MiB."""
+    rounded up to a multiple of 1 MiB."""
     shared = ("struct monarch_clients", "struct monarch_fills", "struct monarch_control")
     needed = sum(int(ffi.sizeof(struct)) for struct in shared) + FIRST_CATALOG_BYTES
     return -(-needed // MIB) * MIB

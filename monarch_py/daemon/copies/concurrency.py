@@ -15,9 +15,9 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # number is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
 # The width is the number of concurrent fills. A trial is a window with a changed width. A trial
-# succeeds if the changed width is to be kept. After a success, the next trial follows at once, in
-# the same direction. After a failure, the earlier width is restored, and the next trial follows
-# after a number of windows, the hold:
+# succeeds if its rate meets the condition above, so that the changed width is kept. After a
+# success, the next trial follows at once, in the same direction. After a failure, the earlier width
+# is restored, and the next trial follows only after a number of windows. This number is the hold:
 #   - After a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.
@@ -148,7 +148,7 @@ class ReadsInFlight:
         self._trial: tuple[int, _Rate] | None = None
         self._down = True  # whether the last trial decreased the width
         self._hold = FIRST_HOLD
-        # The number of windows since the last trial. The next trial is due when it reaches
+        # The number of windows since the last trial. The next trial is due when this number reaches
         # `_hold`. The initial value is large, so that the first trial is due at once.
         self._kept = HOLD
         self._backs = 0  # how many times in a row the width was decreased because opens were late
@@ -198,11 +198,11 @@ class ReadsInFlight:
         self._since, self._was_full = (now_s, so_far), True
 
     def _step_back(self) -> None:
-        """Reduces the width because programs wait. There are two exceptions: if earlier decreases
-        have not helped, they are undone; and if the width is at its lower bound, it stays there. In
-        both cases the cause of the wait is not the fills, but a busy machine or other users of the
-        source. So the least mean time of an open is found anew, and the present mean time then
-        counts as normal."""
+        """Reduces the width because programs wait, with two exceptions. If earlier decreases have
+        not helped, they are undone. If the width is at its lower bound, it stays there. In both
+        cases the fills are not the cause of the wait: the machine is busy, or others use the
+        source. So the least mean time of an open is determined anew, and the present mean time
+        counts as normal from then on."""
         if self._trial is not None:
             self.width = min(self.width, self._trial[0])
         if not self._backs:
@@ -272,9 +272,9 @@ class _Rate:
         """Returns the factor by which the rate has grown since the window `before`. There are two
         rates, in bytes and in files per second. If few files arrived in a window, the growth of the
         bytes per second is returned. Otherwise, if the files of both windows have similar sizes,
-        the larger growth is returned. If their sizes differ, the smaller growth is returned,
-        because larger files alone raise the bytes per second, and smaller files alone raise the
-        files per second."""
+        the larger growth is returned. If their sizes differ, the smaller growth is returned. At an
+        unchanged speed of the source, a change to larger files raises the bytes per second, and a
+        change to smaller files raises the files per second."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -36,8 +36,8 @@ class Copies:
         self.scanner, self.engine = scanner, engine
         self.shared, self.tiers, self.keepers = scanner.shared, scanner.tiers, scanner.keepers
         self.block_size_bytes = scanner.config.block_size_bytes
-        # By entry, the copies that are recorded only after a second read of the source, each as
-        # (time of that read, tier, row of the manifest).
+        # The copies that are recorded only after a second read of the source. Maps the entry of
+        # each copy to (time of that read, tier, row of the manifest).
         self._young: dict[int, tuple[float, int, Row]] = {}
         # Files that changed during a fill. The next copy of such a file is compared with a second
         # read of the source.
@@ -74,8 +74,8 @@ class Copies:
 
     def made(self, results: Array) -> Bools:
         """Processes the results of successful fills and checks. The engine has published nearly all
-        of these copies already. The few other copies are published or dropped here. Returns whether
-        each copy is published, (n,)."""
+        of these copies already. The few other copies are published or dropped here. Returns, for
+        each result, whether its copy is published now, (n,)."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -231,7 +231,7 @@ class Copies:
         self.forget(np.flatnonzero(here).astype(np.uint64), State.ABSENT)
 
     def _is_lost(self, tiers: Array) -> Bools:
-        """Returns, for each of the tiers with the numbers `tiers`, (n,), whether it is lost."""
+        """Returns whether each of the tiers with these numbers is lost, (n,)."""
         lost = [n for n, tier in enumerate(self.tiers) if tier is not None and tier.gone]
         return np.isin(tiers, lost)
 

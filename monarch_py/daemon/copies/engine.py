@@ -38,8 +38,8 @@ RESULTS = 1024
 
 
 def block_sums(result: Any) -> bytes:
-    """Returns the XXH3-64 of every block of the copy that a result is about, 8 bytes each,
-    little-endian."""
+    """Returns the checksums of all blocks of a result's copy. Each checksum is an XXH3-64 in 8
+    bytes, little-endian."""
     if not result["blocks"]:
         return b""
     sums = ffi.cast("void *", int(result["block_sums"]))
@@ -65,11 +65,10 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. While fewer than JUDGED_FILLS fills have ended,
-# this is judged by programs' opens, provided that there were at least SOME_OPENS of them. The
-# sources then count as fast if the mean time per open is less than AT_HAND_S [s]. (An open takes
-# longer if the file system asks a server.) In all other cases, the fills show whether the sources
-# are fast.
+# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, programs'
+# opens show this, provided that there were at least SOME_OPENS opens: the sources count as fast if
+# the mean time per open is less than AT_HAND_S [s]. (An open takes longer if the file system asks a
+# server.) In all other cases, the fills show whether the sources are fast.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -161,9 +160,10 @@ class Engine:
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
-        """Returns how many bytes were read from each place, and how long these reads took [ns],
-        separately for each level of concurrency (struct monarch_flow): (places, 2, MONARCH_LEVELS).
-        A place is either all sources together, or one node."""
+        """Returns two numbers for each place and each level of concurrency: how many bytes were
+        read, and how long these reads took [ns]. The array has the shape (places, 2,
+        MONARCH_LEVELS), see struct monarch_flow. A place is either all sources together, or one
+        node."""
         counts = np.zeros((places, 2, lib.MONARCH_LEVELS), dtype=np.uint64)
         out = ffi.cast("struct monarch_flow *", pointer(counts))
         lib.monarch_engine_flows(self.c, out, places)
@@ -211,15 +211,15 @@ class Engine:
     def grant(
         self, rooms: list[TierRoom], first_copy: int, meets: int, *, staged_bytes: int = 0
     ) -> None:
-        """Lets the engine order fills by itself, for files that a reader waits for and that have no
-        order yet. The engine places each of these files into the first of `rooms` that can hold it.
-        Until `end_grant`, no other part of the daemon may set the word of an entry that is ABSENT
-        or WANTED, or place anything in the tiers of `rooms`.
+        """Lets the engine order fills on its own, for files that a reader waits for and that have
+        no order yet. The engine places each of these files in the first of `rooms` that can hold
+        it. Until `end_grant`, no other part of the daemon may set the word of an entry that is
+        ABSENT or WANTED, or place anything in the tiers of `rooms`.
 
         staged_bytes : if positive, the last of `rooms` is the room of the staging area. There the
             engine places files that this node does not keep, if they have at most this size [bytes]
-        first_copy : the number of the first copy that the engine makes; the engine may use
-            MONARCH_PLACED numbers from this one on
+        first_copy : the number of the first copy that the engine makes; the engine may use this
+            number and the next MONARCH_PLACED - 1 numbers
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
         """
         granted = np.zeros(len(rooms), dtype=ROOM)
@@ -241,9 +241,9 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of these entries. In a cluster, the engine
-        needs this for the fills that it orders by itself. From the first call of this method on,
-        the engine orders fills only of files whose entries were passed in some call. Python must
-        order the fills of all other files. Raises MemoryError if there is no memory.
+        needs this for the fills that it orders on its own. From the first call of this method on,
+        it orders only fills of files whose entries were passed in this call or another one. Python
+        must order the fills of all other files. Raises MemoryError if there is no memory.
 
         ids : (n,) the entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
@@ -351,11 +351,11 @@ class Engine:
     def _spare_width(self, now_s: float, so_far: Counted) -> int:
         """Returns how many threads may do background fills.
 
-        All threads may, unless two conditions are met: the sources are fast, and no processor is
-        idle. Then programs need the processors more than fills do, and only one thread fills, to
-        notice when a source is no longer fast. Even this thread works only part of the time if two
-        more conditions are met: programs' opens show that the sources are fast, and no other node
-        can be waiting for this node's fills.
+        All threads may do so, unless the sources are fast and no processor is idle. In that case,
+        programs need the processors more than fills do. A single thread then does the background
+        fills, to notice when a source is no longer fast. Even this thread works only part of the
+        time if programs' opens also show that the sources are fast, and if no other node can be
+        waiting for this node's fills.
         """
         if not self._are_fast(so_far):
             self._idle = None
@@ -395,10 +395,13 @@ class Engine:
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
     def unmet(self, source: int) -> tuple[Array, Any]:
-        """Returns the files of a source that programs have handed over and that the catalog does
-        not know: their entries, (n,) of dtype ENTRY, and the C array that holds their paths. The
-        engine keeps the files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills
-        of the files should be ordered within that time."""
+        """Returns files that programs have handed over before the catalog knew them: the files'
+        entries, (n,) of dtype ENTRY, and the C array that holds their paths. The engine keeps the
+        files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills of the files
+        should be ordered within that time.
+
+        source : the number of the files' source
+        """
         entries, pool = self._unmet
         to = pointer(entries)
         n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)

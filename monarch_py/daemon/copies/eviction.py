@@ -1,11 +1,11 @@
 """Evicts copies from tiers to make room for files that a plan uses sooner (Lobster 4.4).
 
-The copy whose next use is farthest away is evicted first (Lobster's rules of reuse count and reuse
-distance). Copies that are not used again before the end of the next epoch are evicted before all
-others. The freed room goes to the files to be fetched ahead, in the order of their next use. A copy
-is evicted for a file only if the file is used twice before the copy is used again (Lobster's rule
-of coordination with prefetching; `policies.eviction.exchange`). Nothing is evicted if there is no
-plan, if the coming uses are unknown, or if no file needs room.
+Copies that are not used again before the end of the next epoch are evicted before all others. Of
+the other copies, the one whose next use is farthest away is evicted first. (These are Lobster's
+rules of reuse count and reuse distance.) The freed room goes to the files to be fetched ahead, in
+the order of their next use. A copy is evicted for a file only if the file is used twice before the
+copy is used again (Lobster's rule of coordination with prefetching; `policies.eviction.exchange`).
+Nothing is evicted if there is no plan, if the coming uses are unknown, or if no file needs room.
 """
 
 import math
@@ -27,8 +27,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# The largest total size of the files that are assigned to a tier and whose fills have not begun
-# [bytes]. Above it, eviction assigns no further files to the tier. A single file may be larger.
+# Eviction assigns files to a tier only as long as the files that are assigned to the tier, and
+# whose fills have not begun, have at most this total size [bytes]. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.

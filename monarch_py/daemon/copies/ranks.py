@@ -2,10 +2,10 @@
 
 A rank is a training process with its workers; the launcher numbers the ranks of a node
 (csrc/preload/session/session.c). At the end of a step, all ranks wait for the slowest one. So a
-rank that is predicted to load more gets a larger share of the reads that readers wait for (Lobster,
-4.2 and 4.3). Lobster's Algorithm 1 assigns a queue and a number of threads to each rank. Here, the
-queue consists of the reads that the rank waits for. Slices of the engine's thread time take the
-place of the threads.
+rank that is predicted to load more gets a larger share of the time that the engine's threads spend
+on demands, which are reads that a reader waits for (Lobster, 4.2 and 4.3). Lobster's Algorithm 1
+assigns a queue and a number of threads to each rank. Here, the queue of a rank consists of its
+demands, and each rank gets slices of thread time instead of threads.
 """
 
 import math
@@ -47,7 +47,7 @@ Prediction = Callable[[], Floats | None]
 
 
 def shares_of(loads: Floats) -> Ints:
-    """Returns the number of slices of the threads' time for each rank, (ranks,), at least one each.
+    """Returns how many slices of the threads' time each rank gets, (ranks,): one or more.
 
     loads : (ranks,) how much each rank is predicted to load, 0 or more, in any unit
     """
@@ -92,9 +92,8 @@ class Ranks:
         self._shares: npt.NDArray[np.uint32] = np.zeros(lib.MONARCH_RANKS, dtype=np.uint32)
 
     def step(self, planned: Prediction) -> None:
-        """Call this in each iteration of the daemon's loop. If the last prediction is old enough,
-        predicts the ranks' loads anew, and divides the engine's threads accordingly. Otherwise does
-        nothing.
+        """Runs one iteration. If the last prediction is old enough, predicts the ranks' loads anew,
+        and divides the engine's threads accordingly. Otherwise does nothing.
 
         planned : a function that returns the loads that a plan predicts, in the order of the ranks'
             numbers. If it returns None, the loads are predicted from the ranks' recent misses
@@ -126,9 +125,9 @@ class Ranks:
 
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
-        the prediction for a rank is a quotient. It is the total size of the opened files that
-        lacked a copy, divided by the total size of all files that the rank has opened. All ranks of
-        a job read equally much in a step, so the quotients of two ranks are comparable."""
+        the prediction for a rank is a quotient: the total size of the opened files that lacked a
+        copy, divided by the total size of all opened files. All ranks of a job read equally much in
+        a step, so the quotients of two ranks are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -58,7 +58,7 @@ class Staging:
     room for others. Runs in the daemon's loop and never blocks.
 
     number : the area's number among the tiers
-    tier : the area; None if there is no area. Nothing is then staged
+    tier : the area; None if there is no area, so that nothing is staged
     """
 
     def __init__(self, number: int, tier: Tier | None, copies: Copies, policy: NodePolicy) -> None:
@@ -96,7 +96,7 @@ class Staging:
         return np.asarray(self.tier.rounded_all(sizes) <= self.capacity_bytes())
 
     def capacity_bytes(self) -> int:
-        """Returns the size limit of all copies in the area together [bytes]."""
+        """Returns the limit on the total size of the copies in the area [bytes]."""
         if self.tier is None or not self.tier.usable:
             return 0
         try:
@@ -105,8 +105,8 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns whether there is room now for each of the files, (n,), if they are placed in this
-        order.
+        """Returns, for each file, whether there is room for it now if the files are placed in this
+        order, (n,).
 
         sizes : (n,) [bytes]
         """
@@ -156,7 +156,7 @@ class Staging:
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Sets the state of the files that `refuse` was called for to ABSENT, so that they can be
+        """Makes the files ABSENT that `refuse` has left to the source, so that they can be
         requested again. Call it when copies have arrived, or when dropped copies were removed."""
         if not self.refused:
             return

@@ -1,7 +1,7 @@
 """`prefetch: auto`: once programs read through a directory, fills its other files ahead of time.
 
 In a cluster, each file has a home, which is the node that reads the file from the source for all
-nodes. Each node first fills the files that have their home on it. It fetches the files of other
+nodes. Each node first fills the files whose home it is. It fetches files from their homes on other
 nodes only while a processor is idle, so that no program is slowed down. These fetches can wait,
 because a fetch from a node that has a copy is fast at any time.
 """
@@ -38,7 +38,7 @@ ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes], so that copies need not
 # be dropped separately for every file.
 GIVEN_BYTES = 16 << 20
-# After a prefetch that no tier had room for, nothing is prefetched for this time [s].
+# If no tier had room for the files to be prefetched, nothing is prefetched for this time [s].
 FULL_S = 1.0
 # After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
 # likely to follow soon, and they do not wake the loop.
@@ -61,7 +61,7 @@ class _Home(IntEnum):
 @dataclass(slots=True)
 class _Filled:
     """A directory whose files are filled. To find these files, the catalog is examined twice: once
-    for the files whose home is this node, and once for the files of other nodes (_Home).
+    for the files whose home is this node, and once for those whose home is another node (_Home).
 
     is_deep : whether all its subdirectories are filled too
     at : for each of the two examinations, the first catalog entry that the examination has not
@@ -85,8 +85,8 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories that programs read through: directories of which programs are likely to
-    read every file. NAMES says how many files programs must have read for this."""
+    """Finds the directories that programs read through, which means that programs are likely to
+    read all files of the directory. NAMES determines when this is assumed."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -299,11 +299,11 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for files that programs use and for which no tier has room, but only for those
-        that found no room in an earlier use either. Returns the files for which room was made. To
+        """Makes room for some of the files `ids`, which programs use and for which no tier has
+        room: for the files that found no room in an earlier use either. Returns these files. To
         make room, drops copies that no program has used, beginning with the last entries of the
-        catalog. Once copies were dropped, nothing more is prefetched, because the tiers have no
-        room for it.
+        catalog. If there are no such copies, returns no files. After copies were dropped, nothing
+        more is prefetched, because the tiers have no room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
         use the other prefetched copies. A second use shows that the program reads only a part of

@@ -33,8 +33,8 @@ class FailedFills:
         self._copies, self._staging, self._requests = copies, staging, requests
         self._scanner, self._shared = copies.scanner, copies.shared
         self._tries: dict[int, int] = {}
-        # The entries of files whose fill is postponed. `_in_use` has the files that programs use,
-        # and `_ahead` has the files to be filled ahead.
+        # The entries of files whose fill is postponed. `_in_use` lists the files that programs use,
+        # and `_ahead` lists the files to be filled ahead.
         self._in_use: list[int] = []
         self._ahead: list[int] = []
         self._try_at_s = 0.0

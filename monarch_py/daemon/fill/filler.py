@@ -75,8 +75,8 @@ class Filler:
         self.shared.control.shares = membership is not None
         self.routes = RouteChooser.of(config, self.engine, self.nodes.peers) if self.nodes else None
         self.policy = self.nodes.policy if self.nodes else NodePolicy()
-        # Returns the time until the next use of each file [s]; infinity where that time is not
-        # known. `PlanManager` replaces this function.
+        # A function that returns, for each file, the time until its next use [s], or infinity if
+        # that time is not known. `PlanManager` replaces this default.
         self.seconds_to_use: Callable[[Ids], Floats] = lambda ids: np.full(len(ids), np.inf)
         # With `prefetch: auto` on a single node, `DirectoryPrefetch` replaces the next two
         # functions.
@@ -119,8 +119,8 @@ class Filler:
     # --- grants ------------------------------------------------------------------------------
 
     def begin_turn(self) -> None:
-        """Withdraws the engine's permission to order fills by itself, and registers the orders that
-        the engine has made. `end_turn` grants the permission again."""
+        """Withdraws the engine's permission to order fills on its own, and registers the orders
+        that the engine has made. `end_turn` grants the permission again."""
         placed = self.engine.end_grant()
         if not len(placed):
             return
@@ -133,10 +133,10 @@ class Filler:
 
     def end_turn(self) -> None:
         """Grants the engine room in the tiers. Until the next iteration, the engine may use this
-        room to order, by itself, fills of files that readers wait for. It places these files where
-        the filler would place them. No room is granted while a plan assigns files to tiers. If no
-        fill was ordered for GRANTED_S, no room is granted either: then the loop need not measure
-        the room of the tiers, so a tier that hangs does not block the loop."""
+        room to order fills on its own, for files that readers wait for. It places these files where
+        the filler would place them. No room is granted while a plan assigns files to tiers. No room
+        is granted either if no fill was ordered for GRANTED_S. Without a grant, the loop need not
+        measure the room of the tiers, so a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -149,7 +149,7 @@ class Filler:
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
 
     def _staged_bytes(self) -> int:
-        """Returns the largest size [bytes] of a file that the engine may stage by itself. For a
+        """Returns the size [bytes] of the largest file that the engine may stage on its own. For a
         larger file, the filler chooses between the source and a node, because the source may be
         faster. Returns 0 while files wait for room, because free room goes to these files first."""
         if self.routes is None or self.requests.has_put_off:
@@ -178,8 +178,8 @@ class Filler:
         for fetched in (False, True):
             room = ORDERS - self.engine.pending(in_use=True, from_peers=fetched)
             # Orders for files in use either read the source or ask a peer. But if the peer is lost,
-            # or if the source is faster, an order that asks a peer finally reads the source. So the
-            # total number of both kinds of orders is limited too.
+            # or if the source is faster, an order that should ask a peer reads the source instead.
+            # So the total number of both kinds of orders is limited too.
             room = min(room, 2 * ORDERS - self.engine.pending(in_use=True))
             while room > 0 and len(ids := self.requests.next_in_use(room, from_peers=fetched)):
                 room -= self._order_fills(ids, in_use=True)
@@ -212,7 +212,8 @@ class Filler:
             self._early.append(ids)
 
     def _take_from_source(self) -> None:
-        """Queues again the files that `_leave_to_source` has left to the source."""
+        """Queues the files that `_leave_to_source` has left to the source, so that they are filled
+        now."""
         for ids in self._early:
             self.requests.want(self.requests.let_in_again(ids, Reason.NO_ROOM))
         self._early = []
@@ -225,9 +226,9 @@ class Filler:
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders fills of a portion of the files to be filled ahead. Returns True if it has stopped
-        because it has tried ORDERS files, although the engine could take more orders. This happens
-        if many files have no room in any tier. The caller may then try the next files at once."""
+        """Orders fills of a portion of the files to be filled ahead. Returns True if this call has
+        stopped after ORDERS files, although the engine could take more orders. This happens if many
+        files have no room in any tier. The caller may then try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
         begun = np.unique(self.requests.ahead.settle(self._is_open))
@@ -252,8 +253,8 @@ class Filler:
         later files to be staged stay ABSENT too.
 
         ids : (n,) the files' entries
-        horizon : to make room for files to be staged, a copy may be dropped if its own next use is
-            at least this many files away
+        horizon : a staged copy may be dropped to make room for other files if the next use of the
+            staged copy is at least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -353,8 +354,9 @@ class Filler:
         """Handles files for which no tier has room now, and returns those that are to be staged. If
         copies may be dropped to make room for a file, the file waits until these copies are
         removed. (Copies of datasets that are not configured are dropped first.) All other files are
-        staged. Without a staging area, they are left to the source at once, because readers may
-        wait for them. Their fills are retried when no fill runs any more."""
+        to be staged. If there is no staging area, these files are left to the source at once,
+        because readers may wait for them, and their fills are retried when no fill runs any
+        more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -451,8 +453,9 @@ class Filler:
         # copies all the time, so files are also retried whenever a copy was removed from the area.
         if unstaged or not self.copies.dropping:
             self.requests.let_in()
-        # Until the catalog is settled, `rooms` keeps room for it on the tiers that lie on its file
-        # system. So if there is such a tier, files that found no room are retried only afterwards.
+        # Until the scanner is settled, `rooms` reserves room for the catalog in the tiers that lie
+        # on the catalog's file system. So if there is such a tier, files that found no room are
+        # retried only once the scanner is settled.
         if self._refused and self.engine.idle and (self.scanner.is_settled or not self._beside):
             self._try_refused()
         return found
@@ -493,8 +496,8 @@ class Filler:
         self.requests.try_again(ids[tiers != NOWHERE])
 
     def answer(self) -> None:
-        """For each file that now has a copy, or will not get one, wakes the readers that wait for
-        the file."""
+        """Wakes the readers that wait for a file, if the file now has a copy or will not get
+        one."""
         lib.monarch_answer_settled(self.shared.clients, self.shared.catalog.c)
         if self.nodes is not None:
             self.nodes.replicas.answer()

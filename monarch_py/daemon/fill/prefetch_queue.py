@@ -53,7 +53,7 @@ class PrefetchQueue:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Inserts files that `next` has handed out at the head of their queue again (see `add`)."""
+        """Puts files that `next` has handed out back at the head of their queue (see `add`)."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():

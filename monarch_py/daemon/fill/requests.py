@@ -150,9 +150,9 @@ class FillRequests:
         return len(ids)
 
     def make_anew(self, ids: Ids) -> None:
-        """Call this for files that have become ABSENT and that no command requests. With
-        `prefetch: eager`, queues these files again, so that they are filled ahead. Without `eager`,
-        they are filled when programs read them."""
+        """With `prefetch: eager`, queues files again, so that they are filled ahead. Otherwise does
+        nothing: the files are filled when programs read them. Call this method for files that have
+        become ABSENT and that no command requests."""
         if self.ahead.eager:
             self.fill_ahead(ids)
 
@@ -166,9 +166,10 @@ class FillRequests:
             self.ahead.add(self.arranged(ids), ticket)
 
     def take_back(self, ticket: str) -> tuple[int, Ids]:
-        """Cancels what a command has requested, except files that a program or another command
-        wants too. Returns how many queued files were cancelled. Also returns the files whose fill
-        was ordered already, (n,); the caller must have the engine cancel their fills."""
+        """Cancels the fills that a command has requested, except fills of files that a program or
+        another command wants too. Returns how many queued fills were cancelled. Also returns the
+        files whose fill was ordered already, (n,); the caller must have the engine cancel these
+        fills."""
         catalog, ids = self.shared.catalog, np.unique(self.ahead.take_back(ticket))
         kept = np.zeros(len(catalog), dtype=bool)
         for wanted in (*self._all_in_use(), *self.ahead.meant()):
@@ -182,9 +183,9 @@ class FillRequests:
         return len(waiting), ordered
 
     def taken_back(self, ids: Ids) -> None:
-        """Call this for files whose fills a command has cancelled. With `prefetch: eager`, these
-        files are queued again, to be filled ahead. Files that `ahead.meet` has not returned yet are
-        left out, because every file is queued anyway once `ahead.meet` returns it."""
+        """With `prefetch: eager`, queues files whose fills a command has cancelled, so that they
+        are filled ahead nevertheless. Files that `ahead.meet` has not returned yet are left out,
+        because every file is queued anyway once `ahead.meet` returns it."""
         self.make_anew(ids[ids < self.ahead.entries_met])
 
     # --- retries -----------------------------------------------------------------------------
@@ -204,7 +205,8 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Takes files in use, and queues those of them that are BYPASS because they had no room."""
+        """Retries fills of files in use: queues those of the files `ids` that are BYPASS because
+        they had no room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

@@ -87,7 +87,7 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Takes files that programs open now, and returns those of them that found no room in an
+        """Returns those of the files `ids`, which programs open now, that found no room in an
         earlier use."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])

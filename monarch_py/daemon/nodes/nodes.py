@@ -33,9 +33,9 @@ __all__ = ["UNIT", "Membership", "Nodes", "rooms_of"]
 
 log = logging.getLogger("monarch.nodes")
 
-# At its start, the daemon computes which node keeps which file. Readers wait for this computation,
-# but only until the daemon has run for this long [s]. If one node has scanned for all nodes, the
-# computation ends earlier.
+# At its start, the daemon computes which node keeps which file. Readers wait for the result, but
+# only until the daemon has run for this long [s]. If one node has scanned the sources for all
+# nodes, the computation ends before this time.
 START_LIMIT_S = 1.0
 # A background request is a request of another node that no reader waits for. Until this node knows
 # which files it keeps, background requests are held back, because the other nodes would otherwise
@@ -236,9 +236,9 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server whether this node keeps each of these entries, and to which node an
-        entry was passed on. Tells the engine which other nodes keep each entry, and whether this
-        node does: the engine needs this for the fills that it orders by itself."""
+        """Tells the peer server whether this node keeps each of these entries, and to which node it
+        has passed an entry on. Tells the engine which other nodes keep each entry, and whether this
+        node does. The engine needs this for the fills that it orders on its own."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

@@ -1,4 +1,4 @@
-"""Measures the rate that one reader gets from each place, by the number of concurrent readers.
+"""Measures, for each place and number of concurrent readers, the rate that one reader gets.
 
 A place is all sources together, or one node. The rates are measured while copies are made, and are
 the input of the performance model (section 4 of the NoPFS paper).
@@ -55,7 +55,7 @@ class Throughput:
         self._looked_at = -math.inf
 
     def look(self) -> None:
-        """Adds what was measured since the last call."""
+        """Updates the rates with the reads since the last call."""
         now = self._clock()
         if now - self._looked_at < LOOK_S:
             return

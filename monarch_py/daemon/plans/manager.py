@@ -33,7 +33,7 @@ from monarch_py.util.file_version import Version, version_of
 
 log = logging.getLogger("monarch.planned")
 
-# Interval between two checks whether a dropped plan may be retried [s].
+# The time between two checks of whether a dropped plan may be retried [s].
 RENEW_S = 1.0
 # After a program has opened a file, the loop iterates often for this long [s], so that it soon sees
 # which files are opened next.
@@ -169,7 +169,8 @@ class PlanManager:
         was_dropped = tracker.state == "dropped"
         try:
             yield
-        # The error may also come from the thread, because the block fetches the thread's results.
+        # The error may also come from the executor's thread, because the block fetches that
+        # thread's results.
         except Exception:
             log.exception("the plan %s cannot be followed", tracker.file)
             tracker.drop("computing its next accesses failed (see the log)")
@@ -230,8 +231,8 @@ class PlanManager:
     def _find_renewed(
         self, trackers: list[PlanTracker], *, is_new_job: bool
     ) -> dict[PlanTracker, PlanTracker]:
-        """Returns the trackers whose plans are to be retried. Maps each of them to the tracker that
-        replaces it. Runs in the executor's thread."""
+        """Returns a dict of the trackers whose plans are to be retried. The value for each of these
+        trackers is the tracker that replaces it. Runs in the executor's thread."""
         found = {}
         for tracker in trackers:
             version = version_of(tracker.file)
@@ -270,8 +271,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Starts the placement of the plans' files in a thread, once everything is scanned. Once
-        the thread has finished, applies the result."""
+        """Once everything is scanned, starts a thread that places the plans' files. Once the thread
+        has finished, applies the result."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided

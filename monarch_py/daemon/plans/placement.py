@@ -53,8 +53,8 @@ class PlacementResult:
 
 
 def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
-    """Returns two values: the number of the source that contains the dataset of a plan, and "". If
-    no source contains the dataset, returns -1 and the reason why the plan cannot be followed."""
+    """Finds the source that contains the dataset of a plan. Returns the source's number and "", or,
+    if no source contains the dataset, -1 and the reason why the plan cannot be followed."""
     root = os.path.realpath(index.root)
     for number, source in enumerate(sources):
         if Path(root).is_relative_to(source.real_path):

@@ -116,7 +116,8 @@ class PlanTracker:
         return Run.of(self.timeline.section(epoch, part.name), self.node, self.timeline.units)
 
     def step(self) -> None:
-        """Runs one iteration: collects the thread's results, and gives the thread its next work."""
+        """Runs one iteration: collects the results of the executor's thread, and submits the next
+        work to it."""
         estimator = self.estimator
         if estimator is None or self.state == "dropped":
             return

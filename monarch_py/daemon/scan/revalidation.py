@@ -1,4 +1,4 @@
-"""Revalidates the names and attributes in the catalog against the source, periodically.
+"""Periodically compares the names and attributes in the catalog with the source.
 
 The scan creates a listing of each directory. From then on, while clients use the listings, the
 directories are compared with the source at least every `revalidate` seconds. Once a directory has
@@ -23,9 +23,9 @@ from monarch_py.native import Kind, ffi, lib
 
 log = logging.getLogger("monarch.metadata")
 
-# Timestamps of file systems may be as coarse as this [s]. A directory that was listed less than
-# this time after a change is young: it may have changed again after the listing without a new
-# timestamp.
+# Timestamps of file systems may be as coarse as this [s]. A directory is young if it was listed
+# less than this time after a change. A young directory may have changed again after the listing,
+# and still have the same timestamp.
 YOUNG_S = 2.0
 # The number of directories and files that one call of the C code compares. Between two calls the
 # thread applies the configured rate limit, and checks whether it should stop.
@@ -85,9 +85,9 @@ class Metadata:
     def _list(self) -> None:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
-        # The times at which the scan read the listings are not recorded, so every listing counts as
-        # read at the scan's start. So a directory counts as young unless it was last changed at
-        # least YOUNG_S before the scan's start.
+        # The times at which the scan read the listings are not recorded. Every listing therefore
+        # counts as read at the scan's start, and a directory counts as young unless it was last
+        # changed at least YOUNG_S before that start.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

@@ -1,6 +1,6 @@
-"""Adds to the catalog the files that scans find or clients open, and finds their earlier copies.
+"""Adds files to the catalog: the files that scans find, and those that clients open.
 
-Earlier copies are those of earlier sessions, which the tiers' manifests list.
+Also finds the copies of these files from earlier sessions. The tiers' manifests list these copies.
 """
 
 import logging
@@ -34,12 +34,11 @@ BATCHES_A_TURN = 8
 # no matter how much of each file is read. With `scan: lazy`, only two kinds of directories are
 # listed: these directories, and those that a command or a plan requests.
 NAMES = 4
-# Between two iterations, the engine may add many opened files to the catalog. The opens of at most
-# this many of them are counted for their directories.
+# Between two iterations, the engine may add many opened files to the catalog. To count the opens in
+# each directory, at most this many of these files are examined.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions. They are enough as long as the number of files without such a copy exceeds the number of
-# files with one by at most MISSES.
+# sessions: as long as the files without such a copy outnumber the files with one by at most MISSES.
 MISSES = 256
 # The catalog is shrunk this long after the end of a scan [s]. For 20,000 files, this takes 5 ms of
 # processor time. The delay keeps this time out of the second epoch: the scan stays just ahead of
@@ -166,8 +165,9 @@ class Scanner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the scan has ended and the catalog needs no more memory. While the catalog is
-        shrunk, it needs memory for a second segment."""
+        """Whether the scan has ended and the catalog is not still to be shrunk. Until then, the
+        catalog may need more memory: for new entries, or for a second segment while it is being
+        shrunk."""
         return self.scanned and self._fit_at_s == math.inf
 
     @property

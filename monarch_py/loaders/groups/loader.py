@@ -1,5 +1,6 @@
-"""GroupLoader: reads ahead groups of neighbouring samples, as in Lee and others (2021), section
-III.
+"""GroupLoader: reads groups of neighbouring samples ahead of the training.
+
+The method is that of Lee and others (2021), section III.
 
 A full shuffle of small samples needs a request for each sample. A group consists of many
 neighbouring samples, which are read together. Groups are read in random order, and the samples

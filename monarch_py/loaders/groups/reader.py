@@ -28,11 +28,11 @@ from monarch_py.util.processes import PROC, Identity
 # runs. The reading process checks at the same interval that the training runs.
 LOOK_S = 0.25
 # If this many consecutive checks find the reading process stopped (SIGSTOP), the training raises an
-# error. Checks are counted instead of seconds, because a whole job may be stopped and continued.
-# During the stop, the clock goes on, but the training makes no checks.
+# error. Checks are counted instead of seconds, because the complete job may be stopped and
+# continued. During the stop, the clock goes on, but the training makes no checks.
 STOPPED_LOOKS = 10
-# How long [s] the training waits until the reading process has ended. After this time it kills the
-# process. The process may still have to finish a read before it ends.
+# How long [s] the training waits for the end of the reading process, which may have to finish a
+# read first. After this time, the training kills the process.
 END_S = 1.0
 
 

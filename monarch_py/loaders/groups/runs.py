@@ -32,7 +32,7 @@ class RankGroups:
     """The batches of one rank in an epoch, and their division into runs.
 
     samples : (accesses,) int32, batch after batch
-    ends : (steps,) int64, where each batch ends in `samples`
+    ends : (steps,) int64, the index in `samples` at which each batch ends
     group : the number of samples in a group
     """
 

@@ -1,10 +1,10 @@
-"""Memory that processes of a node share by a key. It is freed when the last of them ends.
+"""Memory that the processes of a node find by a key and share, until the last of them ends.
 
 The memory is a memfd, which has no name. A small file, the list, contains a line for each process
-that has created or opened the memory. It contains no lines for children that inherit the memory. A
-later process opens the memory through /proc/PID/fd of a process on the list. If all these processes
-are killed, only the list is left. It is removed by the next process that makes a SharedMemory on
-the node.
+that has created or opened the memory, but no lines for children that inherit the memory. A later
+process opens the memory through /proc/PID/fd of a process on the list. If all processes that have
+the memory are killed, it is freed, and only the list is left. The next process on the node that
+makes a SharedMemory removes this list.
 """
 
 import fcntl

@@ -152,6 +152,6 @@ def plain_offsets(rows: Rows) -> Ints | None:
 
 
 def _is_padded(chunks: Chunks, rows: Rows) -> bool:
-    """Whether chunks that hold whole rows are wider than a row in some dimension. If so, padding
-    may interrupt the rows in a chunk."""
+    """Whether chunks that contain complete rows are wider than a row in some dimension. If so,
+    padding may interrupt the rows in a chunk."""
     return chunks.shape[1:] != rows.shape

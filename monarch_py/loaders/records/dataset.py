@@ -303,10 +303,9 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns the parts that make wanted rows from chunks, one Part for each file with such
-        rows.
+        """Returns one Part for each file with wanted rows that must be made from chunks.
 
-        places : the indices in `wanted` of the rows that must be made from chunks
+        places : the indices of these rows in `wanted`
         """
         found: list[Part] = []
         for number in np.unique(file[places]).tolist():
