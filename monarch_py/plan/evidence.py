@@ -102,8 +102,9 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. All parts have the same length, a
-    little more than the run's window. The part with most of the evidence is chosen.
+    """Finds the part of the run in which a node probably is. Of all parts of one length, the one
+    with the most units of the evidence is chosen. The length is the run's window plus UNSEEN places
+    for each unit of the evidence.
 
     evidence : (n,) the units that the node opened last
 

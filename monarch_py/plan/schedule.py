@@ -155,8 +155,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
-    last batch is kept, or dropped with `drop_last`; its size is the same on all ranks.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
+    batch of a rank is smaller, it has the same size on all ranks. With `drop_last` it is dropped.
 
     chunks : (ranks, samples of a rank)
     """

@@ -155,8 +155,8 @@ class FarthestUse:
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """Returns the class that holds each file now, or MISS, (files,). The array is a view that
-        follows all changes."""
+        """Returns the class that holds each file, or MISS, (files,). The array is a view, which
+        also shows later changes."""
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
@@ -245,7 +245,8 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Accesses these files in the cache, in order. Returns what each access did.
+        """Accesses these files in the cache, in order. Returns in which class each access found its
+        file, and which class took the file.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access

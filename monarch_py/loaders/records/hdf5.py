@@ -86,8 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns which part of a chunk holds `corner`, as slices of the chunk. A chunk at the edge
-        of the dataset may also hold elements outside the dataset.
+        """Returns the part of a chunk that holds `corner`, as slices of the chunk. The rest of a
+        chunk at the edge of the dataset lies outside the dataset.
 
         corner : the part of a row that the chunk holds, as `corners` returns it
         """
@@ -178,8 +178,8 @@ class Decoder:
     dataset in memory that has the same filters, and HDF5 decodes the bytes when that dataset is
     read. The constructor raises MonarchError if the dataset in the file cannot be opened.
 
-    last : the number and the rows of the band that was decoded last. A band consists
-        of the chunks that hold parts of the same rows
+    last : the number and the rows of the band that was decoded last. A band consists of the chunks
+        that hold parts of the same rows
     """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:

@@ -38,8 +38,8 @@ def read_all(
     offsets, lengths, starts : (reads,) int64 [bytes]
     out : a writable, contiguous buffer
 
-    Raises the OSError of the first read that failed, with the file's name; a file that ends too
-    early is an error as well (EIO). Raises ConfigError for arguments that cannot work, such as
+    If reads fail, raises the OSError of the first of them, with the file's name. A read also fails
+    (EIO) if its file ends too early. Raises ConfigError for arguments that cannot work, such as
     reads that do not fit into `out`.
     """
     memory = memoryview(out).cast("B")

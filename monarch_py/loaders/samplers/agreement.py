@@ -22,7 +22,7 @@ _inherited: Any = None
 
 def process_group() -> Any:
     """Returns torch.distributed if it has a process group; otherwise None."""
-    # If nothing has imported torch, no process group was made.
+    # If torch has not been imported, there is no process group.
     group: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if group is None or not group.is_available():
         return None

@@ -182,9 +182,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths. A path that leads into a source through links is replaced by the path in
-    the source. Daemons keep only files in sources. So this function warns of paths outside all
-    sources, and raises ConfigError if every path is outside."""
+    """Returns the paths, but each path that leads into a source through symbolic links is replaced
+    by the path in the source. Daemons keep only files in sources. So this function warns of paths
+    outside all sources, and raises ConfigError if every path is outside."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:

@@ -73,7 +73,8 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until `count` workers run. Only idle workers may be ended."""
+        """Starts or ends workers until `count` workers run. The workers that it ends must be
+        idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]

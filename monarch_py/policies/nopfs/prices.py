@@ -81,8 +81,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
     The prices are found by subgradient steps on samples of the files. The price of a node rises
     while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. Each step gives an upper bound for the value of every placement. The result of a stage
-    (STAGES) is the prices of the step with the least bound; the next stage begins with them.
+    smaller. Each step gives an upper bound for the value of every placement. Of the prices of all
+    steps of a stage (STAGES), the next stage begins with those that gave the least bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
