@@ -81,9 +81,9 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     """Returns the owner of each file, (files,) int32: the first node with room in the order of the
-    file's scores; PFS if no node has room. If a node has room for only a part of the files assigned
-    to it, the files with the least keys get the room. The order of the files in the arrays does not
-    matter.
+    file's scores; PFS if no node has room. If a node has room for only some of the files for which
+    it comes first, it owns those with the smallest keys that fit. The order of the files in the
+    arrays does not matter.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """

@@ -25,8 +25,9 @@ MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# The number of epochs may be derived from the number of opens. If the result is larger than
-# MOST_EPOCHS, programs do not open each file once an epoch. The number of epochs is then not known.
+# If the number of epochs is derived from the number of opens, it is assumed that programs open each
+# file once an epoch. A result above MOST_EPOCHS shows that they do not, so the number of epochs is
+# then not known.
 MOST_EPOCHS = 1000
 
 # The largest number of readers that a report may have. No daemon sees that many threads.
@@ -137,7 +138,7 @@ class Recorded:
     seconds : (n + 1,) the bounds of n consecutive intervals of the run; the first bound is 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
     readers : how many threads read at the same time, as far as the daemon can see
-    memory_bytes : the least memory that was available for a RAM tier during the run
+    memory_bytes : the lowest value, during the run, of the memory that was available for a RAM tier
     """
 
     def __init__(self, report: _Report) -> None:

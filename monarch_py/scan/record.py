@@ -101,8 +101,8 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
 
 
 class RecordedScan:
-    """The scan of one source, replayed from a record. All batches are available at once, and
-    nothing is read from the source, so `want` and `allow` have no effect."""
+    """The scan of one source, replayed from a record. All batches are available from the start, and
+    nothing is read from the source. So `want` and `allow` have no effect."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds
