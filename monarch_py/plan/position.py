@@ -292,8 +292,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,): of as many observations as are needed for
-        SEARCHED units, or of all if they have fewer units."""
+        """The units of the last observations, (n,). As many observations are included as are needed
+        for SEARCHED units; if they have fewer units in all, every observation is included."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

@@ -1,7 +1,8 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-A Loader (plan/loader.py) distributes the samples of an epoch only by their positions in the order.
-The schedules here depend on the samples themselves: on their holders, or on their groups.
+Most splits of a Loader (plan/loader.py) distribute the samples of an epoch only by their positions
+in the order. The schedules here depend on the samples themselves: on their holders, or on their
+groups.
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ MAX_NODES = 1 << 16
 # The largest number of epochs. `Timeline.layout` takes about 140 bytes and 1 microsecond per epoch.
 MAX_EPOCHS = 1_000_000
 # USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
-# names no workers: eight workers with four batches each are assumed.
+# names no workers. That many are in flight if eight workers have four batches each.
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
 # AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because in a larger window
 # accesses would fit the plan in any order.

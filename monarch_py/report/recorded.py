@@ -137,7 +137,7 @@ class Recorded:
 
     seconds : (n + 1,) the bounds of n consecutive intervals of the run; the first bound is 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
-    readers : how many threads read at the same time, as far as the daemon can see
+    readers : how many threads usually read at the same time, as far as the daemon can see
     memory_bytes : the lowest value, during the run, of the memory that was available for a RAM tier
     """
 
@@ -200,8 +200,9 @@ class Recorded:
     def epochs(self, given: int | None = None) -> list[Epoch]:
         """Returns the epochs of the run. If `given` is a number, the opens are divided equally
         among that many epochs. If `given` is None, the plan defines the epochs; without a plan, an
-        epoch has `files` / `nodes` opens. If the plan does not define the epochs, the result is
-        empty if no file was opened, or if there would be more than MOST_EPOCHS epochs.
+        epoch has `files` / `nodes` opens. Epochs that are not the plan's can be derived only from
+        opens: the result is then empty if no file was opened, or if there would be more than
+        MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """

@@ -51,7 +51,7 @@ Scanned = tuple[list[Listed], float]
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources one after the other, as a daemon does. Returns the record as bytes. Raises
+    """Scans all sources one after the other. Returns the record of the scan as bytes. Raises
     OSError if a source cannot be opened."""
     listed = []
     for number, source in enumerate(config.sources):

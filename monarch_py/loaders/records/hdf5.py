@@ -19,7 +19,7 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.errors import MonarchError
 from monarch_py.plan.builders import hdf5_chunks
 
-# Stands for the offset of a chunk that was never written: the file has no bytes of this chunk.
+# Used as the offset of a chunk that was never written. The file contains no bytes of such a chunk.
 NOWHERE = -1
 # The numbers by which HDF5 identifies two filters.
 DEFLATE, SHUFFLE = 1, 2
@@ -118,8 +118,8 @@ def _opened(path: Path, dataset: str) -> Iterator[Any]:
 
 
 def rows_of(path: Path, dataset: str) -> Rows:
-    """Returns where the rows of a dataset lie. Raises MonarchError, which names the file, if the
-    rows cannot be read by offset."""
+    """Returns where the rows of a dataset lie. Raises MonarchError if the rows cannot be read by
+    offset; the message names the file."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
             raise MonarchError(f"{path}: {dataset!r} has no rows; name another dataset")

@@ -16,7 +16,8 @@ from monarch_py.arrays import Int32s, Ints, pointer
 from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 
-# The default number of reads in flight at once. 16 reads of 128 KiB every 4 ms make 500 MB/s.
+# The default number of reads in flight at once. If each read of 128 KiB takes 4 ms, 16 reads at a
+# time reach 500 MB/s.
 IN_FLIGHT = 16
 
 

@@ -148,7 +148,7 @@ def kept_by_daemons(
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
         node must equal the rank of the node's daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep. If not all files fit, these files leave less room for
+    others : further files that daemons keep. If not all files fit, these files reduce the room for
         the dataset
     extra : whether nodes with room left hold second copies
     """

@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# The smallest number of workers is chosen with which an epoch takes at most this share longer than
-# with the best number of workers.
+# `fewest` returns the smallest number of workers with which an epoch takes at most this share
+# longer than with the best number of workers.
 TOLERANCE = 0.05
 # The number of straight lines in a model: one line for few workers, which do not slow each other
 # down, and one line for more workers.
@@ -163,8 +163,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of past epochs. If a time of an epoch differs much from the predicted time
-        (CHANGED), the times of all earlier epochs are dropped
+    measured : the times of past epochs. If an epoch's times differ too much from the predicted
+        times (CHANGED), the times of all earlier epochs are dropped
     """
 
     most: int

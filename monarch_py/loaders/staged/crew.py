@@ -49,8 +49,8 @@ class Crew:
 
     method : multiprocessing's start method for the workers, for example "spawn"; None for the
         default
-    seed : the seed of the first worker's random generators; the seed of each later worker is
-        greater by 1
+    seed : the seed of the first worker's random generators; each later worker's seed is 1 greater
+        than the seed of the worker before it
     init : called by each worker at its start, with the worker's number
     """
 

@@ -122,7 +122,7 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 class _Measuring:
     """Measures one size class. Each measurement begins with the first sample that the previous
-    measurement has not asked for."""
+    measurement has not requested."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None
