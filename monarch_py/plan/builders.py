@@ -188,8 +188,8 @@ _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
     """Returns the index of webdataset's tar files. Consecutive members with the same key form a
-    sample. A sample extends from the header of its first member to the padding of its last member.
-    Raises MonarchError for a file that is not a tar archive."""
+    sample. A sample extends from the header of its first member to the end of the padding of its
+    last member. Raises MonarchError for a file that is not a tar archive."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 

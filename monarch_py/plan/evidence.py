@@ -8,8 +8,9 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the number of
-# accesses that fit is at most DEVIATIONS standard deviations above the number expected by chance.
+# A plan is considered wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the
+# number of accesses that fit is at most DEVIATIONS standard deviations above the number expected by
+# chance.
 WRONG, DEVIATIONS = 0.4, 4
 # Random accesses may fit a plan too. If more than this share of them would fit, a good fit of the
 # observed accesses proves nothing.

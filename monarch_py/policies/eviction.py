@@ -147,7 +147,8 @@ class FarthestUse:
         self._level = bytearray(self._files)
         # An entry is -(next use x number of files + file), so the smallest entry has the farthest
         # next use and is at the top. When a file is used, its old entry becomes stale: the use in
-        # that entry is over. So a stale entry reaches the top only after all valid entries.
+        # that entry is over, and the uses in valid entries are later. So a stale entry reaches the
+        # top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -174,7 +175,7 @@ class FarthestUse:
         self._level[file] = MISS
 
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
-        """Decides whether to admit a file that was loaded and is not held.
+        """Decides whether to admit a file that was loaded and is not held, and admits it if so.
 
         upcoming : the number of the access that uses the file next, or NEVER
         now : the number of the latest access. A heap entry is stale if the number of its use is

@@ -222,8 +222,9 @@ class Decision:
         first step
     threads : a function that returns, for an epoch and its order, how many of a node's staging
         threads fetch the samples of each rank in each step, (nodes, steps, ranks) int32, each 1 or
-        more. A thread that becomes free fetches for the rank for which the smallest share of the
-        assigned threads is at work (Lobster 4.3). With None, every rank has threads of its own
+        more. A thread that becomes free fetches for the rank that has the fewest threads at work in
+        proportion to its assigned number (Lobster 4.3). With None, every rank has threads of its
+        own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

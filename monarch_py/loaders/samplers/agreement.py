@@ -51,8 +51,8 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    others wait for its result. In three cases, each rank does the work itself: there is no process
-    group, the first rank fails, or its work takes longer than the store waits."""
+    other ranks wait for its result. They do the work themselves if the first rank fails, or if its
+    work takes longer than the store waits. Without a process group, each rank does the work."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"

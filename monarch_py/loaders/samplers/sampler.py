@@ -165,9 +165,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the DistributedSampler epoch whose order of samples `epoch` uses.
-        By default, this number is `epoch` itself. With `epoch_order`, SolarSampler permutes the
-        numbers."""
+        """Returns the epoch of DistributedSampler whose order of samples this sampler uses in
+        `epoch`. By default, it is the same epoch. With `epoch_order`, SolarSampler permutes the
+        epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 # `fewest` returns the smallest number of workers with which an epoch takes at most this share
 # longer than with the best number of workers.
 TOLERANCE = 0.05
-# The number of straight lines in a model: one line for few workers, which do not slow each other
-# down, and one line for more workers.
+# The largest number of straight lines in a model: one line for few workers, which do not slow each
+# other down, and one line for more workers.
 PIECES = 2
 # If a measurement differs from the model by more than this factor, the conditions have changed:
 # files have been copied, or another job has started.

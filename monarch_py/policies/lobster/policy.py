@@ -71,8 +71,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# The model of the preprocessing time is piecewise linear in the number of threads. It has this many
-# pieces.
+# The model of the preprocessing time is piecewise linear in the number of threads. It has at most
+# this many pieces.
 PIECES = 3
 
 

@@ -20,9 +20,9 @@ from monarch_py.policies.view import Array, Floats, Ints
 # array when this array is accessed.
 Rows = Sequence[Array]
 
-# Prices are optimised on samples of the files, in two stages. The first stage finds rough prices.
-# The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
-# pair: the largest size of the table (files x nodes), and the number of steps.
+# Prices are optimised on random samples of the files, in two stages. The first stage finds rough
+# prices. The second stage uses enough files to meet the quotas of single nodes closely. Each stage
+# is a pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
 # The values of files are small integers, so thousands of files have the same value, and a change of
 # a price would move all of them at once. Random noise makes the values differ. NOISE is the width
@@ -110,7 +110,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample of the files.
+    """A random sample of the files.
 
     table : (nodes, files), the value of a byte of each file at each node, with the noise
     weights : (files,), sizes scaled to a sum of 1
