@@ -162,7 +162,7 @@ class Greeter:
 
     def feed(self, data: bytes) -> bool:
         """Adds the next bytes of the client's message; they must not be more than `missing`.
-        Returns False if the bytes received so far cannot begin a client's message."""
+        Returns False if the bytes received so far cannot be the beginning of a client's message."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]

@@ -103,9 +103,9 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. Of all parts of one length, the one
-    with the most units of the evidence is chosen. The length is the run's window plus UNSEEN places
-    for each unit of the evidence.
+    """Finds the part of the run in which a node probably is. All parts have the same length: the
+    run's window, plus UNSEEN places for each unit of the evidence. The part that contains the most
+    units of the evidence is chosen.
 
     evidence : (n,) the units that the node opened last
 

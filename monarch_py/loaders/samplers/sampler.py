@@ -102,7 +102,7 @@ class ScheduledSampler(ABC):
     `batch_sampler`.
 
     A global batch has the same samples as with DistributedSampler if the seed and `batch_size` are
-    the same. Only the ranks that take the samples may differ. With `drop_last`, the last samples
+    the same. Only which rank takes which sample differs. With `drop_last`, the last samples
     are left out if they cannot be divided equally among the ranks. A last batch that is not full is
     left out too. Without `drop_last`, the epoch is padded with samples from its beginning, and the
     last batch may be smaller.

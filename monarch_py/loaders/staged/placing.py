@@ -101,8 +101,8 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
 def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
     """Returns the batch that `place` has written. The batch's arrays are views of the slot.
 
-    tensors : whether to return the arrays that are marked as tensors as torch's tensors, if torch
-        has their dtype
+    tensors : whether arrays that are marked as tensors become torch's tensors, if torch has their
+        dtype
     """
 
     def view(placed: Placed) -> Any:
