@@ -92,8 +92,8 @@ class PackIndex:
 
     @classmethod
     def load(cls, pack: Path) -> "PackIndex":
-        """Reads the index next to a tar. Raises ConfigError, which names the file and the remedy,
-        if the index is missing, damaged, or made for another version of the tar."""
+        """Reads the index next to a tar. Raises ConfigError if the index is missing, damaged, or
+        made for another version of the tar; the message names the file and the remedy."""
         path = index_path(pack)
         try:
             found = cls._from_arrays(load_arrays(path))

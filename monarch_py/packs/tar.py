@@ -19,8 +19,8 @@ from monarch_py.errors import ConfigError, MonarchError
 from monarch_py.packs.index import PackIndex
 
 # THREADS: the number of files that are read or examined in parallel. The number is large, because a
-# remote source has a high latency. AHEAD: the largest number of files that are in progress, which
-# means that they are queued to be read, are being read, or wait to be written.
+# remote source has a high latency. AHEAD: the largest number of files that are in progress at once:
+# files that are queued to be read, are being read, or wait to be written to the tar.
 THREADS, AHEAD = 32, 64
 # Files up to this size [bytes] are read completely before they are written to the tar, so that a
 # file that changes during the read can be read again.
@@ -265,8 +265,8 @@ def _write(root: Path, stream: BinaryIO) -> tuple[list[Member], list[str]]:
 
 
 def write_pack(root: Path, output: Path) -> Packed:
-    """Writes the files and links below `root` into the tar `output`, and writes the tar's index
-    next to it. The tar is replaced completely or not at all, and so is the index.
+    """Writes the files and symbolic links below `root` into the tar `output`, and writes the tar's
+    index next to it. The tar is replaced completely or not at all, and so is the index.
 
     A small file that changes while it is packed is left out. Raises MonarchError if a large file
     changes while it is packed, or if a file cannot be read. Raises ConfigError if the output cannot

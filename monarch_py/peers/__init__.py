@@ -1,5 +1,5 @@
 """Reads ranges of files from other nodes' copies, and serves this node's copies to other nodes.
 
-Python connects and authenticates (tcp.py, server.py); C (csrc/peers) transfers the bytes without
-holding Python's global lock.
+Python connects to the nodes and authenticates them (tcp.py, server.py). C (csrc/peers) transfers
+the bytes without holding Python's global interpreter lock.
 """

@@ -161,8 +161,8 @@ class Greeter:
         return ANSWER_BYTES - len(self._got)
 
     def feed(self, data: bytes) -> bool:
-        """Adds the next bytes of the client's message, at most `missing`. Returns False as soon as
-        the bytes cannot be a client's message."""
+        """Adds the next bytes of the client's message; they must not be more than `missing`.
+        Returns False if the bytes received so far cannot be the beginning of a client's message."""
         self._got += data
         known = min(len(self._got), len(GREETING))
         return self._got[:known] == GREETING[:known]
@@ -202,7 +202,8 @@ def introduce(
     """Performs the client's side of the handshake on a connected socket. Returns the connection's
     keys.
 
-    rank : the rank of the node that should answer;  deadline : on time.monotonic() [s]
+    rank : the rank of the node that should answer
+    deadline : a time on the clock time.monotonic() [s]
 
     Raises Unreachable: TIMEOUT at the deadline; OTHER_NODE if another node of the session has
     answered; REFUSED if the server belongs to another session, or is not a server of Monarch.
@@ -231,7 +232,7 @@ def receive(
     """Receives `n_bytes` bytes. Raises Unreachable: with TIMEOUT at the deadline, and with `at_end`
     if the connection ends before all bytes have arrived.
 
-    deadline : on time.monotonic() [s]
+    deadline : a time on the clock time.monotonic() [s]
     """
     data = bytearray()
     while len(data) < n_bytes:

@@ -19,7 +19,7 @@ log = logging.getLogger("monarch.peers")
 # After a failure the peer is not contacted for this time [s], which is about the time that a daemon
 # needs to restart. With each further failure in a row, the pause doubles.
 FIRST_PAUSE_S = 0.5
-# The longest pause after failures [s]. It limits how long a peer stays unused once it works again.
+# The longest pause after failures [s]. A peer that works again stays unused for at most this long.
 LONGEST_PAUSE_S = 30.0
 # After the pause that follows a failure, one thread tries to connect to the peer. The other threads
 # wait for the outcome for at most this long [s]. The limit is far longer than a handshake with a

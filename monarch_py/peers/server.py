@@ -20,7 +20,8 @@ from monarch_py.native import ffi, lib
 from monarch_py.peers.handshake import Greeter, Party, Purpose
 from monarch_py.peers.queries import StatusResponder
 
-# The number of threads that answer. A few suffice, since they wait only for this node's own disks.
+# The number of threads that answer requests. A few suffice, since they wait only for this node's
+# own disks.
 THREADS = 4
 # The largest number of clients at a time: as many as the largest clusters have nodes. Each client
 # takes 3 KB and a socket.

@@ -1,5 +1,5 @@
-"""Statistics of a timeline: how often a node accesses each unit, and the positions of its first and
-its next access to the unit.
+"""Statistics of a timeline: how often a node accesses each unit, when it first accesses the unit,
+and, for each access, when it accesses the same unit again.
 
 A unit is a sample, a file or a part of a file. Epochs are processed one after the other, so memory
 grows with the number of units, not with the number of epochs. The loops over accesses are in C

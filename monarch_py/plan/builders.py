@@ -157,8 +157,8 @@ def index_tfrecord(root: Path, patterns: tuple[str, ...] = PATTERNS["tfrecord"])
     """Returns the index of TFRecord files. A sample is a record with its frame (8 + 4 bytes before
     the data, 4 after it).
 
-    Raises MonarchError for a file that does not consist of records, and for a compressed file.
-    Samples of a compressed file have no fixed position.
+    Raises MonarchError for a file that does not consist of records, such as a compressed file, in
+    which records have no fixed positions.
     """
     return _index_shards("tfrecord", root, patterns, lambda path: _extents(_records(path)))
 
@@ -188,8 +188,8 @@ _MEMBER = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 
 def index_webdataset(root: Path, patterns: tuple[str, ...] = PATTERNS["webdataset"]) -> Index:
     """Returns the index of webdataset's tar files. Consecutive members with the same key form a
-    sample. A sample extends from the header of its first member to the padding of its last member.
-    Raises MonarchError for a file that is not a tar archive."""
+    sample. A sample extends from the header of its first member to the end of the padding of its
+    last member. Raises MonarchError for a file that is not a tar archive."""
     return _index_shards("webdataset", root, patterns, lambda path: _extents(_members(path)))
 
 
@@ -217,7 +217,7 @@ def _members(path: Path) -> Iterator[tuple[int, int]]:
 def index_hdf5(root: Path, dataset: str, patterns: tuple[str, ...] = PATTERNS["hdf5"]) -> Index:
     """Returns the index of HDF5 files. A sample is a row of `dataset`. If the dataset is
     contiguous, the sample is the row's bytes. Otherwise it is the range from the first to the last
-    byte of the chunks that have parts of the row.
+    byte of the chunks that contain parts of the row.
 
     Raises MonarchError if h5py is not installed or a file has no such dataset.
     """

@@ -8,8 +8,9 @@ import numpy as np
 from monarch_py.plan.samplers import NONE
 from monarch_py.plan.timeline import Run, Units
 
-# A plan is wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the number of
-# accesses that fit is at most DEVIATIONS standard deviations above the number expected by chance.
+# A plan is considered wrong if two conditions hold: `Evidence.explained` is at most WRONG, and the
+# number of accesses that fit is at most DEVIATIONS standard deviations above the number expected by
+# chance.
 WRONG, DEVIATIONS = 0.4, 4
 # Random accesses may fit a plan too. If more than this share of them would fit, a good fit of the
 # observed accesses proves nothing.
@@ -102,8 +103,9 @@ def by_chance(runs: list[tuple[Run, float]]) -> tuple[float, float]:
 
 
 def locate(run: Run, evidence: Units) -> tuple[float, int]:
-    """Finds the part of the run in which a node probably is. All parts have the same length, a
-    little more than the run's window. The part with most of the evidence is chosen.
+    """Finds the part of the run in which a node probably is. All parts have the same length: the
+    run's window, plus UNSEEN places for each unit of the evidence. The part that contains the most
+    units of the evidence is chosen.
 
     evidence : (n,) the units that the node opened last
 

@@ -35,7 +35,8 @@ class Units:
     """The units in which a plan counts accesses: samples, files or parts of files.
 
     lookup : (samples + 1,) int32, the unit of each sample; None if every sample is a unit of its
-        own. The last element is NONE. Since NONE is the index -1, the array maps NONE to NONE
+        own. The last element is NONE. NONE is -1, the index of the last element, so the array maps
+        NONE to NONE
     length : (units,) int64, the size of each unit [bytes]
     """
 

@@ -128,8 +128,8 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """How many rows of the array that `rows` returns belong to one step: the most samples that
-        any rank may take in a step."""
+        """The number of rows for one step in the array that `rows` returns. This is the largest
+        number of samples that any rank may take in a step."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property

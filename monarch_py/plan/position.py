@@ -60,7 +60,7 @@ class _Progress:
         self._recent: deque[int] = deque(maxlen=RECENT)
 
     def _came(self, places: Units) -> Bools:
-        """Returns whether these places were seen, (n,). The result for NONE is arbitrary."""
+        """Returns whether each of these places was seen, (n,). For NONE the result is arbitrary."""
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
@@ -270,11 +270,10 @@ class PositionEstimator:
         """Returns which of these units were seen a short time ago, in the current run or in a
         neighbouring run, (n,).
 
-        alone : True if no job of another plan reads the same files. Then the previous run counts
-            only at the beginning of the current run. (If the previous run is short, most of its
-            units lie near its end, so they were all seen a short time ago. If the previous run
-            always counted, nearly every unit of the current run would be recognised, and hardly any
-            evidence would be left.)
+        alone : True if no job of another plan reads the same files. Then units of the previous run
+            are recognised only at the beginning of the current run. Otherwise hardly any evidence
+            would be left after a short previous run: most of its units lie near its end, so nearly
+            every unit of the current run was seen there a short time ago.
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -293,8 +292,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). The latest observations are included, one after
-        the other, until they have SEARCHED units together, or until none is left."""
+        """The units of the last observations, (n,). As many observations are included as are needed
+        for SEARCHED units; if they have fewer units in all, every observation is included."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)

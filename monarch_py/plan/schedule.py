@@ -1,7 +1,8 @@
 """The schedule of an epoch: which rank takes which samples in which step.
 
-A Loader (plan/loader.py) distributes the samples of an epoch only by their positions in the order.
-The schedules here depend on the samples themselves: on their holders, or on their groups.
+Most splits of a Loader (plan/loader.py) distribute the samples of an epoch only by their positions
+in the order. The schedules here depend on the samples themselves: on their holders, or on their
+groups.
 """
 
 from dataclasses import dataclass
@@ -155,8 +156,8 @@ class Deal:
 
 
 def equal_batches(chunks: Int32s, batch_size: int, drop_last: bool = False) -> EpochSchedule:
-    """Returns the schedule in which each rank takes its chunk in batches of one size. A smaller
-    last batch is kept, or dropped with `drop_last`; its size is the same on all ranks.
+    """Returns the schedule in which each rank takes its chunk in batches of one size. If the last
+    batch of a rank is smaller, it has the same size on all ranks. With `drop_last` it is dropped.
 
     chunks : (ranks, samples of a rank)
     """

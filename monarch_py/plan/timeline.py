@@ -19,7 +19,7 @@ MAX_NODES = 1 << 16
 # The largest number of epochs. `Timeline.layout` takes about 140 bytes and 1 microsecond per epoch.
 MAX_EPOCHS = 1_000_000
 # USUAL_AHEAD: how many batches a DataLoader's workers are assumed to have in flight if the plan
-# names no workers (eight workers with four batches each).
+# names no workers. That many are in flight if eight workers have four batches each.
 # SLACK: the factor by which a run's window is enlarged, because some accesses are never seen.
 # AMPLE_SHARE: the enlarged window is at most 1 / AMPLE_SHARE of the run, because in a larger window
 # accesses would fit the plan in any order.
@@ -115,7 +115,7 @@ class Run:
     place : (units of the plan,) int32, the index of each unit in `units`; NONE for a unit that is
         not in `units`
     starts : (n,) int64, the position of each first use in the plan's timeline
-    window : how early an access may come: at most this many indices in `units` before its turn
+    window : the largest number of elements of `units` by which an access may come before its turn
     """
 
     epoch: int
@@ -229,8 +229,8 @@ class Timeline:
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:
-        """Returns the epoch, the part and the start of every section, in order. Does not compute
-        any order of samples."""
+        """Returns the epoch, the part and the start of every section, from the first section to the
+        last. Does not compute any order of samples."""
         found, start = [], 0
         for epoch in range(self.epochs):
             for part in self.parts:
@@ -240,8 +240,8 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on. The first section starts at `batch`. One section
-        at a time is in memory. Raises ConfigError if there is no such epoch or batch."""
+        """Yields the sections from `epoch` on, the first one from its batch `batch` on. Keeps only
+        one section at a time in memory. Raises ConfigError if there is no such epoch or batch."""
         self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}

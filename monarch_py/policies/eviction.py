@@ -147,7 +147,8 @@ class FarthestUse:
         self._level = bytearray(self._files)
         # An entry is -(next use x number of files + file), so the smallest entry has the farthest
         # next use and is at the top. When a file is used, its old entry becomes stale: the use in
-        # that entry is over. So a stale entry reaches the top only after all valid entries.
+        # that entry is over, and the uses in valid entries are later. So a stale entry reaches the
+        # top only after all valid entries.
         self._heap: list[int] = []
 
     def level(self, file: int) -> int:
@@ -155,8 +156,8 @@ class FarthestUse:
         return self._level[file]
 
     def levels(self) -> npt.NDArray[np.uint8]:
-        """Returns the class that holds each file now, or MISS, (files,). The array is a view that
-        follows all changes."""
+        """Returns the class that holds each file, or MISS, (files,). The array is a view, which
+        also shows later changes."""
         return np.frombuffer(self._level, np.uint8)
 
     def used(self, file: int, upcoming: int) -> None:
@@ -174,7 +175,7 @@ class FarthestUse:
         self._level[file] = MISS
 
     def offer(self, file: int, upcoming: int, now: int) -> list[int] | None:
-        """Decides whether to admit a file that was loaded and is not held.
+        """Decides whether to admit a file that was loaded and is not held, and admits it if so.
 
         upcoming : the number of the access that uses the file next, or NEVER
         now : the number of the latest access. A heap entry is stale if the number of its use is
@@ -245,7 +246,8 @@ class FarthestUse:
         upcoming: Sequence[int],
         now: Sequence[int],
     ) -> Uses:
-        """Accesses these files in the cache, in order. Returns what each access did.
+        """Accesses these files in the cache, in order. Returns in which class each access found its
+        file, and which class took the file.
 
         upcoming : for each access, the number of the next access to the same file, or NEVER
         now : the number of each access

@@ -138,7 +138,7 @@ class NodePolicy:
         two = np.flatnonzero((asked >= 0).all(axis=1))
         owner, other = asked[two].T
         # Ask the holder with the shorter queue first. If the queues have the same length, ask the
-        # owner first for the files with an even number.
+        # owner first for files with even numbers, and the other holder first for the rest.
         is_turned = (queues[other] < queues[owner]) | (
             (queues[other] == queues[owner]) & (ids[two] % np.asarray(2, ids.dtype) == 1)
         )

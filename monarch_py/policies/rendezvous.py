@@ -37,9 +37,9 @@ def file_keys(files: int) -> Keys:
 
 def scores(keys: Keys, weights: Floats) -> Floats:
     """Returns the score of each node for each file, (files, nodes). A file goes to the node with
-    the lowest score for it, if this node has room. Scores are exponential draws with the weights as
-    rates. So node n has the lowest score with probability weights[n] / sum of weights. A node with
-    weight 0 has an infinite score.
+    the lowest score for it, if this node has room. A node's scores are exponentially distributed,
+    and the node's weight is the rate of the distribution. So node n has the lowest score with
+    probability weights[n] / sum of weights. A node with weight 0 has an infinite score.
 
     keys : (files,) hashes;  weights : (nodes,) >= 0
     """
@@ -81,9 +81,9 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
     """Returns the owner of each file, (files,) int32: the first node with room in the order of the
-    file's scores; PFS if no node has room. If a node has room for only a part of the files assigned
-    to it, the files with the least keys get the room. The order of the files in the arrays does not
-    matter.
+    file's scores; PFS if no node has room. If a node does not have room for all files for which it
+    comes first, it takes them in ascending order of their keys, and skips those that do not fit.
+    The order of the files in the arrays does not matter.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """

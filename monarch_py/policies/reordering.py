@@ -123,7 +123,7 @@ def exchange(order: Ints, holder: Ints) -> Ints:
     files = order.transpose(1, 0, 2).reshape(steps, -1)
     held = holder.transpose(1, 0, 2).reshape(steps, -1).astype(np.int64)
     # A single sort orders the files of all steps by step, then by holder. The files of one step and
-    # one holder are then numbered from 0 (`rank`), which is their position in the holder's batch.
+    # one holder are then numbered from 0: `rank` is the position of a file in its holder's batch.
     key = np.arange(steps)[:, None] * (nodes + 1) + np.where(held == PFS, nodes, held)
     by_key = np.argsort(key.ravel(), kind="stable")
     sorted_key = key.ravel()[by_key]

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from monarch_py.policies.placement import LARGEST
 from monarch_py.policies.view import PFS, Bools, Floats, Int32s, Ints
 
-# A place is where a file can be read. Place SOURCES is all sources together; place n + 1 is node n.
+# Files are read from places. The place SOURCES stands for all sources together, and the place n + 1
+# for node n.
 SOURCES = 0
 # A place that has not been chosen for this long [s] is tried again, because the place may have
 # become faster.

@@ -42,7 +42,7 @@ class Cluster:
     read_rate : (nodes, classes) float64 [bytes/s], the rate of all threads of a class together
     network : (nodes,) float64 [bytes/s], the rate of each node's link
     ranks : (nodes,) int, processes that train
-    preprocess : (nodes,) float64 [bytes/s], the rate of one staging thread
+    preprocess : (nodes,) float64 [bytes/s], the rate at which one staging thread preprocesses
     pfs_rate : number of clients -> rate of the file system for all these clients together [bytes/s]
     """
 
@@ -205,9 +205,9 @@ class Decision:
     copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
     due : (copies,) int64, the number of the access by which each copy should exist on its node.
-        Accesses are numbered as in `Job.first_use`. Any other node asks for the copy only
-        once it has itself reached the access of this number (NoPFS 5.2.2). With None, every node
-        knows at any time which copies exist
+        Accesses are numbered as in `Job.first_use`. Any other node asks for the copy only once it
+        has itself reached the access of this number (NoPFS 5.2.2). With None, every node knows at
+        any time which copies exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. If several nodes ask while the owner reads a file, one read serves them
@@ -222,8 +222,9 @@ class Decision:
         first step
     threads : a function that returns, for an epoch and its order, how many of a node's staging
         threads fetch the samples of each rank in each step, (nodes, steps, ranks) int32, each 1 or
-        more. A thread that becomes free fetches for the rank for which the smallest share of the
-        assigned threads is at work (Lobster 4.3). With None, every rank has threads of its own
+        more. A thread that becomes free fetches for the rank that has the fewest threads at work in
+        proportion to its assigned number (Lobster 4.3). With None, every rank has threads of its
+        own
     free : whether reading takes no time (the perfect policy)
     notes : remarks for the reader of a report
     """

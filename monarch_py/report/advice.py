@@ -79,7 +79,7 @@ class Advice:
     assumptions: Sequence[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """The advice in types that JSON can represent."""
+        """Returns the advice as a dict of types that JSON can represent."""
         return {
             "measured_seconds": self.measured,
             "simulated_seconds": self.simulated,
@@ -133,7 +133,7 @@ def undisturbed_rate(run: Recorded) -> float:
 
 def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = None) -> Advice:
     """Returns the changes that, according to the simulator, would have saved at least 5 % of the
-    run's time.
+    run's time. Adds the advice to use fewer readers if `_fewer_readers` yields it.
 
     epochs : the number of epochs of the training; None if it is not known
     compute : the rate [bytes/s] at which the training reads if nothing delays it; None if it is not
@@ -180,7 +180,7 @@ def percent(share: float) -> str:
 
 
 def compared(advice: Advice) -> str:
-    """A sentence that compares the measured and the simulated time of the unchanged run."""
+    """Returns a sentence that compares the measured and the simulated time of the unchanged run."""
     if not advice.simulated:
         return "Nothing was simulated."
     changed = ", and the times above are simulated with one change each" if advice.changes else ""

@@ -57,7 +57,7 @@ def figures_of(run: Recorded, epochs: int | None = None) -> list[Figure]:
 
 
 def _drawing() -> tuple[Any, Any]:
-    """An empty figure of matplotlib, and its axes."""
+    """Returns an empty figure of matplotlib, and its axes."""
     from matplotlib.figure import Figure as Drawing
 
     drawing = Drawing(figsize=SIZE, layout="constrained")

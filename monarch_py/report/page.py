@@ -29,7 +29,7 @@ def check_packages() -> None:
 
 
 def page(run: Recorded, advice: Advice, epochs: int | None = None) -> str:
-    """The page, as HTML. Call `check_packages` first.
+    """Returns the page, as HTML. Call `check_packages` first.
 
     epochs : the number of epochs of the run; None if it is not known
     """

@@ -25,8 +25,9 @@ MOST_BYTES = 64 << 20
 HOW = "give a file that `monarch run --json` or `monarch status --json --history` has written"
 # The most intervals into which the time of the run is divided.
 MOST_INTERVALS = 120
-# The number of epochs may be derived from the number of opens. If the result is larger than
-# MOST_EPOCHS, programs do not open each file once an epoch. The number of epochs is then not known.
+# If the number of epochs is derived from the number of opens, it is assumed that programs open each
+# file once an epoch. A result above MOST_EPOCHS shows that they do not, so the number of epochs is
+# then not known.
 MOST_EPOCHS = 1000
 
 # The largest number of readers that a report may have. No daemon sees that many threads.
@@ -136,8 +137,8 @@ class Recorded:
 
     seconds : (n + 1,) the bounds of n consecutive intervals of the run; the first bound is 0 [s]
     counted : for each counter in COUNTED, its increase in each interval, (n,)
-    readers : how many threads read at the same time, as far as the daemon can see
-    memory_bytes : the least memory that was available for a RAM tier during the run
+    readers : how many threads usually read at the same time, as far as the daemon can see
+    memory_bytes : the lowest value, during the run, of the memory that was available for a RAM tier
     """
 
     def __init__(self, report: _Report) -> None:
@@ -199,8 +200,9 @@ class Recorded:
     def epochs(self, given: int | None = None) -> list[Epoch]:
         """Returns the epochs of the run. If `given` is a number, the opens are divided equally
         among that many epochs. If `given` is None, the plan defines the epochs; without a plan, an
-        epoch has `files` / `nodes` opens. If the plan does not define the epochs, the result is
-        empty if no file was opened, or if there would be more than MOST_EPOCHS epochs.
+        epoch has `files` / `nodes` opens. Epochs that are not the plan's can be derived only from
+        opens: the result is then empty if no file was opened, or if there would be more than
+        MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """

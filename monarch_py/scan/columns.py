@@ -75,8 +75,8 @@ def unpack(data: bytes | memoryview, source: int) -> tuple[Array, bytes]:
 
 
 def _bytewise(column: Array) -> bytes:
-    """The bytes of a column, transposed: the first bytes of all values, then the second bytes, and
-    so on. Equal bytes then lie together and compress well."""
+    """Returns the bytes of a column, transposed: the first bytes of all values, then the second
+    bytes, and so on. Equal bytes then lie together and compress well."""
     raw = column.view(np.uint8).reshape(len(column), column.itemsize)
     return bytes(raw.T.tobytes())
 

@@ -51,7 +51,7 @@ Scanned = tuple[list[Listed], float]
 
 
 def record_sources(config: Config) -> bytes:
-    """Lists all sources one after the other, as a daemon does. Returns the record as bytes. Raises
+    """Scans all sources one after the other. Returns the record of the scan as bytes. Raises
     OSError if a source cannot be opened."""
     listed = []
     for number, source in enumerate(config.sources):
@@ -101,8 +101,8 @@ def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
 
 
 class RecordedScan:
-    """The scan of one source, replayed from a record. All batches are available at once, and
-    nothing is read from the source, so `want` and `allow` have no effect."""
+    """The scan of one source, replayed from a record. All batches are available from the start, and
+    nothing is read from the source. So `want` and `allow` have no effect."""
 
     def __init__(self, number: int, listed: Listed) -> None:
         self._number, self._listed, self.seconds = number, listed, listed.seconds

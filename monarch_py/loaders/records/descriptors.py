@@ -11,7 +11,8 @@ import numpy as np
 from monarch_py.arrays import Int32s
 from monarch_py.errors import MonarchError
 
-# The most files that stay open: a quarter of the descriptors that a process may have by default.
+# The most files that are kept open, unless one call needs more of them at once. A quarter of the
+# descriptors that a process may have by default.
 MOST_OPEN = 256
 
 
@@ -46,7 +47,7 @@ class Descriptors:
         return found[place]
 
     def one(self, number: int) -> int:
-        """Returns the descriptor of one file; `of` returns the descriptors of several files."""
+        """Like `of`, but returns the descriptor of one file, given the file's number."""
         if number in self._open:
             return self._open[number]
         return int(self._of_several(np.array([number], dtype=np.int32))[0])

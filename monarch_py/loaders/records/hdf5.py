@@ -19,7 +19,7 @@ from monarch_py.arrays import Array, Ints
 from monarch_py.errors import MonarchError
 from monarch_py.plan.builders import hdf5_chunks
 
-# Stands for the offset of a chunk that was never written: the file has no bytes of this chunk.
+# Used as the offset of a chunk that was never written. The file contains no bytes of such a chunk.
 NOWHERE = -1
 # The numbers by which HDF5 identifies two filters.
 DEFLATE, SHUFFLE = 1, 2
@@ -86,8 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns which part of a chunk holds `corner`, as slices of the chunk. A chunk at the edge
-        of the dataset may also hold elements outside the dataset.
+        """Returns the part of a chunk that holds `corner`, as slices of the chunk. The rest of a
+        chunk at the edge of the dataset lies outside the dataset.
 
         corner : the part of a row that the chunk holds, as `corners` returns it
         """
@@ -118,8 +118,8 @@ def _opened(path: Path, dataset: str) -> Iterator[Any]:
 
 
 def rows_of(path: Path, dataset: str) -> Rows:
-    """Returns where the rows of a dataset lie. Raises MonarchError, which names the file, if the
-    rows cannot be read by offset."""
+    """Returns where the rows of a dataset lie. Raises MonarchError if the rows cannot be read by
+    offset; the message names the file."""
     with _opened(path, dataset) as found:
         if found.ndim == 0:
             raise MonarchError(f"{path}: {dataset!r} has no rows; name another dataset")
@@ -178,8 +178,8 @@ class Decoder:
     dataset in memory that has the same filters, and HDF5 decodes the bytes when that dataset is
     read. The constructor raises MonarchError if the dataset in the file cannot be opened.
 
-    last : the number and the rows of the band that was decoded last. A band consists
-        of the chunks that hold parts of the same rows
+    last : the number and the rows of the band that was decoded last. A band consists of the chunks
+        that hold parts of the same rows
     """
 
     def __init__(self, path: Path, dataset: str, chunk: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Turns wanted extents of files into reads: joins neighbours, and cuts long reads."""
+"""Turns wanted extents of files into reads: joins neighbouring extents, and cuts long reads."""
 
 from dataclasses import dataclass
 

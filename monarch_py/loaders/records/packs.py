@@ -24,8 +24,8 @@ class PackDataset(RecordDataset):
     names : the files' paths, relative to the directory that was packed
 
     path : the tar
-    length : the number of samples in the training's plan; ConfigError is raised if the pack has
-        another number
+    length : the number of samples in the training's plan; ConfigError is raised if the pack has a
+        different number of samples
     join : one read covers two samples if at most this many unwanted bytes lie between them; 'auto'
         measures which gaps are worth reading
     in_flight : the most reads that are under way at once

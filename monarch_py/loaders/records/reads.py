@@ -16,7 +16,8 @@ from monarch_py.arrays import Int32s, Ints, pointer
 from monarch_py.errors import ConfigError
 from monarch_py.native import ffi, lib
 
-# The default number of reads in flight at once. 16 reads of 128 KiB every 4 ms make 500 MB/s.
+# The default number of reads in flight at once. If each read of 128 KiB takes 4 ms, 16 reads at a
+# time reach 500 MB/s.
 IN_FLIGHT = 16
 
 
@@ -38,8 +39,8 @@ def read_all(
     offsets, lengths, starts : (reads,) int64 [bytes]
     out : a writable, contiguous buffer
 
-    Raises the OSError of the first read that failed, with the file's name; a file that ends too
-    early is an error as well (EIO). Raises ConfigError for arguments that cannot work, such as
+    If reads fail, raises the OSError of the first of them, with the file's name. A read also fails
+    (EIO) if its file ends too early. Raises ConfigError for arguments that cannot work, such as
     reads that do not fit into `out`.
     """
     memory = memoryview(out).cast("B")

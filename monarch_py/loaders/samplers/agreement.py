@@ -22,7 +22,7 @@ _inherited: Any = None
 
 def process_group() -> Any:
     """Returns torch.distributed if it has a process group; otherwise None."""
-    # If nothing has imported torch, no process group was made.
+    # If torch has not been imported, there is no process group.
     group: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if group is None or not group.is_available():
         return None
@@ -51,8 +51,8 @@ def _store() -> Any:
 
 def once(name: str, work: Callable[[], bytes]) -> bytes:
     """Returns the result of `work`. The first rank that calls this function does the work, and the
-    others wait for its result. In three cases, each rank does the work itself: there is no process
-    group, the first rank fails, or its work takes longer than the store waits."""
+    other ranks wait for its result. They do the work themselves if the first rank fails, or if its
+    work takes longer than the store waits. Without a process group, each rank does the work."""
     if (store := _store()) is None:
         return work()
     key = f"monarch/{name}/{_turns[name]}"

@@ -9,7 +9,7 @@ class AllowEmpty:
     has the same form as other batches, but its tensors have the length 0.
 
     example : a sample of the dataset, from which the form of the empty batch is derived
-    collate : the collate function for other batches; None for torch's default
+    collate : the collate function for batches with samples; None for torch's default
     """
 
     def __init__(self, example: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:

@@ -28,8 +28,8 @@ PICKLED_BYTES = 512
 class HeldSampler(ScheduledSampler):
     """A batch sampler that knows which nodes hold each sample.
 
-    files : the samples' files in the dataset's order, an Index, or a dataset with `sizes`. With
-        `quota`, the sizes must be the sizes of the samples as the dataset returns them
+    files : an Index, a dataset with `sizes`, or the paths of the samples' files in the dataset's
+        order. With `quota`, the sizes must be those of the samples that the dataset returns
     batch_size : the number of samples of a rank in a step
     seed, shuffle, drop_last : as for DistributedSampler
     rank, world_size : None to take them from torch.distributed

@@ -148,7 +148,7 @@ def kept_by_daemons(
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
         node must equal the rank of the node's daemon
     config : the daemons' configuration file; None for the file that MONARCH_CONFIG names
-    others : further files that daemons keep. If not all files fit, these files leave less room for
+    others : further files that daemons keep. If not all files fit, these files reduce the room for
         the dataset
     extra : whether nodes with room left hold second copies
     """
@@ -182,9 +182,9 @@ def kept_by_daemons(
 
 
 def _within_sources(paths: Sequence[str], config: Config, named: str | Path) -> list[str]:
-    """Returns the paths. A path that leads into a source through links is replaced by the path in
-    the source. Daemons keep only files in sources. So this function warns of paths outside all
-    sources, and raises ConfigError if every path is outside."""
+    """Returns the paths, but each path that leads into a source through symbolic links is replaced
+    by the path in the source. Daemons keep only files in sources. So this function warns of paths
+    outside all sources, and raises ConfigError if every path is outside."""
     real = cache(os.path.realpath)
     found, outside = [], []
     for path in paths:

@@ -14,8 +14,8 @@ from monarch_py.errors import ConfigError
 # The names of classes that deal the items of a sampler to the ranks: torch's and accelerate's.
 SHARDING = frozenset({"BatchSamplerShard", "DistributedSampler", "IterableDatasetShard"})
 # The packages that contain the SHARDING classes and DataLoaders. The local variables of a running
-# function are examined only if the function is in one of these packages: before Python 3.13, the
-# examination keeps the objects in the variables alive until the function ends.
+# function are examined only if the function is in one of these packages. The reason is a side
+# effect: before Python 3.13, objects in examined variables stay alive until the function ends.
 PACKAGES = frozenset(
     {"torch", "torchdata", "accelerate", "transformers", "lightning", "pytorch_lightning"}
 )
@@ -65,7 +65,7 @@ def other_length(samples: int, dataset: Any) -> ConfigError | None:
 def found_misuse(frame: FrameType | None, samples: int) -> ConfigError | None:
     """Returns an error if the caller misuses a sampler of `samples` samples; otherwise None. There
     are three misuses: the caller deals the batches to the ranks again; the caller is a DataLoader
-    that delivers batches out of order; the caller's dataset has another number of samples.
+    that delivers batches out of order; the caller's dataset has a different number of samples.
 
     frame : the caller's stack frame
     """

@@ -24,8 +24,8 @@ class Ranks:
 
     rank : the rank of this process;  world_size : the total number of ranks
     per_node : the number of ranks on a node
-    is_found : whether `rank` and `world_size` were detected, not given by the user. Detected
-        numbers must stay equal to the numbers of the process group
+    is_found : whether `rank` and `world_size` were detected rather than given by the user. `check`
+        compares detected values with those of the process group
     """
 
     rank: int
@@ -48,7 +48,7 @@ class Ranks:
     ) -> "Ranks":
         """Returns the ranks that the arguments describe. The value for an argument that is None
         comes from torch.distributed or from the launcher. Raises ConfigError if a number is
-        impossible or cannot be found out."""
+        impossible or cannot be determined."""
         if (rank is None) != (world_size is None):
             raise ConfigError("rank: rank and world_size belong together; give both or neither")
         is_found = rank is None or world_size is None

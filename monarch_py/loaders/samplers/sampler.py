@@ -101,11 +101,11 @@ class ScheduledSampler(ABC):
     """A batch sampler that yields the batches of one rank. It is passed to DataLoader as
     `batch_sampler`.
 
-    A global batch has the same samples as with DistributedSampler, if the seed and `batch_size` are
-    the same; only the dealing to ranks differs. With `drop_last`, the last samples are left out if
-    they cannot be divided equally among the ranks. A last batch that is not full is left out too.
-    Without `drop_last`, the epoch is padded with samples from its beginning, and the last batch may
-    be smaller.
+    A global batch has the same samples as with DistributedSampler if the seed and `batch_size` are
+    the same. Only which rank takes which sample differs. With `drop_last`, the last samples
+    are left out if they cannot be divided equally among the ranks. A last batch that is not full is
+    left out too. Without `drop_last`, the epoch is padded with samples from its beginning, and the
+    last batch may be smaller.
 
     The state in a checkpoint counts global batches. So a training run can continue with the same
     global batches on another number of ranks. If the new number of ranks does not divide the size
@@ -165,9 +165,9 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the number of the DistributedSampler epoch whose order of samples `epoch` uses.
-        By default, this number is `epoch` itself. With `epoch_order`, SolarSampler permutes the
-        numbers."""
+        """Returns the epoch of DistributedSampler whose order of samples this sampler uses in
+        `epoch`. By default, it is the same epoch. With `epoch_order`, SolarSampler permutes the
+        epochs."""
         return epoch
 
     # --- a batch sampler ------------------------------------------------------------------------

@@ -25,10 +25,10 @@ class SolarSampler(HeldSampler):
     4.3 of the SOLAR paper).
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
-    once, so a sample with a holder can save one load in each epoch. What
-    counts is therefore how many samples have holders, not which samples these are. Only in two
-    cases does a node take a sample that another node holds: the holder has reached the cap, or a
-    rank would have fewer than `least` samples.
+    once, so a sample with a holder can save one load in each epoch. What counts is therefore how
+    many samples have holders, not which samples these are. A node takes a sample that another node
+    holds only in two cases: the holder has reached the cap, or a rank would otherwise have fewer
+    than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have room
         for that number of samples

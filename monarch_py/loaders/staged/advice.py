@@ -16,11 +16,11 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# An epoch may take longer than with the best number of workers, by at most this share of the time
-# with the best number. Of all numbers of workers for which this holds, the smallest is chosen.
+# `fewest` returns the smallest number of workers with which an epoch takes at most this share
+# longer than with the best number of workers.
 TOLERANCE = 0.05
-# The number of straight lines in a model: one line for few workers, which do not slow each other
-# down, and one line for more workers.
+# The largest number of straight lines in a model: one line for few workers, which do not slow each
+# other down, and one line for more workers.
 PIECES = 2
 # If a measurement differs from the model by more than this factor, the conditions have changed:
 # files have been copied, or another job has started.
@@ -163,8 +163,8 @@ class Advisor:
 
     most : the largest number of workers
     count : the number of workers for the next epoch
-    measured : the times of past epochs. When an epoch takes much longer or shorter than predicted
-        (CHANGED), the times of all earlier epochs are left out from then on
+    measured : the times of past epochs. If an epoch's times differ too much from the predicted
+        times (CHANGED), the times of all earlier epochs are dropped
     """
 
     most: int
@@ -203,9 +203,9 @@ class Advisor:
         self.count = fewest(Model.fit(self.measured), batch, step_s, limit)
 
     def _take_over(self) -> None:
-        """Adds the epoch's measurements to `measured`. Before that, drops all earlier measurements
-        if the model fitted to them predicts a time that differs from this epoch's time by more than
-        the factor CHANGED."""
+        """Adds the epoch's measurements to `measured`. Before that, compares the epoch's time per
+        sample with the time that the earlier measurements predict. If the two times differ by more
+        than the factor CHANGED in any size class, all earlier measurements are dropped."""
         for key, now in self._now.items():
             known = {
                 each.workers: sum_ for each, sum_ in self.measured.items() if each.size == key.size

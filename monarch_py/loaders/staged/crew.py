@@ -49,8 +49,8 @@ class Crew:
 
     method : multiprocessing's start method for the workers, for example "spawn"; None for the
         default
-    seed : the seed of the first worker's random generators; the seed of each later worker is
-        greater by 1
+    seed : the seed of the first worker's random generators; each later worker's seed is 1 greater
+        than the seed of the worker before it
     init : called by each worker at its start, with the worker's number
     """
 
@@ -73,7 +73,8 @@ class Crew:
         return len(self._workers)
 
     def resize(self, count: int) -> None:
-        """Starts or ends workers until `count` workers run. Only idle workers may be ended."""
+        """Starts or ends workers until `count` workers run. The workers that it ends must be
+        idle."""
         while self.size < count:
             self._start()
         surplus = list(self._workers.items())[count:]

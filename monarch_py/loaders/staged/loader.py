@@ -152,8 +152,8 @@ class StagedLoader:
         return _Epoch(self, lambda batch: batch)
 
     def begin_epoch(self) -> int:
-        """Begins an epoch. Returns its number. From now on, `next_batch` returns batches only for
-        this number."""
+        """Begins an epoch, and returns a number that identifies it. From now on, `next_batch`
+        returns batches only if it is called with this number."""
         check_owner(self._owner)
         if self._advisor is not None:
             self._stage.workers = self._advisor.begin(self._stage.counts)
@@ -207,8 +207,8 @@ class StagedLoader:
         batches, samples, bytes : what was delivered
         stalls, wait_seconds : how often and how long the training waited for a batch
         workers : the number of workers now
-        waiting_seconds, computing_seconds : how long workers waited for data, and
-            how long they computed
+        waiting_seconds, computing_seconds : how long workers waited for data, and how long they
+            computed
         sources : where samples came from: the result of the dataset's method `sources` if it has
             one, as KeptDataset does; otherwise the result of daemon_sources, the counts of the
             node's daemon

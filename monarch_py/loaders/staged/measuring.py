@@ -121,8 +121,8 @@ def _classes(dataset: Any) -> list[tuple[int, Ints]]:
 
 
 class _Measuring:
-    """Measures one size class. Each measurement continues after the last sample of the previous
-    measurement."""
+    """Measures one size class. Each measurement begins with the first sample that the previous
+    measurement has not requested."""
 
     def __init__(
         self, work: Work, samples: Ints, batch: int, seconds: float, method: str | None
@@ -137,9 +137,9 @@ class _Measuring:
 
     def until_enough(self, most: int, step_s: float) -> Iterator[tuple[int, Sum]]:
         """Yields pairs: a number of workers, and the times that were measured with this number. The
-        numbers first rise, until more workers do not help or are not needed. Then the numbers fall
-        again, so each number is measured twice. A change in the load of other programs during the
-        measurements then affects all numbers about equally."""
+        numbers first rise, until more workers do not help or are not needed. Then they fall again,
+        so each number is measured twice. If the load of other programs changes in the meantime,
+        this affects the times of all numbers of workers about equally."""
         rates: list[float] = []
         for count in [each for each in COUNTS if each <= most]:
             found = self._with(count)

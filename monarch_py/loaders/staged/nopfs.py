@@ -9,8 +9,8 @@ batches.
         for images, labels in NoPFSDataLoader(dataset):
             ...
 
-The seed fixes every access of every rank in advance. NoPFS uses this to decide which node keeps
-which samples. In Monarch, the daemons or LocalFirstSampler decide this.
+The seed fixes every access of every rank in advance. From these accesses, NoPFS decides which node
+keeps which samples. In Monarch, the daemons or LocalFirstSampler make this decision.
 """
 
 import io

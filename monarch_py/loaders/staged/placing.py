@@ -91,7 +91,7 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
     is too small.
 
-    by_default : whether `collate` has made the batch; then arrays are marked as tensors, because
+    by_default : whether `collate` has made the batch. If so, arrays are marked as tensors, because
         torch's default_collate would return tensors
     """
     placing = _Placing(slot, by_default)
@@ -101,7 +101,8 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
 def take(tree: Any, slot: Bytes, *, tensors: bool) -> Any:
     """Returns the batch that `place` has written. The batch's arrays are views of the slot.
 
-    tensors : whether to return arrays as torch's tensors, if torch has their dtype
+    tensors : whether arrays that are marked as tensors become torch's tensors, if torch has their
+        dtype
     """
 
     def view(placed: Placed) -> Any:

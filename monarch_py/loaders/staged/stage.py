@@ -22,8 +22,8 @@ class Counts:
 
     stalls : the number of batches that the training waited for
     wait_seconds : how long the training waited for batches
-    waiting_seconds, computing_seconds : how long workers waited for data, and how
-        long they computed
+    waiting_seconds, computing_seconds : how long workers waited for data, and how long they
+        computed
     """
 
     batches: int = 0

@@ -198,8 +198,8 @@ def run(start: Start, link: Connection, inherited: Sequence[Connection]) -> None
 
 
 def _dumps(done: Done) -> bytes:
-    """Returns the answer, pickled. If the batch has an object that cannot be pickled, the answer is
-    a Failure instead."""
+    """Returns the answer, pickled. If the batch contains an object that cannot be pickled, returns
+    a pickled answer whose tree is a Failure."""
     try:
         return pickle.dumps(done, 5)
     except Exception as error:

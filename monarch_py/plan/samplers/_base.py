@@ -13,8 +13,8 @@ import numpy.typing as npt
 from monarch_py.errors import ConfigError
 from monarch_py.util.units import counted
 
-# The order of an epoch: an array of sample numbers. A number takes only 4 bytes, because a plan
-# for 14 million samples has many such numbers.
+# The order of an epoch: an array of sample numbers. Each number takes only 4 bytes, because the
+# order of a large dataset consists of millions of numbers.
 Order = npt.NDArray[np.int32]
 
 # Marks a position without an access, for example the last position of a rank that has one sample
@@ -79,8 +79,8 @@ class Sampler(ABC):
         can be skipped
     ranks_field : name of the field with the number of ranks for which the order is made; None if
         there is no such field
-    own_split : the only Loader.split that distributes this order over the ranks as the library
-        does; None if every split may be used
+    own_split : the only Loader.split that distributes this order over the ranks in the same way as
+        the library from which the sampler comes; None if every split may be used
     by_epoch : True if the sampler counts epochs of the training (set_epoch), even for a part that
         does not run in each epoch; False if it counts the runs of its part
     """

@@ -111,7 +111,8 @@ class DistributedSampler(Sampler):
     takes the samples r, r + replicas, ... of this order.
 
     seed : the same on all ranks;  set_epoch : whether the training program calls set_epoch
-    drop_last : True drops the tail that does not divide evenly; False repeats samples from the head
+    drop_last : what happens to samples that do not divide evenly among the ranks: True drops the
+        last ones, False repeats the first ones
     """
 
     length: int

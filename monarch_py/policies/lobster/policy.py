@@ -71,8 +71,8 @@ def lobster(job: Job, evictions: Evictions | None = None) -> Decision:
     )
 
 
-# The model of the preprocessing time is piecewise linear in the number of threads. It has this many
-# pieces.
+# The model of the preprocessing time is piecewise linear in the number of threads. It has at most
+# this many pieces.
 PIECES = 3
 
 
@@ -80,10 +80,10 @@ def _threads(job: Job, order: Ints, served: Served) -> Int32s:
     """Returns the number of threads that Algorithm 1 gives each rank in every step,
     (nodes, steps, ranks) int32, in the form of `Decision.threads`.
 
-    A queue is the samples that one rank needs in a step. Here a thread loads a sample and then
-    preprocesses it, so the predicted time of a queue includes loading and preprocessing. Unlike in
-    section 4.1 of the paper, no threads are reserved for preprocessing. The prediction assumes that
-    all nodes and threads read at the same time, and share the rates of the sources.
+    A queue consists of the samples that one rank needs in a step. Here a thread loads a sample and
+    then preprocesses it, so the predicted time of a queue includes loading and preprocessing.
+    Unlike in section 4.1 of the paper, no threads are reserved for preprocessing. The prediction
+    assumes that all nodes and threads read at the same time, and share the rates of the sources.
     """
     cluster = job.cluster
     total, most = int(cluster.threads[STAGING]), int(cluster.ranks.max())

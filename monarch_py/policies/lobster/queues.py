@@ -57,10 +57,10 @@ def share_threads(seconds: Floats, total: int) -> npt.NDArray[np.int64]:
         (`queue_seconds`), for one step or for many
     total : number of loading threads (T_L in the paper)
 
-    The result is (..., queues) int64, each 1 or more, with a sum of at most `total`. It minimises
-    the difference between the largest and the smallest predicted time. If several results have the
-    least difference, the result whose largest time is shortest is returned. Raises PolicyError if
-    there are more queues than threads.
+    The result is (..., queues) int64. Each number is 1 or more, and the numbers of a step add up to
+    at most `total`. They minimise the difference between the largest and the smallest predicted
+    time. If several divisions have the least difference, the one whose largest time is shortest is
+    returned. Raises PolicyError if there are more queues than threads.
 
     The function computes what Algorithm 1 is meant to compute. It deviates from the algorithm as
     printed in the paper:

@@ -43,7 +43,7 @@ def nopfs(job: Job) -> Decision:
 
 def planned(job: Job) -> Decision:
     """NoPFS's placement, but each file is read from the source once for all nodes. The daemon uses
-    this policy on several nodes with a plan.
+    this policy if there are several nodes and a plan.
 
     Only a file's owner reads the file from the source, and sends it to other nodes. The owner reads
     its files in the order of first use, and reads a file earlier if a node requests it. (In NoPFS

@@ -20,9 +20,9 @@ from monarch_py.policies.view import Array, Floats, Ints
 # array when this array is accessed.
 Rows = Sequence[Array]
 
-# Prices are optimised on samples of the files, in two stages. The first stage finds rough prices.
-# The second stage uses enough files to meet the quotas of single nodes closely. Each stage is a
-# pair: the largest size of the table (files x nodes), and the number of steps.
+# Prices are optimised on random samples of the files, in two stages. The first stage finds rough
+# prices. The second stage uses enough files to meet the quotas of single nodes closely. Each stage
+# is a pair: the largest size of the table (files x nodes), and the number of steps.
 STAGES = ((320_000, 150), (2_000_000, 60))
 # The values of files are small integers, so thousands of files have the same value, and a change of
 # a price would move all of them at once. Random noise makes the values differ. NOISE is the width
@@ -81,8 +81,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
     The prices are found by subgradient steps on samples of the files. The price of a node rises
     while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. Each step gives an upper bound for the value of every placement. The result of a stage
-    (STAGES) is the prices of the step with the least bound; the next stage begins with them.
+    smaller. Each step gives an upper bound for the value of every placement. Of the prices of all
+    steps of a stage (STAGES), the next stage begins with those that gave the least bound.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))
@@ -110,7 +110,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample of the files.
+    """A random sample of the files.
 
     table : (nodes, files), the value of a byte of each file at each node, with the noise
     weights : (files,), sizes scaled to a sum of 1

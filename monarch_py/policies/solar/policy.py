@@ -162,9 +162,9 @@ class _Buffers:
     def use(
         self, files: Ints, after: Ints, node: Ints, loaded: Bools, now: int
     ) -> npt.NDArray[np.int8]:
-        """Uses the samples of a step, and keeps the loaded samples that a cache admits. Returns (2,
-        samples): the class that had each sample (MISS for a load), and the class that took it (MISS
-        for none).
+        """Uses the samples of a step, and keeps the loaded samples that a cache admits. Returns an
+        array (2, samples): the class that held each sample (MISS for a loaded sample), and the
+        class that took it (MISS if no class did).
 
         after, node, loaded : (samples,), the next use of each sample, the node that uses it, and
             whether it is loaded
