@@ -129,8 +129,8 @@ static void wrong_path(const char *what, int dir, const char *path,
 
 static int is_at(const struct call *call) { return call->at; }
 static int only_changes(const struct call *call) {
-    /* fopen for writing counts as a change, too: from the mode, the library learns that the stream
-     * will write, and does not look the file up before the call. */
+    /* fopen for writing counts as a change, too. The library sees in the mode that the stream will
+     * write, and so does not look the file up before the call. */
     return call->kind >= CHANGES && call->kind != ENTERS;
 }
 

@@ -137,7 +137,7 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
         pytest.skip(f"the compiler has no -fsanitize={sanitizer}: {error}")
     said = ""
     # If the kernel randomizes addresses over a larger range than the runtime supports, the runtime
-    # stops the program before main(). `setarch -R` switches this off.
+    # stops the program before main(). `setarch -R` switches the randomization off.
     for prefix in ((), ("setarch", "-R")):
         if prefix and shutil.which(prefix[0]) is None:
             continue

@@ -34,7 +34,7 @@ CASES = [
     if name not in PARTS
 ]
 # Cases that get no copy: they read no file that has a copy, or they open the path of such a file
-# only when it leads to another file.
+# only while the path leads to another file.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",

@@ -56,8 +56,8 @@ class Source:
 
 
 class Clock:
-    """Lets time pass at a source. After each window of time, records how many fills may be in
-    flight."""
+    """Simulates how time passes at a source. After each window of time, records how many fills may
+    be in flight."""
 
     def __init__(self, reads: ReadsInFlight) -> None:
         self.reads, self.now_s = reads, 0.0

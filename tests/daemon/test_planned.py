@@ -39,8 +39,9 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     about: dict[str, Any] = {"workers": 8, "prefetch_factor": 4, "batch": 2, "epochs": 2}
     session = site.session(site.plan(**about))
     wait_followed(session)
-    # If a file is opened twice between two turns of the daemon's loop, the daemon sees one open. So
-    # an epoch takes longer (0.6 s) than a daemon waits for a processor on a busy machine.
+    # If a file is opened twice between two turns of the daemon's loop, the daemon sees only one
+    # open. On a busy machine, a turn may come late, because the daemon waits for a processor. An
+    # epoch must take longer than that (here 0.6 s).
     done = train(
         session,
         site.root,

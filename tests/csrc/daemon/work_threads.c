@@ -81,7 +81,7 @@ static struct pool *p;
 static struct monarch_engine *e;
 static struct job job;
 
-/* The results of the searches for work, in turn. After the last search, the engine stops. */
+/* What each search for work finds, in this order. After the last search, the engine stops. */
 static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
@@ -244,8 +244,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place stays free, and the thread does not count as idle. If it
- * counted as idle, no thread would be started later for its work. */
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
+ * Otherwise, the engine would rely on this thread, and would start no other one for later work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {
@@ -293,7 +293,7 @@ TEST(readers_without_an_order_get_one) {
 
 /* --- readers that come in the middle of work -------------------------------------------------- */
 
-/* Makes three fills of two runs each. The order of each fill comes with a descriptor, so the thread
+/* Makes three fills of two runs each. Each fill's order has a handed-over descriptor, so the thread
  * that begins the fill moves all of its units. */
 static struct job fill_jobs[3];
 static void make_fills(void) {

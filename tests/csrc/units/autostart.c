@@ -17,8 +17,8 @@ static int look_at_owner(void);
 
 #include "made.h"
 
-/* If `is_taken_meanwhile` is set, acts as another thread that reserves the plan after this thread
- * has looked at it and before this thread reserves it itself. */
+/* If `is_taken_meanwhile` is set, acts as another thread: it reserves the plan after this thread
+ * has looked at the plan, and before this thread reserves it. */
 static int look_at_owner(void) {
     if (is_taken_meanwhile)
         plan->user = (uint32_t)sys_getpid();

@@ -76,9 +76,9 @@ CASES = ["none", "magic", "state", "sources", "tiers", "path", "short", "shared"
 def test_a_session_that_cannot_be_used_leaves_nothing_mapped(
     daemon: Daemons, lib: Any, case: str
 ) -> None:
-    """If only the segment `clients` cannot be used, the session belongs to a serving daemon, but
-    the process cannot map it. The process then tells the daemon of changes without mapping the
-    session."""
+    """If a session cannot be used, none of its segments stays mapped. If the reason lies only in
+    the segment `clients`, a daemon does serve the session, but the process cannot map it. The
+    process then tells the daemon of changes without mapping the session."""
     place = daemon.place
     fields: dict[str, dict[str, Any]] = {
         "magic": {"magic": 1}, "state": {"state": SessionState.STARTING},

@@ -556,8 +556,8 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
     """A thread makes no attempt to start a daemon if another thread of the process has reserved the
-    attempt. The other thread may reserve it even after the first one has looked and found nothing.
-    In a forked child, a reservation by a thread of the parent does not count."""
+    attempt. The other thread may do so even after the first thread has looked for a reservation and
+    found none. In a forked child, a reservation by a thread of the parent does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0

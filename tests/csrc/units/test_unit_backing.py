@@ -155,8 +155,8 @@ def test_a_range_closes_what_stands_behind_its_descriptors(
 
 
 def test_a_range_may_have_only_the_last_descriptor_behind(lib: Any, pairs: list[Pair]) -> None:
-    """A call may name a range of a single number, that of the highest backing descriptor in the
-    table."""
+    """A call may name a range of only one number, which is the number of the highest backing
+    descriptor in the table."""
     last = pairs[2].behind
     assert lib.backing_that_stays(last, last, last) == last
     lib.backing_close_range(last, last)

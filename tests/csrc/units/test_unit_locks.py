@@ -147,8 +147,8 @@ def test_a_file_without_locks_is_only_closed(files: Files) -> None:
 
 
 def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
-    """The library always recognizes a file on which it has noted locks. It takes only a few other
-    files for such files."""
+    """The library always recognizes a file on which it has noted locks. It mistakes only a few
+    other files for such a file."""
     lib.locked_forget()
     known = [(dev, 1000 + ino) for dev in (1, 2**40) for ino in range(30)]
     for one in known:

@@ -160,8 +160,9 @@ def test_a_read_never_mixes_two_files_if_the_first_is_opened_again(
     reader: Reader, call: str
 ) -> None:
     """During the call, another thread closes the descriptor and gets its number for another file.
-    The thread then opens the first file again, and gets the same number once more. Only after that
-    does the call check which file the descriptor refers to."""
+    The thread then opens the first file again, and gets the same number once more. The call checks
+    only after that which file the descriptor refers to. It must return no bytes of the other
+    file."""
     for copied in (0, 10, 25, 30):
         reader.has_copy(COPY[: AT + copied] if copied else None)
         reader.begins()

@@ -153,8 +153,9 @@ def test_a_segment_of_which_others_have_rights_is_not_mapped(
 
 
 def test_only_a_regular_file_of_this_user_is_a_segment(lib: Any, place: Place) -> None:
-    """The file may be empty or missing, or somebody may have put something else in its place. If
-    that is a FIFO, the library must not block when it opens it."""
+    """The library maps nothing if the file is empty or missing, if something else is in its place,
+    or if it belongs to another user. If a FIFO is in its place, the library must not block when it
+    opens the FIFO."""
     path = place.put("catalog.7", b"")
     assert map_segment(lib, "catalog.7") == (0, 0)
     path.unlink()

@@ -131,8 +131,9 @@ def test_a_system_call_is_known_by_its_number_and_two_arguments(
 
 
 def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
-    """A thread in a system call counts as asleep only if no signal can end this call. If a signal
-    can end it, as here, a tracer or a filter may have stopped the thread before the call."""
+    """A thread counts as asleep in a system call only if no signal can end the call (state D in
+    /proc). A signal can end the read here, so the thread has another state. With another state, a
+    thread may also have been stopped by a tracer or a filter before the call."""
     ends = os.pipe()
     thread = threading.Thread(target=os.read, args=(ends[0], 1))
     thread.start()

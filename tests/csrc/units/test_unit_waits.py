@@ -121,8 +121,8 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """A process waits for whole files for about a minute in total. After that, it no longer waits.
-    A wait that replaces an open of the source does not count towards this minute."""
+    """A process spends about a minute in total on waits for whole files. After that, it no longer
+    waits. A wait that replaces an open of the source does not count towards this minute."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
@@ -137,7 +137,7 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
     """A reader does not wait for a small file of a fast source. After a reader has given up a wait,
-    readers wait for nothing before the daemon has shown progress again."""
+    no reader waits for anything until the daemon has shown progress again."""
     entry = session.entries[ENTRY]
     entry.source, entry.size = 2, UNIT
     session.control.fast_sources = 1 << 1 | 1 << 3
