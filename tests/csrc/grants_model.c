@@ -1,6 +1,6 @@
-/* Compares the engine with a plain model. When the daemon grants the engine room in the tiers, the
- * engine orders fills without asking the daemon. The model predicts the tier of each fill, the room
- * that is left in each tier, and the peers that the fill asks.
+/* Compares the engine with a plain model. The daemon grants the engine room in the tiers, and the
+ * engine orders fills within this room without asking the daemon. The model predicts the tier of
+ * each fill, the room that is left in each tier, and the peers that the fill asks.
  *
  *   grants_model SEED TRIALS */
 #include <stdlib.h>

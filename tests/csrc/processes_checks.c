@@ -44,8 +44,8 @@ static void op_errno(void) {
 /* --- descriptors -------------------------------------------------------------------------------
  */
 
-/* The numbers of the open descriptors have gaps. So the output shows whether a call takes the
- * lowest free number. The trial itself opens one or two descriptors before the call. */
+/* The open descriptors leave gaps between their numbers, so that the output shows whether a call
+ * takes the lowest free number. The trial itself opens one or two descriptors before the call. */
 static void op_descriptors(void) {
     for (int fd = 3; fd < 14; fd++)
         CHECK(reading("f") == fd);
@@ -136,8 +136,8 @@ static int only_changes(const struct call *call) {
 
 static void op_no_path(void) { wrong_path("NULL", AT_FDCWD, NULL, NULL); }
 
-/* Tries only calls that change files. Calls that only read crash on a bad pointer, as the
- * documentation says. */
+/* Tries only calls that change files. A call that only reads a file crashes on a bad pointer, as
+ * the documentation says. */
 static void op_bad_pointers(void) {
     char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(end != MAP_FAILED && munmap(end + 4096, 4096) == 0);

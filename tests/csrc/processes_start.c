@@ -155,8 +155,8 @@ static void op_spawn_actions(void) {
     CHECK(lseek(kept, 300, SEEK_SET) == 300 && posix_spawn_file_actions_init(&actions) == 0);
     CHECK(posix_spawn_file_actions_addopen(&actions, 30, in("f"), O_RDONLY, 0) == 0);
     CHECK(posix_spawn_file_actions_adddup2(&actions, kept, 31) == 0);
-    /* This file action duplicates a descriptor onto itself, which clears its close-on-exec flag in
-     * the child. */
+    /* This file action duplicates a descriptor onto itself. In the child, this clears the
+     * descriptor's close-on-exec flag. */
     CHECK(posix_spawn_file_actions_adddup2(&actions, hidden, hidden) == 0);
     CHECK(posix_spawn_file_actions_addclose(&actions, closed) == 0);
     spawn(&actions, environ);

@@ -38,8 +38,8 @@ OPTIONS = {
     "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is killed after this time [s]. Then its test fails well before the test's own
-# time limit.
+# A program that hangs is killed after this time [s], so that its test fails well before the test's
+# own time limit.
 RUN_LIMIT_S = 150
 # The flags for all files of csrc. All programs of a sanitizer share the object files. -O0: a
 # sanitizer adds so much code that optimization would take more time than it saves when the programs

@@ -1,6 +1,6 @@
 /* Compares the scheduler of the copying threads with a plain model, step by step. There is only one
  * real thread, which makes the steps of all copying threads. The model has no queues, hash tables
- * or counters. It looks at all orders, fills, demands and threads each time.
+ * or counters. In each step, it looks at all orders, fills, demands and threads.
  *
  *   schedule_model SEED TRIALS */
 #include <stdlib.h>
@@ -83,9 +83,9 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply in two cases:
- * if more than four threads are free, and if the order's peer is `at`, the peer that the thread is
- * already asking. */
+/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply if more than
+ * four threads are free, or if the order's peer is `at`, the peer that the thread is already
+ * asking. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -427,8 +427,8 @@ static void look(int w) {
         roles = MONARCH_DOES_DEMANDS;
     else if (!was_idle)
         end_work(held[w].known, &held[w].work);
-    /* The model sets asked_ns of fills that a reader demands. This is undone below, because the
-     * scheduler must find these fills itself. */
+    /* The model sets asked_ns of the fills that readers demand. This is undone below, so that the
+     * scheduler has to find these fills itself. */
     int was_asked[JOBS], at = interrupts ? peer_of(held[w].known) : -1;
     if (!interrupts)
         held[w] = (struct held){0};

@@ -126,8 +126,8 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
     assert known(session) == {"c3"} | {name for name in files.digests if name.startswith("c3/")}
     counts = slow.counts()
     others = (DIRECTORIES - 1) * MANY
-    # Each file of this directory is looked up, and its attributes are read. The attributes of files
-    # in other directories are not read.
+    # Each file of the directory c3 is looked up, and its attributes are read. The attributes of
+    # files in other directories are not read.
     assert counts["getattr"] < 4 * MANY + others / 10
     assert counts["readdir"] <= 4
     assert counts["open"] == MANY

@@ -60,8 +60,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-# This test needs --long, because test_tracker.py and nodes/test_planned_failures.py cover this case
-# in every run.
+# This test runs only with --long, because test_tracker.py and nodes/test_planned_failures.py cover
+# this case in every run.
 @pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)

@@ -40,8 +40,8 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
     """Waits until all readers and fills have ended. Returns the number of bytes that the source has
-    served, relative to `size`. Asserts that the fills have read each byte once, and the programs
-    none. FUSE itself may have read more bytes from the source."""
+    served, relative to `size`. Asserts that the fills have read each byte once, and that the
+    programs have read none. FUSE itself may have read more bytes from the source."""
     for reader in readers:
         reader.end()
     session.wait_idle()

@@ -170,8 +170,8 @@ static void run_loop(enum monarch_origin origin, unsigned number) {
 
 /* --- the loop --------------------------------------------------------------------------------- */
 
-/* A thread looks for work, and sleeps if there is none, until the engine stops. Then it returns its
- * buffer. It takes the work of its own roles, and sleeps at the bell of its origin. */
+/* A thread looks for work of its own roles. If there is none, it sleeps at the bell of its origin.
+ * When the engine stops, the thread returns its buffer. */
 TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
     const struct turn two[] = {{.found = 1}, {.found = 0}};
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
@@ -190,9 +190,9 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
     done();
 }
 
-/* A thread that has had no work for a while returns the memory of its buffer, once. Then it sleeps
- * without a limit. But if the thread has left an order queued, because a program is still reading
- * the order's file, it looks for work again sooner, and keeps its buffer. */
+/* A thread that has had no work for a while returns the memory of its buffer. It does so only once,
+ * and then sleeps without a limit. But if it has left an order queued, because a program is still
+ * reading the order's file, it looks for work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},

@@ -61,8 +61,8 @@ EXPORT void autostart_take_meanwhile(int is) {
 }
 EXPORT void autostart_take(uint32_t pid) { plan->user = pid; }
 EXPORT void autostart_leave(struct session *s) { monarch_current = s ? s : &monarch_waiting; }
-/* Returns the address of one of the values that the plan has recorded at load, such as the inode of
- * the mount namespace. */
+/* Returns the address of one of the values that were recorded in the plan at load, such as the
+ * inode of the mount namespace. */
 EXPORT uint64_t *autostart_loaded(int i) {
     uint64_t *const all[] = {&plan->mounts,   &plan->users,    &plan->net,
                              &plan->root_dev, &plan->root_ino, &plan->confined};

@@ -106,7 +106,7 @@ def test_the_catalog_lists_what_the_kernel_lists(
 
 
 def test_a_place_in_a_listing_is_returned_to(lib: Any, served: Served) -> None:
-    """A program may seek to the places of a listing in any order. A place behind the end counts as
+    """A program may seek to the places of a listing in any order. A place beyond the end counts as
     the end."""
     stream = Stream(lib, served.root / "d")
     places, found = [], []

@@ -294,7 +294,7 @@ def test_the_addresses_of_a_released_range_are_used_again(
 ) -> None:
     """When a session ends, threads may still use the addresses of its segments. So these address
     ranges are not unmapped, but filled with zeros. Later sessions map their segments over them. At
-    most SPARES ranges are kept for this purpose; all others contain zeros for ever."""
+    most SPARES ranges are kept for this purpose; all others remain filled with zeros."""
     name, n_bytes = NAMES[kind], lib.segments_range_bytes(kind)
     rights = "rw-s" if kind == CLIENTS else "r--s"
     path, n_mapped = str(ranges.directory / name), (n_bytes + PAGE - 1) // PAGE * PAGE

@@ -61,7 +61,7 @@ def test_a_list_without_the_descriptor_that_reads_it_is_of_another_table(
 
 def test_a_thread_with_descriptors_of_its_own_is_noticed(lib: Any) -> None:
     """The library uses the system call kcmp to find out whether all threads share one table of
-    descriptors. On kernels that lack kcmp, the library assumes that they do."""
+    descriptors. On kernels that lack kcmp, the library assumes that all threads share one table."""
     assert lib.proc_has_one_table() == 1
     begins, ends = threading.Event(), threading.Event()
     result: list[int] = []

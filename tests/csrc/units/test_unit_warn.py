@@ -109,7 +109,7 @@ def parent_with(*environment: str) -> Iterator[int]:
 def test_a_parent_that_has_the_library_and_a_configuration_has_warned(
     stderr: Stderr, environment: tuple[str, ...], is_warned: int
 ) -> None:
-    """A job's launcher warns, and the processes that it starts do not."""
+    """If a job's launcher has warned, the processes that it starts do not warn again."""
     with parent_with(*environment) as pid:
         stderr.load(pid)
         assert stderr.say() == ("" if is_warned else warning())
