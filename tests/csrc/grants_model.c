@@ -1,6 +1,6 @@
-/* Compares the engine with a plain model. When the daemon grants the engine room in the tiers, the
- * engine orders fills without asking the daemon. The model predicts the tier of each fill, the room
- * that is left in each tier, and the peers that the fill asks.
+/* Compares the engine with a plain model. The daemon grants the engine room in the tiers, and the
+ * engine orders fills within this room without asking the daemon. The model predicts the tier of
+ * each fill, the room that is left in each tier, and the peers that the fill asks.
  *
  *   grants_model SEED TRIALS */
 #include <stdlib.h>
@@ -23,10 +23,10 @@ static struct monarch_catalog *catalog;
 static uint64_t draw(uint64_t n) { return below(&seed, n); }
 
 /* Chooses the tier for a file, subtracts the file's room from the tier's room, and returns the
- * tier, or -1 if there is none. A staged file goes only into staging tiers, any other file only
- * into other tiers. Tiers that accept no file of this size (`largest`) are skipped. Of the
- * remaining tiers, the first one with enough granted room is chosen. But if a tier without enough
- * granted room has more room beyond the grant (is_part), the search ends there with -1. */
+ * tier, or -1 if there is none. A staged file goes only into a staging tier, any other file only
+ * into another tier. Tiers that accept no file of this size (`largest`) are skipped. The first of
+ * the remaining tiers that has enough granted room is chosen. But if a tier that comes before it
+ * has too little granted room, and more room beyond the grant (is_part), the result is -1. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];
@@ -149,8 +149,8 @@ static uint64_t try(void) {
     return placed;
 }
 
-/* The engine orders nothing if it has no grant. It also orders nothing if the list of ordered fills
- * is full, because Python has not taken the list. */
+/* Without a grant, the engine orders nothing. It also orders nothing while the list of ordered
+ * fills is full, that is, until Python takes the list. */
 static void try_limits(void) {
     for (int is_full = 0; is_full < 2; is_full++) {
         make();

@@ -3,7 +3,8 @@
     python -I -S look.py DIRECTORY ...
 
 The output is one JSON object: directory -> relative name -> attributes (from lstat and stat),
-content, target and extended attributes. An errno stands for what could not be read.
+content, target and extended attributes. An item that cannot be read is replaced by the errno of the
+attempt.
 """
 
 import json

@@ -121,9 +121,8 @@ static int in_child(int from, int to) {
     return status;
 }
 
-/* Performs operation i. If it is 'k', a child process performs some of the following operations;
- * returns their number. Returns 0 for all other operations.
- */
+/* Performs operation i, and returns 0. But if the operation is 'k', a child process performs some
+ * of the operations that follow it, and the function returns the number of these operations. */
 static int do_op(int i, int to) {
     static struct iovec parts[PARTS];
     struct op *op = &ops[i];

@@ -94,7 +94,7 @@ struct trial {
     const char *name; /* name of the file in `here`; NULL: a name that suits the kind of call */
     long result;
     int error; /* errno after the call; it is SENTINEL before the call */
-    /* lowest byte of the stack, if its use is to be measured; otherwise NULL */
+    /* lowest byte of the stack whose use is to be measured; NULL: it is not measured */
     unsigned char *paint;
     size_t stack; /* stack that the call used [bytes] */
     /* open_descriptors() right after the call, before a descriptor from the call is closed */

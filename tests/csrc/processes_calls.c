@@ -36,7 +36,7 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
-/* If the catalog answers a listing, the DIR has no descriptor until dirfd() is called. */
+/* Calls dirfd, because a DIR whose listing comes from the catalog has no descriptor until then. */
 static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored \
@@ -130,8 +130,8 @@ CALL(readlinkat, readlinkat(dir, path, target, 3))
 CALL(readlink_chk, __readlink_chk(path, target, sizeof target, sizeof target))
 CALL(readlinkat_chk, __readlinkat_chk(dir, path, target, 1, sizeof target))
 static char resolved[PATH_MAX];
-/* Restores errno after a success, because a readlink that libc makes on the way may have failed and
- * set it. */
+/* Restores errno after a success, because libc's function may have called readlink, which may have
+ * failed and set errno. */
 static long is_resolved(const char *name, int old_errno) {
     if (name)
         errno = old_errno;
@@ -207,7 +207,7 @@ CALL(mkostemp, made(mkostemp(template_of(path, "XXXXXX"), O_CLOEXEC), template))
 CALL(mkstemps, made(mkstemps(template_of(path, "XXXXXX.x"), 2), template))
 CALL(mkostemps, made(mkostemps(template_of(path, "XXXXXX.x"), 2, O_APPEND), template))
 
-/* Before it returns, the wrapper removes what the call has made. */
+/* Removes what the call has made, before the wrapper returns. */
 static long gone(int r, const char *path, int flags) {
     return r == 0 ? syscall(SYS_unlinkat, AT_FDCWD, path, flags) : r;
 }

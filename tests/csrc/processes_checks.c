@@ -44,8 +44,8 @@ static void op_errno(void) {
 /* --- descriptors -------------------------------------------------------------------------------
  */
 
-/* The numbers of the open descriptors have gaps. So the output shows whether a call takes the
- * lowest free number. The trial itself opens one or two descriptors before the call. */
+/* The open descriptors leave gaps between their numbers, so that the output shows whether a call
+ * takes the lowest free number. The trial itself opens one or two descriptors before the call. */
 static void op_descriptors(void) {
     for (int fd = 3; fd < 14; fd++)
         CHECK(reading("f") == fd);
@@ -129,15 +129,15 @@ static void wrong_path(const char *what, int dir, const char *path,
 
 static int is_at(const struct call *call) { return call->at; }
 static int only_changes(const struct call *call) {
-    /* fopen for writing counts as a change, too: from the mode, the library learns that the stream
-     * will write, and does not look the file up before the call. */
+    /* fopen for writing counts as a change, too. The library sees in the mode that the stream will
+     * write, and so does not look the file up before the call. */
     return call->kind >= CHANGES && call->kind != ENTERS;
 }
 
 static void op_no_path(void) { wrong_path("NULL", AT_FDCWD, NULL, NULL); }
 
-/* Tries only calls that change files. Calls that only read crash on a bad pointer, as the
- * documentation says. */
+/* Tries only calls that change files. A call that only reads a file crashes on a bad pointer, as
+ * the documentation says. */
 static void op_bad_pointers(void) {
     char *end = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(end != MAP_FAILED && munmap(end + 4096, 4096) == 0);

@@ -205,8 +205,8 @@ static rlim_t mapped_now(void) {
     return (rlim_t)pages * 4096;
 }
 
-/* Limits the address space, so that the catalog does not fit. The catalog is mapped only when it is
- * first needed. */
+/* Limits the address space so far that the catalog does not fit into it. The catalog is not mapped
+ * yet, because the library maps it only when it is first needed. */
 static void op_no_address_space(void) {
     fflush(stdout);
     limit(RLIMIT_AS, mapped_now() + 300000);

@@ -129,7 +129,7 @@ static void mount_in_child(void *unused) {
     look("child");
 }
 
-/* The new root has the source, but not the tiers. */
+/* The new root directory contains the source, but not the tiers. */
 static void op_chroot_with_the_source(void) {
     own_mounts();
     hide(source_of(here), joined(out("root"), source_of(here)));
@@ -251,8 +251,8 @@ static void stat_closed(const char *when) {
     SAY(open(in("closed/x"), O_RDONLY));
 }
 
-/* Gets the attributes of a file as two users. The second user may not search the file's directory.
- */
+/* Gets the attributes of a file, first as the file's owner, and then as a user who may not search
+ * the file's directory. */
 static void op_stat_as_other_user(void) {
     stat_closed("its owner");
     CHECK(setgroups(0, NULL) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);

@@ -115,7 +115,7 @@ static void op_vfork_exec(void) {
     tell_rest("low", low);
 }
 
-/* Opens a file in the child of a vfork, which runs in the parent's memory until its exec. */
+/* Opens a file in the child of a vfork. Until its exec, the child runs in the parent's memory. */
 static void op_vfork_opens(void) {
     const char *path = in("f");
     char *const *words = command("show");
@@ -155,8 +155,8 @@ static void op_spawn_actions(void) {
     CHECK(lseek(kept, 300, SEEK_SET) == 300 && posix_spawn_file_actions_init(&actions) == 0);
     CHECK(posix_spawn_file_actions_addopen(&actions, 30, in("f"), O_RDONLY, 0) == 0);
     CHECK(posix_spawn_file_actions_adddup2(&actions, kept, 31) == 0);
-    /* This file action duplicates a descriptor onto itself, which clears its close-on-exec flag in
-     * the child. */
+    /* This file action duplicates a descriptor onto itself. In the child, this clears the
+     * descriptor's close-on-exec flag. */
     CHECK(posix_spawn_file_actions_adddup2(&actions, hidden, hidden) == 0);
     CHECK(posix_spawn_file_actions_addclose(&actions, closed) == 0);
     spawn(&actions, environ);
@@ -309,9 +309,10 @@ static void op_rights(void) {
     CHECK(posix_spawn(&child, self, &actions, NULL, command("receive"), environ) == 0);
     reap("child", child);
     close(fd);
-    /* Both messages carry a descriptor of the same open file. The child has received the first one
-     * and moved the file's offset. This process has closed its own descriptor, and receives the
-     * second one, which must have the offset that the child has set. */
+    /* Both messages carry a descriptor of the same open file. The child has received the first
+     * message, and has moved the file's offset. This process has closed its own descriptor. The
+     * descriptor that it now receives with the second message must have the offset that the child
+     * has set. */
     int again = receive_descriptor(ends[1], 0);
     tell_file("here", again, "f");
     tell_rest("here", again);

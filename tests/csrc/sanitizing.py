@@ -38,8 +38,8 @@ OPTIONS = {
     "UBSAN_OPTIONS": f"exitcode={EXIT_CODE} print_stacktrace=1",
 }
 REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitizer|Sanitizer:DEADLY")
-# A program that hangs is killed after this time [s]. Then its test fails well before the test's own
-# time limit.
+# A program that hangs is killed after this time [s], so that its test fails well before the test's
+# own time limit.
 RUN_LIMIT_S = 150
 # The flags for all files of csrc. All programs of a sanitizer share the object files. -O0: a
 # sanitizer adds so much code that optimization would take more time than it saves when the programs
@@ -137,7 +137,7 @@ def skip_without(sanitizer: str, directory: Path) -> tuple[str, ...]:
         pytest.skip(f"the compiler has no -fsanitize={sanitizer}: {error}")
     said = ""
     # If the kernel randomizes addresses over a larger range than the runtime supports, the runtime
-    # stops the program before main(). `setarch -R` switches this off.
+    # stops the program before main(). `setarch -R` switches the randomization off.
     for prefix in ((), ("setarch", "-R")):
         if prefix and shutil.which(prefix[0]) is None:
             continue

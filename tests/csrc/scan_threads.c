@@ -23,9 +23,9 @@ int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg);
 
-/* Takes the place of pthread_create. The first `left` calls start a thread, and all later calls
- * fail. Like libc after a failed clone, a call that fails still sets *thread. Before it fails, it
- * pauses for 20 ms, in which the threads that were started begin to wait for work. */
+/* Replaces pthread_create. The first `left` calls start a thread, and all later calls fail. Like
+ * libc's function after a failed clone, a call that fails still sets *thread. Each failing call
+ * begins with a pause of 20 ms, in which the threads that were started begin to wait for work. */
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*begin)(void *), void *arg) {
     struct timespec pause = {0, 20000000};

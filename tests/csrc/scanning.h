@@ -5,8 +5,8 @@
 
 #include "native.h"
 
-/* Waits until the scan has ended, for at most about 10 s. Returns whether it has ended. *entries
- * gets the number of entries that the scan has found. */
+/* Waits until the scan has ended, but for at most about 10 s. Returns whether it has ended. Stores
+ * in *entries how many entries the scan has found. */
 static int scan_to_end(struct monarch_scan *s, uint64_t *entries) {
     struct timespec pause = {0, 1000000};
     int finished = 0;

@@ -51,8 +51,8 @@ static void *counted(void *made) {
     return made;
 }
 
-/* Defines the wrapper of the function `name`. When the turn of a call to fail comes, the wrapper
- * sets errno to `error` and returns `lack`. Otherwise, it calls the function. */
+/* Defines the wrapper of the function `name`. If the present call is the one that must fail, the
+ * wrapper sets errno to `error` and returns `lack`. Otherwise, it calls the function. */
 #define SCARCE(result, name, error, lack, count, declared, passed) \
     result __real_##name declared;                                 \
     result __wrap_##name declared;                                 \

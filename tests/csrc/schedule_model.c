@@ -1,6 +1,6 @@
 /* Compares the scheduler of the copying threads with a plain model, step by step. There is only one
  * real thread, which makes the steps of all copying threads. The model has no queues, hash tables
- * or counters. It looks at all orders, fills, demands and threads each time.
+ * or counters. In each step, it looks at all orders, fills, demands and threads.
  *
  *   schedule_model SEED TRIALS */
 #include <stdlib.h>
@@ -83,9 +83,9 @@ static int may_ask(const struct known *k) {
     return peer_of(k) < 0 || count_at(peer_of(k)) < 2 * (OF_PEERS - count_at(-1));
 }
 
-/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply in two cases:
- * if more than four threads are free, and if the order's peer is `at`, the peer that the thread is
- * already asking. */
+/* Like may_ask, for work that a reader waits for. The limit of may_ask does not apply if more than
+ * four threads are free, or if the order's peer is `at`, the peer that the thread is already
+ * asking. */
 static int may_serve(const struct known *k, int at) {
     return may_ask(k) || (peer_of(k) >= 0 && peer_of(k) == at) || OF_PEERS - count_at(-1) > 4;
 }
@@ -95,9 +95,9 @@ static int is_within_width(enum monarch_origin origin) {
 }
 
 /* Like may_ask, for work that no reader waits for. The width is the number of threads that may do
- * such work at a time, and `left` is the number of further threads that the width allows. A further
- * thread may ask the order's peer only if fewer than 2 * left - 1 of the threads that now do such
- * work are asking it. */
+ * such work at a time, and `left` is the number of threads that may still begin such work. The
+ * order's peer may be asked only if fewer than 2 * left - 1 threads are already asking it for such
+ * work. */
 static int may_ask_unasked(const struct known *k) {
     int left = (int)pool->width[MONARCH_FROM_PEER] - count_unasked(MONARCH_FROM_PEER, -1);
     return may_ask(k) &&
@@ -124,8 +124,8 @@ static int is_used_up(const struct known *k) {
     return unit == k->fill->units;
 }
 
-/* Returns the order whose fill or check the demand waits for, or NULL. The order either has a
- * running fill or has not begun. */
+/* Returns the order for whose fill or check the demand waits. The order either has a running fill
+ * or has not begun. Returns NULL if there is no such order. */
 static struct known *for_demand(uint64_t demand) {
     for (int i = 0; demand && i < JOBS; i++) {
         struct known *k = &knowns[i];
@@ -144,8 +144,8 @@ static int serves(const struct known *k, uint64_t demand, int at) {
     return has_slot(k) && may_serve(k, at);
 }
 
-/* Returns the slot of the reader whose turn it is, or -1. Notes for each fill which unit was
- * demanded last. */
+/* Returns the slot of the reader whose turn it is, or -1. Also records, for each fill, which unit
+ * was demanded last. */
 static int find_reader(enum monarch_origin origin, int at) {
     for (unsigned i = 0; i < MONARCH_DEMANDS; i++) {
         unsigned place = (next_reader + i) % MONARCH_DEMANDS;
@@ -427,8 +427,8 @@ static void look(int w) {
         roles = MONARCH_DOES_DEMANDS;
     else if (!was_idle)
         end_work(held[w].known, &held[w].work);
-    /* The model sets asked_ns of fills that a reader demands. This is undone below, because the
-     * scheduler must find these fills itself. */
+    /* The model sets asked_ns of the fills that readers demand. This is undone below, so that the
+     * scheduler has to find these fills itself. */
     int was_asked[JOBS], at = interrupts ? peer_of(held[w].known) : -1;
     if (!interrupts)
         held[w] = (struct held){0};
@@ -447,8 +447,9 @@ static void look(int w) {
         die("thread %d: found work: %d; kind that the model expects: %d", w, found, what);
     happened[what]++;
     /* `who` is the set of roles for which the scheduler wakes threads to do the waiting work. An
-     * idle thread that has found work must be one of those to wake. For a PAGE_IN, one of its roles
-     * in `who` is enough. For other work, `who` must contain MONARCH_DOES_ALL. */
+     * idle thread that has found work must be one of the threads to wake. For a PAGE_IN, this means
+     * that `who` contains at least one of the thread's roles. For other work, it means that `who`
+     * contains MONARCH_DOES_ALL. */
     if (was_idle && found)
         CHECK(who & (what == PAGE_IN ? roles : MONARCH_DOES_ALL));
     if (!found) {

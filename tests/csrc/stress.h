@@ -71,8 +71,8 @@ static inline void make_bytes(unsigned k, unsigned version, uint64_t at, char *o
 }
 
 /* Checks that `got` contains the `n` bytes of file `k` from offset `at` on. Compares with memcmp,
- * because the sanitizer checks the whole range of a memcmp at once. If a loop compared the bytes,
- * the sanitizer's checks would take most of the program's time. */
+ * because the sanitizer checks the complete range of a memcmp in one step. If a loop compared the
+ * bytes, the sanitizer's checks would take most of the program's time. */
 static inline void check_bytes(unsigned k, unsigned version, uint64_t at, const char *got,
                                uint64_t n) {
     char right[1024];

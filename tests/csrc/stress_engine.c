@@ -245,8 +245,9 @@ static void *move_files(void *number) {
 
 /* --- orders and results ----------------------------------------------------------------------- */
 
-/* Returns whether this is one of the entries (one in 16) into which the test writes a copy number
- * that differs from the order's. The engine must not publish the copies of these orders. */
+/* Returns whether the entry is one of those (one in 16) for which the test writes copy number 0
+ * into the catalog, while the order has another number. The engine must not publish the copies of
+ * these orders. */
 static int is_for_another(uint64_t id) { return id % 16 == 5; }
 
 static void take_fill(const struct monarch_result *r) {
@@ -519,7 +520,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results, so none of them concerns a copy dropped below */
+        finish(-1); /* takes all results; none may concern a copy that is dropped below */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);

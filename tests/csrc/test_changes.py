@@ -16,8 +16,8 @@ from support import draws
 
 
 def _operations() -> list[str]:
-    """Returns the operations in the tables of change.c, which become the tests. Without a compiler,
-    returns one name, so that one test says what is missing."""
+    """Returns the operations in the tables of change.c. Each operation becomes a test. Without a
+    compiler, returns one name, so that one test says what is missing."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:

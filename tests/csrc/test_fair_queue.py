@@ -78,10 +78,10 @@ def test_as_long_as_somebody_waits_somebody_is_served(
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
     """Every reader is served again within a bounded number of rounds.
 
-    The bound follows from three facts. Between two turns of a rank, another rank gets at most
-    `ratio of the two shares` + 1 turns. The readers of a rank are served one after the other. In
-    one pass over all slots, the search serves each reader without a rank once. All other turns of
-    the pass go to ranks.
+    The bound follows from three facts. First, between two turns of a rank, another rank gets at
+    most one turn more than the ratio of the two ranks' shares. Second, the readers of a rank are
+    served one after the other. Third, in one pass over all slots, the search serves each reader
+    without a rank once, and gives all other turns to ranks.
     """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)
@@ -104,9 +104,9 @@ def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[in
 def test_ranks_are_served_in_proportion(
     case: tuple[Shares, list[int], list[int], list[int]],
 ) -> None:
-    """Readers of two ranks with the shares a and b wait all the time. The ranks have had n and m
-    turns so far. Then n / a and m / b never differ by more than 1 / a + 1 / b (Goyal et al., 1996,
-    theorem 1)."""
+    """Readers of two ranks with the shares a and b wait all the time. After any number of rounds,
+    in which one rank had n turns and the other m, n / a and m / b differ by at most 1 / a + 1 / b
+    (Goyal et al., 1996, theorem 1)."""
     shares, ranks, _, _ = case
     served = serve(*case, rounds=600)
     done: Counter[int] = Counter()

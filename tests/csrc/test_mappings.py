@@ -227,9 +227,10 @@ def test_torch_load_with_mmap(
 # --- what happens to the mapping during the fill ----------------------------------------------
 
 # The program maps a file of several parts, and changes the second part during the fill. Each case
-# consists of the code that makes the change, and the places in which the parts must lie in the end.
-# Adjacent parts in the same place count once. In the end, middle() checks the content of the second
-# part. The code of a case may replace middle(), or set it to None if there is nothing to check.
+# consists of the code that makes the change, and a list that says on what the parts must lie at the
+# end: the source, the copy or neither. Adjacent parts with the same answer count once. Then
+# middle() checks the content of the second part. The code of a case may replace middle(), or set it
+# to None if there is nothing to check.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),
@@ -371,8 +372,8 @@ def test_the_thread_comes_and_goes(session: Session) -> None:
 
 def test_calls_that_want_one_thread(session: Session) -> None:
     """The kernel refuses to unshare the user namespace of a process with several threads. The call
-    succeeds under the library nevertheless, because the library ends its own thread before the
-    call. So the mapping stays on the source."""
+    succeeds under the library nevertheless, because the library first ends its own thread. This
+    thread would have replaced the mapping, so the mapping stays on the source."""
     script = (
         THREAD % "assert libc.unshare(0x10000000) == 0, ctypes.get_errno()\nassert not threads()"
     )

@@ -34,7 +34,7 @@ CASES = [
     if name not in PARTS
 ]
 # Cases that get no copy: they read no file that has a copy, or they open the path of such a file
-# only when it leads to another file.
+# only while the path leads to another file.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",
@@ -187,10 +187,10 @@ def test_the_lowest_descriptor_while_the_catalog_grows(stage: Stage) -> None:
     wait_until(has_grown, what="a larger catalog")
 
 
-# How much stack the library may add to the call's own need [bytes]. PLAIN_STACK is for opens and
-# stats of plain paths, which are common in signal handlers and on small stacks. ONE_PATH_STACK is
-# for opens and lookups of paths in any form, which need room for one path. ANY_STACK is for any
-# call. The stack of a signal handler may have only 8 KiB.
+# How much more stack a call may use with the library than without it [bytes]. PLAIN_STACK is for
+# opens and stats of plain paths, which are common in signal handlers and on small stacks.
+# ONE_PATH_STACK is for opens and lookups of paths in any form, which need room for one path.
+# ANY_STACK is for any call. The stack of a signal handler may have only 8 KiB.
 PLAIN_STACK, ONE_PATH_STACK, ANY_STACK = 1280, 5888, 8960
 
 

@@ -1,4 +1,4 @@
-"""Runs programs that contain the library, and the C code of the daemon, under AddressSanitizer,
+"""Runs the library, linked into programs, and the C code of the daemon under AddressSanitizer,
 UndefinedBehaviorSanitizer and ThreadSanitizer."""
 
 from __future__ import annotations

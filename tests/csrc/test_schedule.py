@@ -44,9 +44,9 @@ def test_each_thread_takes_the_work_that_a_plain_model_expects(
     tmp_path: Path, objects: list[Path]
 ) -> None:
     """The program makes random orders and demands, and lets random threads take steps. After each
-    step, it checks the priorities and the order in each queue. It checks the limits: width, slots,
-    and each peer's share of the threads. It checks the units that are filled ahead of a reader, and
-    the counts. It also checks that a thread is woken for any work that this thread can do."""
+    step, it checks the priorities, the order in each queue, the limits (width, slots, and each
+    peer's share of the threads), the units that are filled ahead of a reader, and the counts. It
+    also checks that a thread is woken for any work that this thread can do."""
     counts = run(tmp_path, "schedule_model", objects, trials=examples(60))
     assert all(counts), "some kind of work was never found"
 

@@ -243,9 +243,9 @@ def test_those_programs_met_copies_in_the_making(
     def met() -> bool:
         # The large file must still lack a complete copy when the program reads it. So the fill of
         # another file, the ballast, begins first, and the fill of the large file is queued behind
-        # it. The program opens the large file only then: if the daemon learned of both files at
-        # once, it might fill the ballast second. If the machine stalls, both files may be filled
-        # before the read. Then the test tries again.
+        # it. The program opens the large file only then: if the daemon learned of both files at the
+        # same time, it might fill the ballast second. If the machine stalls, both files may be
+        # filled before the read. Then the test tries again.
         session.forget()
         settled: list[object] = []
 

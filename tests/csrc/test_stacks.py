@@ -12,9 +12,9 @@ from csrc.building import CSRC, PRELOAD, PRELOAD_COMPILED, compile_all
 # PATH: the size of a path [bytes]. FRAME: the limit on the stack frame of one function [bytes],
 # which leaves room for one path and some other variables.
 PATH, FRAME = 4096, 4700
-# The limit for the stack that each call in CALLS uses, together with the functions that it calls
-# [bytes]. Functions in SAYS, which print or log, do not count. The limit is SIGSTKSZ, the usual
-# size of a signal handler's stack. Two buffers for paths would already fill it.
+# The limit on the stack that each call in CALLS uses [bytes], including the functions that it
+# calls. Functions in SAYS, which print or log, do not count. The limit is SIGSTKSZ, the usual size
+# of a signal handler's stack. Two buffers for paths would already fill it.
 CHAIN = 8192
 CALLS = (
     *("linkat", "name_to_handle_at", "posix_spawn", "statx"),

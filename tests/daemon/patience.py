@@ -1,4 +1,4 @@
-"""Builds the preloaded library with other limits on the time that readers wait."""
+"""Builds the preloaded library with other limits on how long readers wait."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The daemon receives commands even in difficult situations: many commands arrive at once, the
-daemon has no free descriptor for a while, or a file system that is not one of its sources hangs."""
+"""The daemon receives commands even in difficult situations: many commands arrive at the same time,
+the daemon has no free descriptor for a while, or a file system that is not one of its sources
+hangs."""
 
 from __future__ import annotations
 

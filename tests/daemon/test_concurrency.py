@@ -56,8 +56,8 @@ class Source:
 
 
 class Clock:
-    """Lets time pass at a source. After each window of time, records how many fills may be in
-    flight."""
+    """Simulates how time passes at a source. After each window of time, records how many fills may
+    be in flight."""
 
     def __init__(self, reads: ReadsInFlight) -> None:
         self.reads, self.now_s = reads, 0.0
@@ -209,7 +209,7 @@ def test_who_has_slots_enough_keeps_no_program_waiting(readers: int) -> None:
 @pytest.mark.parametrize(("slots", "readers"), [(8, 2), (12, 8), (12, 1), (64, 8)])
 def test_programs_wait_little_longer_where_slots_are_few(slots: int, readers: int) -> None:
     """The source has few slots, and each further fill takes a slot from the programs. So the daemon
-    must not allow 64 fills, even if 64 fills have the highest rate."""
+    must not allow 64 fills, even if the rate is highest with 64 fills."""
     source = Source(0.004, size=16 * 1024, slots=slots, readers=readers)
     clock = Clock(ReadsInFlight(4, 64))
     clock.run(source, 10 * HOLD)

@@ -1,4 +1,4 @@
-"""`prefetch: auto` fills the files that lie beside those that programs read."""
+"""`prefetch: auto` fills the files that lie beside the files that programs read."""
 
 from __future__ import annotations
 
@@ -348,8 +348,8 @@ def give_way(session: Session, daemon: Daemon, flat: Files) -> None:
 def test_opens_are_heard_of_before_the_first_copy_is_there(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, flat: Files
 ) -> None:
-    """The daemon begins to follow opens before it orders fills ahead. Otherwise, if a file was
-    opened as soon as its copy existed, the copy would count as unused for good."""
+    """The daemon begins to follow opens before it orders fills ahead. Otherwise, it would miss an
+    open that comes as soon as a copy exists, and this copy would always count as unused."""
     session, heard = session_factory(flat.root, prefetch="auto"), []
     with served_here(monkeypatch, session) as daemon:
         fill_ahead = daemon.filler.requests.fill_ahead

@@ -1,4 +1,5 @@
-"""Copies made from a pack: what is read of the pack, and which files count as its members."""
+"""Copies made from a pack: which parts of the pack are read, and which files count as its
+members."""
 
 from __future__ import annotations
 

@@ -217,9 +217,9 @@ def test_who_waits_for_what_is_settled_is_told(engine: Engine, word: np.uint64) 
 
 
 def test_nobody_is_answered_while_the_loop_decides(engine: Engine) -> None:
-    """The engine answers no demand for a file before the daemon's loop has made a grant. Until
-    then, the loop may have read a reader's request for this file without having marked the file as
-    wanted yet."""
+    """The engine answers no demand for a file before the daemon's loop has made a grant. Before the
+    grant, the loop may have read a reader's request for the file, but may not yet have marked the
+    file as wanted."""
     engine.demand(1, 1)
     await_look(engine)
     assert engine.clients.demand[1] != 0

@@ -126,8 +126,8 @@ def test_nothing_is_looked_at_before_it_is_asked_for(
     assert known(session) == {"c3"} | {name for name in files.digests if name.startswith("c3/")}
     counts = slow.counts()
     others = (DIRECTORIES - 1) * MANY
-    # Each file of this directory is looked up, and its attributes are read. The attributes of files
-    # in other directories are not read.
+    # Each file of the directory c3 is looked up, and its attributes are read. The attributes of
+    # files in other directories are not read.
     assert counts["getattr"] < 4 * MANY + others / 10
     assert counts["readdir"] <= 4
     assert counts["open"] == MANY
@@ -207,8 +207,8 @@ print(json.dumps([found, [told(path) for path in names], os.listdir('c9'), open(
 
 
 def test_a_file_that_another_process_changes_is_seen(session_factory: Factory, tree: Files) -> None:
-    """The daemon notices that a file has changed. It may know the file from the listing of a
-    directory, or only from an open."""
+    """The daemon notices that a file has changed, whether it knows the file from the listing of a
+    directory or only from an open."""
     session = lazy(session_factory, tree.root, revalidate="1s")
     single, listed = of(tree, "c0/")[0], of(tree, "c1/")
     read(session, single, *listed)
@@ -266,7 +266,7 @@ def test_changes_are_seen_while_a_directory_is_listed(
 
 
 def test_warm_takes_directories_with_long_names(session_factory: Factory, tmp_path: Path) -> None:
-    """`monarch warm` is given more names than fit into one request to the daemon."""
+    """`monarch warm` also takes more names than fit into one request to the daemon."""
     deep = "/".join(["n" * 200] * 17)
     files = Files(tmp_path / "source")
     for number in range(350):

@@ -127,7 +127,8 @@ def make_daemon(
 
 
 def count(daemon: Daemon, **opened: int) -> None:
-    """Counts files as opened by a program. A key is the name of a counter."""
+    """Counts files as opened, as the library does. Each key of `opened` is the name of a
+    counter."""
     for counter, number in opened.items():
         daemon.shared._stats[0, COUNTERS.index(counter)] += number
 
@@ -171,8 +172,8 @@ def test_the_loop_rests_longer_while_programs_open_only_copies(
 def test_the_first_opens_of_a_fast_source_wait_for_no_iteration(
     make_daemon: Callable[..., Daemon], open_ns: int, rests: bool
 ) -> None:
-    """The first opens wake the loop. If they show that programs hardly wait for the source, its
-    next iteration comes later."""
+    """The first opens wake the loop. If they show that programs hardly wait for the source, the
+    loop's next iteration comes later."""
     daemon = make_daemon(3600.0)
     daemon._turn()
     count(daemon, misses=1, source_opens=1, source_open_ns=open_ns)

@@ -39,8 +39,9 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     about: dict[str, Any] = {"workers": 8, "prefetch_factor": 4, "batch": 2, "epochs": 2}
     session = site.session(site.plan(**about))
     wait_followed(session)
-    # If a file is opened twice between two turns of the daemon's loop, the daemon sees one open. So
-    # an epoch takes longer (0.6 s) than a daemon waits for a processor on a busy machine.
+    # If a file is opened twice between two turns of the daemon's loop, the daemon sees only one
+    # open. On a busy machine, a turn may come late, because the daemon waits for a processor. An
+    # epoch must take longer than that (here 0.6 s).
     done = train(
         session,
         site.root,
@@ -59,8 +60,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     assert "not followed" not in session.log.read_text()
 
 
-# This test needs --long, because test_tracker.py and nodes/test_planned_failures.py cover this case
-# in every run.
+# This test runs only with --long, because test_tracker.py and nodes/test_planned_failures.py cover
+# this case in every run.
 @pytest.mark.long
 def test_a_job_that_is_restarted_in_a_later_epoch_finds_its_place(site: Site) -> None:
     session = site.session(site.plan(epochs=6), share=0.3)

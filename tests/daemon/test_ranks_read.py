@@ -49,8 +49,8 @@ class Demands:
         self.clients: Any = self.segment.as_struct("struct monarch_clients")
 
     def opens(self) -> None:
-        """Changes the ranks' counters as if each rank had opened another MIB bytes: rank 0 found
-        copies of all these bytes, and rank 1 found copies of none."""
+        """Changes the counters of two ranks as if each rank had opened another MIB bytes. The first
+        rank has found copies of all these bytes, and the second rank has found copies of none."""
         for rank, missed in ((1, 0), (2, MIB)):
             self.clients.rank[rank].opened_bytes += MIB
             self.clients.rank[rank].missed_bytes += missed
@@ -206,13 +206,13 @@ def read(
     session: Session, program: Path, source: SlowSource, ranks: list[list[int]]
 ) -> tuple[set[int], list[float]]:
     """Runs one reader per rank, all at the same time. The readers compare every byte. The source
-    serves no read before each rank has demanded a file. The pages of the source's files stay in the
-    page cache; otherwise opens would wait in the kernel for the reads of fills.
+    serves no read before every rank has demanded a file. The pages of the source's files stay in
+    the page cache; otherwise opens would wait in the kernel for the reads of fills.
 
     Returns the set of ranks whose demands were seen, numbered as in the table of demands (0 means
-    no rank), and a list of two numbers. During the run, `monarch status` reports a `share` for each
-    rank. The first number is the largest sum of all ranks' shares, and the second is the largest
-    share of a single rank.
+    no rank). Also returns a list of two numbers about the `share` that `monarch status` reports for
+    each rank during the run: the largest sum of all ranks' shares, and the largest share of a
+    single rank.
     """
     segment = Segment.open(session.paths.clients, writable=False)
     demands = np.frombuffer(

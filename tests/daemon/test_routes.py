@@ -59,8 +59,8 @@ class Site:
         return 0 if in_use else self.queue + self.at_source
 
     def measured(self, place: int, rate: float, readers: int = 1, seconds: float = 1.0) -> None:
-        """Records that each of `readers` readers has received `rate` [bytes/s] from a place for
-        `seconds`."""
+        """Records that each of `readers` readers has received data from a place for `seconds`, at
+        the rate `rate` [bytes/s]."""
         self.now += seconds
         level = readers.bit_length() - 1
         self.counts[place, 0, level] += np.uint64(rate * seconds)

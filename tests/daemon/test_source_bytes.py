@@ -40,8 +40,8 @@ def source(slow_factory: Callable[..., SlowSource]) -> SlowSource:
 
 def served_share(session: Session, source: SlowSource, size: int, *readers: Reader) -> float:
     """Waits until all readers and fills have ended. Returns the number of bytes that the source has
-    served, relative to `size`. Asserts that the fills have read each byte once, and the programs
-    none. FUSE itself may have read more bytes from the source."""
+    served, relative to `size`. Asserts that the fills have read each byte once, and that the
+    programs have read none. FUSE itself may have read more bytes from the source."""
     for reader in readers:
         reader.end()
     session.wait_idle()
@@ -136,9 +136,9 @@ def test_small_files_read_whole(
 def test_small_files_that_are_filled_from_the_open_on(
     start: Factory, source: SlowSource, epoch_reader: Path
 ) -> None:
-    """The source may serve some bytes twice; on a busy machine, this was a fifth of all bytes.
-    Here a fill may begin while the reader's open() is under way. FUSE's open() then throws away the
-    pages that the fill has just read, and they are read again."""
+    """Here a fill may begin while the reader's open() is under way. FUSE's open() then throws away
+    the pages that the fill has just read, and the source serves these bytes again. On a busy
+    machine, a fifth of all bytes were served twice."""
     size = 100_000
     files = make_files(source.backing, SMALL, size)
     session = start(handover_size=0)

@@ -52,8 +52,8 @@ def staged(session: Session) -> int:
 
 def opened(session: Session) -> list[int]:
     """Returns the opens that clients have reported but that the daemon has not taken yet. Clients
-    report an open only for a group of 64 entries of the catalog. So the result contains, for each
-    group with such an open, the number of the group's first entry."""
+    do not report which entry of the catalog was opened, but only to which group of 64 entries it
+    belongs. So the result contains the number of the first entry of each such group."""
     clients = Segment.open(session.paths.clients, writable=False)
     bits = ffi.buffer(ffi.addressof(clients.as_struct("struct monarch_clients"), "opened"))
     words = np.frombuffer(bits, dtype=np.uint64).copy()  # clients change the bits meanwhile

@@ -41,8 +41,8 @@ def test_so_many_reads_are_in_flight_at_first(
     settings: dict[str, Any],
     in_flight: int,
 ) -> None:
-    """The source has served nothing yet, and no reader waits for fills. Then `in_flight` fills read
-    at the same time. No more threads run than these fills need."""
+    """While the source has served nothing and no reader waits for fills, `in_flight` fills read at
+    the same time. No more threads run than these fills need."""
     source = slow_factory()
     make_files(source.backing, 2 * MANY, 1000)
     source.latency(read=3600)
@@ -85,8 +85,8 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """Each thread takes more than 1 MiB of address space. A limit on the address space prevents the
-    daemon from starting all the threads that it wants. The threads that could start must begin
-    fills all the same. In the end, all files must have copies."""
+    daemon from starting all the threads that it wants. The threads that have started must
+    nevertheless begin fills, until all files have copies."""
     # With `keep_pages`, an open of a file does not wait until a fill's read of the file has ended.
     source = slow_factory(keep_pages=True)
     make_files(source.backing, 2 * MANY, 1000)

@@ -174,8 +174,8 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
 def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed: int) -> None:
     """A job reads one epoch by the plan, and then one with another seed. At first, many of the
     latest accesses still fit the plan. Accesses to files that the plan used a short time ago are
-    excused, because a program may open a file twice. In a short epoch this excuses many accesses,
-    and still the tracker must drop the plan.
+    excused, because a program may open a file twice. In a short epoch, many accesses are excused in
+    this way. The tracker must drop the plan nevertheless.
 
     size : the steps of an epoch, and the number of ranks"""
     steps, ranks = size
@@ -200,7 +200,7 @@ def test_another_seed_after_a_right_epoch_is_noticed(size: tuple[int, int], seed
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> None:
     """Before the tracker drops the plan, it searches for the job's position once more. This search
-    uses the latest accesses, so it finds the epoch in which the job has gone on."""
+    uses the latest accesses, so it finds the epoch in which the job has continued."""
     files, rng = BATCH * 150, random.Random(seed)
     tracker = course_of(training(files), files=files)
     for turn in in_turns(iter(tracker.draw(0).units[:500].tolist()), rng, 5):
@@ -216,7 +216,7 @@ def test_a_job_that_goes_on_elsewhere_after_others_reads_is_found(seed: int) -> 
 @pytest.mark.parametrize("seed", seeds(6, few=1))
 @pytest.mark.parametrize("left", [2, 4, 6, 10, 40])
 def test_a_job_that_goes_on_shortly_before_an_epochs_end_is_found(left: int, seed: int) -> None:
-    """A job jumps to a place shortly before the end of another epoch, and goes on there. The
+    """A job jumps to a place shortly before the end of another epoch, and continues there. The
     tracker finds the job's position, although the last accesses before the search may lie partly in
     this epoch and partly in the next."""
     steps, rng = 100, random.Random(seed)
@@ -275,9 +275,9 @@ def test_reads_of_what_the_training_does_not_use_say_nothing(held_out: int) -> N
 @pytest.mark.parametrize("in_a_row", cases([20, 50], short=[50]))
 @pytest.mark.parametrize("ranks", cases([1, 2], short=[2]))
 def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_row: int) -> None:
-    """In the middle of an epoch, another program reads some files of the plan. The tracker takes
-    its reads for reads of the job, and searches for the job's position. When the job reads on, the
-    tracker goes on from the position that it had before."""
+    """In the middle of an epoch, another program reads some files of the plan. The tracker mistakes
+    these reads for reads of the job, and searches for the job's position. When the job reads on,
+    the tracker continues from the position that it had before."""
     files, rng = BATCH * ranks * 200, random.Random(in_a_row)
     epochs = sized(2, 3)
     tracker = course_of(training(files, ranks=ranks), files=files, epochs=epochs)
@@ -295,7 +295,7 @@ def test_a_right_plan_outlasts_somebody_elses_reads_in_a_row(ranks: int, in_a_ro
 def test_who_lagged_when_a_job_was_come_upon_may_end_it(seed: int) -> None:
     """The tracker finds the job in the middle of an epoch. Two workers lag behind: after the others
     have ended the epoch, they open files that lie before the place where the job was found. The
-    tracker must keep to the position that it has reached."""
+    tracker must stay at the position that it has reached."""
     files, rng = BATCH * 200, random.Random(seed)
     tracker = course_of(training(files), files=files)
     units = tracker.draw(1).units

@@ -81,7 +81,7 @@ static struct pool *p;
 static struct monarch_engine *e;
 static struct job job;
 
-/* The results of the searches for work, in turn. After the last search, the engine stops. */
+/* What each search for work finds, in this order. After the last search, the engine stops. */
 static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
@@ -170,8 +170,8 @@ static void run_loop(enum monarch_origin origin, unsigned number) {
 
 /* --- the loop --------------------------------------------------------------------------------- */
 
-/* A thread looks for work, and sleeps if there is none, until the engine stops. Then it returns its
- * buffer. It takes the work of its own roles, and sleeps at the bell of its origin. */
+/* A thread looks for work of its own roles. If there is none, it sleeps at the bell of its origin.
+ * When the engine stops, the thread returns its buffer. */
 TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
     const struct turn two[] = {{.found = 1}, {.found = 0}};
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
@@ -190,9 +190,9 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
     done();
 }
 
-/* A thread that has had no work for a while returns the memory of its buffer, once. Then it sleeps
- * without a limit. But if the thread has left an order queued, because a program is still reading
- * the order's file, it looks for work again sooner, and keeps its buffer. */
+/* A thread that has had no work for a while returns the memory of its buffer. It does so only once,
+ * and then sleeps without a limit. But if it has left an order queued, because a program is still
+ * reading the order's file, it looks for work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},
@@ -244,8 +244,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place stays free, and the thread does not count as idle. If it
- * counted as idle, no thread would be started later for its work. */
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
+ * Otherwise, the engine would rely on this thread, and would start no other one for later work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {
@@ -293,7 +293,7 @@ TEST(readers_without_an_order_get_one) {
 
 /* --- readers that come in the middle of work -------------------------------------------------- */
 
-/* Makes three fills of two runs each. The order of each fill comes with a descriptor, so the thread
+/* Makes three fills of two runs each. Each fill's order has a handed-over descriptor, so the thread
  * that begins the fill moves all of its units. */
 static struct job fill_jobs[3];
 static void make_fills(void) {

@@ -17,8 +17,8 @@ static int look_at_owner(void);
 
 #include "made.h"
 
-/* If `is_taken_meanwhile` is set, acts as another thread that reserves the plan after this thread
- * has looked at it and before this thread reserves it itself. */
+/* If `is_taken_meanwhile` is set, acts as another thread: it reserves the plan after this thread
+ * has looked at the plan, and before this thread reserves it. */
 static int look_at_owner(void) {
     if (is_taken_meanwhile)
         plan->user = (uint32_t)sys_getpid();
@@ -61,8 +61,8 @@ EXPORT void autostart_take_meanwhile(int is) {
 }
 EXPORT void autostart_take(uint32_t pid) { plan->user = pid; }
 EXPORT void autostart_leave(struct session *s) { monarch_current = s ? s : &monarch_waiting; }
-/* Returns the address of one of the values that the plan has recorded at load, such as the inode of
- * the mount namespace. */
+/* Returns the address of one of the values that were recorded in the plan at load, such as the
+ * inode of the mount namespace. */
 EXPORT uint64_t *autostart_loaded(int i) {
     uint64_t *const all[] = {&plan->mounts,   &plan->users,    &plan->net,
                              &plan->root_dev, &plan->root_ino, &plan->confined};

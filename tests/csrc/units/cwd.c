@@ -10,8 +10,8 @@ EXPORT int cwd_fchdir(int fd) { return fchdir(fd); }
 EXPORT int cwd_is_far(int dir, const char *path) { return monarch_is_far(dir, path); }
 static struct session *watching;
 static uint64_t seen_within;
-/* Acts as another thread, which finds the position of the working directory just before the kernel
- * changes the directory. */
+/* Acts as another thread, which determines the position of the working directory just before the
+ * kernel changes this directory. */
 static void look_within(void) {
     seen_within = monarch_cwd_is;
     monarch_find_cwd(watching);
@@ -24,7 +24,7 @@ static int watched_fchdir(int fd) {
     look_within();
     return (int)sys6(SYS_fchdir, fd, 0, 0, 0, 0, 0);
 }
-/* From now on, look_within runs during each change of the directory, unless `s` is NULL. */
+/* From now on, look_within runs during each change of the working directory, unless `s` is NULL. */
 EXPORT void cwd_watch(struct session *s) {
     watching = s;
     monarch_real.chdir = s ? (void *)watched_chdir : NULL;

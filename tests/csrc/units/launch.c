@@ -17,7 +17,8 @@ BESIDE static long make_call(long number, long a, long b, long c, long d, long e
 
 static struct monarch_launch launch;
 /* kept, errors_to: the files that become the program's descriptors 3 and 2, or NULL for none.
- * awaited: NULL, or a FIFO: the program starts only when the FIFO has been opened for writing. */
+ * awaited: NULL, or a FIFO. In the case of a FIFO, the program starts only when somebody opens the
+ * FIFO for writing. */
 static const char *kept, *errors_to, *awaited;
 BESIDE static int prepare(void *data, int *errors) {
     if (data != &launch)

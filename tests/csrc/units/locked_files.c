@@ -95,8 +95,8 @@ EXPORT int locked_count(int more) {
         count(0);
     return (int)count_of(under_way, (uint32_t)sys_getpid());
 }
-/* Waits until no closing is under way, as a lock call does. Returns the number of rounds, or -1 -
- * rounds if the wait was given up. Stores in *closings how many closings have begun. */
+/* Waits until no closing is under way, as a lock call does. Returns n, the number of rounds, or
+ * -1 - n if the wait was given up. Stores in *closings how many closings have begun. */
 EXPORT int locked_await(uint32_t *closings) {
     rounds = 0;
     return monarch_await_closings(closings) ? rounds : -1 - rounds;

@@ -30,8 +30,8 @@ static uint64_t add_progress(struct session *s, uint64_t id, uint64_t n) {
     return monarch_progress(s, id, n);
 }
 /* The reports of the library. n: number of reported reads; bytes, at: the result and the offset of
- * the last reported read; unseen: the bytes in the last report on reads that the library will not
- * see. */
+ * the last reported read; unseen: the number of bytes in the last report about reads that the
+ * library will not see. */
 static struct {
     int is_over, n;
     int64_t bytes, at, unseen;

@@ -15,8 +15,8 @@ SECOND = 10**9
 
 
 class Served:
-    """A session that is the library's current one until `end` is called. All files that are below
-    `root` at the beginning are in its catalog, without copies.
+    """A session that remains the library's current one until `end` is called. Its catalog contains
+    all files that are below `root` at the beginning. They have no copies.
 
     s : the session, as the library's functions take it
     """

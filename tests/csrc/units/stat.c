@@ -75,7 +75,7 @@ static int stat_and_remove(int fd, struct stat *st) {
     sys6(SYS_unlinkat, AT_FDCWD, (long)removed, 0, 0, 0, 0);
     return (int)monarch_result(r);
 }
-/* Calls fstat for a descriptor of the copy, which the daemon removes right after the kernel has
+/* Calls fstat on a descriptor of the copy. The daemon removes the copy right after the kernel has
  * answered. Returns the inode that fstat reports, or 0 if fstat fails. */
 EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
     struct stat st = {.st_ino = 0};

@@ -76,9 +76,9 @@ CASES = ["none", "magic", "state", "sources", "tiers", "path", "short", "shared"
 def test_a_session_that_cannot_be_used_leaves_nothing_mapped(
     daemon: Daemons, lib: Any, case: str
 ) -> None:
-    """If only the segment `clients` cannot be used, the session belongs to a serving daemon, but
-    the process cannot map it. The process then tells the daemon of changes without mapping the
-    session."""
+    """If a session cannot be used, none of its segments stays mapped. If the reason lies only in
+    the segment `clients`, a daemon does serve the session, but the process cannot map it. The
+    process then tells the daemon of changes without mapping the session."""
     place = daemon.place
     fields: dict[str, dict[str, Any]] = {
         "magic": {"magic": 1}, "state": {"state": SessionState.STARTING},
@@ -236,8 +236,8 @@ def test_a_look_for_a_newer_daemon_leaves_nothing_mapped(daemon: Daemons, lib: A
 
 
 def test_threads_that_attach_at_once_use_one_session(daemon: Daemons, lib: Any) -> None:
-    """If two threads attach to a new session at once, the slower thread unmaps the segments that it
-    has mapped."""
+    """If two threads attach to a new session at the same time, the slower thread unmaps the
+    segments that it has mapped."""
     lib.attach_first()
     before = mappings(daemon.place)
     daemon.stop()
@@ -299,8 +299,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """If the session's directory is gone, its daemon may have ended without the library's notice.
-    So the session counts as switched off until the directory is back."""
+    """If the session's directory is gone, its daemon may have ended, and the library could not
+    notice that. So the session counts as switched off until the directory is back."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))

@@ -150,7 +150,7 @@ def test_a_place_that_others_could_have_made_is_refused(
 
 class Records:
     """The session's file `autostart`, which contains records. The methods write this file, and read
-    it as a process with the configuration `config` in the mount namespace `mounts`."""
+    it as a process does that has the configuration `config` and the mount namespace `mounts`."""
 
     def __init__(self, lib: Any, place: Place, config: str = "/c", mounts: int = 7) -> None:
         self.lib, self.place, self.config, self.mounts = lib, place, config, mounts
@@ -215,7 +215,7 @@ def test_a_record_holds_only_in_its_own_setting(
 
 def test_the_first_record_of_the_setting_counts(records: Records) -> None:
     """If several records in the file `autostart` match the process's setting, only the first one
-    counts. The configuration's sources are the sources of this record."""
+    counts. The sources that this record names are the sources of the configuration."""
     other = ["config /d", "wish yes", "source /other"]
     refused = ["config /c", "source /refused"]
     assert records.read(other, RECORD, refused) == YES
@@ -556,8 +556,8 @@ def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -
 
 def test_one_thread_of_a_process_makes_the_attempt(lib: Any, program: Program) -> None:
     """A thread makes no attempt to start a daemon if another thread of the process has reserved the
-    attempt. The other thread may reserve it even after the first one has looked and found nothing.
-    In a forked child, a reservation by a thread of the parent does not count."""
+    attempt. The other thread may do so even after the first thread has looked for a reservation and
+    found none. In a forked child, a reservation by a thread of the parent does not count."""
     program.load()
     lib.autostart_take(os.getpid())
     assert program.opens() == 0

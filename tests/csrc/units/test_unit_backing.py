@@ -155,8 +155,8 @@ def test_a_range_closes_what_stands_behind_its_descriptors(
 
 
 def test_a_range_may_have_only_the_last_descriptor_behind(lib: Any, pairs: list[Pair]) -> None:
-    """A call may name a range of a single number, that of the highest backing descriptor in the
-    table."""
+    """A call may name a range of only one number, which is the number of the highest backing
+    descriptor in the table."""
     last = pairs[2].behind
     assert lib.backing_that_stays(last, last, last) == last
     lib.backing_close_range(last, last)
@@ -207,7 +207,7 @@ def test_a_number_that_the_program_takes_is_given_up(
 ) -> None:
     """The program is about to call dup3 with the number of a backing descriptor as the new number.
     The backing descriptor first moves to another number. If dup3 is going to fail, the backing
-    descriptor stays."""
+    descriptor keeps its number."""
     fd = pairs[1].fd if from_fd == 0 else -1
     old = pairs[0].behind
     lib.backing_replace(fd, old, flags)
@@ -254,7 +254,7 @@ def test_a_descriptor_above_the_one_behind_it_belongs_to_its_range(
 
 
 def test_a_number_at_the_limit_keeps_what_stands_behind_it(lib: Any, pairs: list[Pair]) -> None:
-    """If the new number of a dup3 is not below the limit of descriptors, the call will fail, and
+    """If the new number of a dup3 is not below the limit on descriptors, the call will fail, and
     the descriptor with this number stays open. So its backing descriptor must stay open too. If the
     limit is one higher, the call succeeds, and the library closes the backing descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -280,9 +280,9 @@ def test_an_open_file_changes_as_itself(changing: Changing) -> None:
 
 
 def test_a_file_outside_may_come_into_the_source(changing: Changing, tmp_path: Path) -> None:
-    """The library remembers that a file that was opened for writing lies outside all sources. If
-    this process changes a name, for example that of a link, the library forgets that: the same path
-    may now lead to the same file in a source."""
+    """If a file that is opened for writing lies outside all sources, the library remembers this. If
+    this process then changes a name, for example that of a link, the library forgets it, because
+    the path may now lead to the same file in a source."""
     lib, root, link = changing.lib, changing.root, tmp_path / "link"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "g").write_text("new")

@@ -89,9 +89,9 @@ def test_a_position_that_is_found_during_a_move_is_forgotten(
     lib: Any, session: Made, somewhere: Path
 ) -> None:
     """The position says whether the working directory is near a source. A call that changes the
-    working directory makes the position unknown. If another thread determines a position during the
-    call, the position is unknown again after the call, because that thread may have looked at the
-    old directory."""
+    working directory makes the position unknown. If another thread determines the position during
+    this call, the position is unknown again after the call, because that thread may have examined
+    the old directory."""
     session.control.sources = 1
     source, path = session.control.source[0], bytes(somewhere / "data")
     source.path, source.path_len = path, len(path)

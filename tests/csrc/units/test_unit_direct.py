@@ -28,9 +28,9 @@ def session(session: Made) -> Made:
 
 def test_a_file_may_be_read_directly(lib: Any, session: Made) -> None:
     """A file may be read directly if it is not empty and not larger than the configured size. If
-    nodes share files, the file must be this node's own. These files may not be read directly: files
-    of a fast source, files of a source of which the kernel keeps no pages, and files on which a
-    lock was seen."""
+    nodes share files, the file must be this node's own. The following files may not be read
+    directly: files of a fast source, files of a source of which the kernel keeps no pages, and
+    files on which a lock was seen."""
     control, entry = session.control, session.entries[ENTRY]
 
     def may() -> bool:

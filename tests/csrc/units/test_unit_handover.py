@@ -226,8 +226,8 @@ def test_reads_that_the_library_has_not_seen_move_the_offset(readers: Readers) -
 
 @pytest.mark.parametrize("case", ["forked", "locked", "stopped"])
 def test_a_descriptor_that_must_not_be_sent_leads_to_a_fill(readers: Readers, case: str) -> None:
-    """The cases: the open file may be shared with a forked child; the file may have locks; the
-    daemon takes no handovers."""
+    """Instead of sending the descriptor, the library requests a fill in three cases: the open file
+    may be shared with a forked child; the file may have locks; the daemon takes no handovers."""
     fd = readers.open(DIRECT | (FORKED if case == "forked" else 0))
     if case == "locked":
         readers.lib.locked_note(fd)
@@ -289,8 +289,9 @@ def test_the_close_of_a_descriptor_that_was_handed_over_needs_nothing(readers: R
 
 
 def test_each_read_of_a_large_file_renews_its_claim(readers: Readers) -> None:
-    """A program may read a large file for longer than a claim lasts. A small file is read before
-    its claim expires."""
+    """A read of a large file renews the file's claim, because a program may read such a file for
+    longer than a claim lasts. A read of a small file does not renew the claim: the file is read
+    before its claim expires."""
     new = readers.path.with_name("new")
     for size, is_renewed in ((UNIT, False), (UNIT + 1, True)):
         readers.entry.size = size
@@ -363,8 +364,8 @@ def test_a_file_without_an_entry_is_handed_over_with_its_path(readers: Readers) 
 
 @pytest.mark.parametrize("case", ["forked", "locked", "stopped", "at hand"])
 def test_of_a_file_without_an_entry_at_least_the_path_is_told(readers: Readers, case: str) -> None:
-    """In these cases, the library sends the path, but not the descriptor. In the case "at hand",
-    the source is as fast as the page cache, so the daemon can read the file itself."""
+    """In each case, the library sends the path, but not the descriptor. In the case "at hand", the
+    source is as fast as the page cache, so the daemon can read the file itself."""
     path = readers.path.with_name("new")
     path.write_bytes(b"x" * 10)
     fd = readers.open_unmet(path)

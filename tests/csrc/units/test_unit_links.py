@@ -100,7 +100,7 @@ def test_a_hint_is_that_of_the_path_its_directory_or_one_above(table: Any) -> No
 def test_only_a_link_itself_is_known_of_what_lies_below_it(table: Any) -> None:
     """The table knows a directory below a link, but not the link itself. Files directly in this
     directory get its hint. Files in deeper directories could get a hint only from an entry for the
-    link, which is missing. So the library must learn anew where these files lead."""
+    link, which is missing. So the library must learn anew where their paths lead."""
     learn(table, "/x/link/sub", DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/f") == hint(DIRECTORY, 7)
     assert table.links_hint(b"/x/link/sub/deep/f") == NEW

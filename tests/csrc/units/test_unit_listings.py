@@ -106,7 +106,7 @@ def test_the_catalog_lists_what_the_kernel_lists(
 
 
 def test_a_place_in_a_listing_is_returned_to(lib: Any, served: Served) -> None:
-    """A program may seek to the places of a listing in any order. A place behind the end counts as
+    """A program may seek to the places of a listing in any order. A place beyond the end counts as
     the end."""
     stream = Stream(lib, served.root / "d")
     places, found = [], []
@@ -158,8 +158,8 @@ def test_a_directory_that_has_changed_is_listed_anew(
     lib: Any, served: Served, has_descriptor: bool
 ) -> None:
     """A stream lists a directory from the catalog, and the directory changes while the stream is
-    open. A rewind then makes the stream list the directory at the source: from now on, all calls on
-    the stream go to a stream of libc."""
+    open. A rewind then makes the stream list the directory at the source: from then on, all calls
+    on the stream go to a stream of libc."""
     path = served.root / "d"
     stream = Stream(lib, path)
     old = stream.rest()

@@ -103,8 +103,8 @@ def test_a_doubtful_result_is_tried_again(
 ) -> None:
     """A result is doubtful if the library has closed a descriptor of its own during the call: a
     granted lock may be lost again, and a refusal may be due to a lock of the library itself. If the
-    result is still doubtful after ROUNDS calls, a granted lock is reported as ENOLCK, and a refusal
-    with the kernel's errno."""
+    result is still doubtful after ROUNDS calls, the library returns ENOLCK for a granted lock, and
+    the kernel's errno for a refusal."""
     one_round = "await, " + locks.text(kind, command, 5)
     after = "" if error else ", compare 5"
     for doubts in (0, 1, 5, ROUNDS - 1):

@@ -106,8 +106,9 @@ def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
 
 
 def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files) -> None:
-    """After the close, each write lock is taken again through the descriptor that had it. If the
-    library is given a descriptor that stays open, that descriptor gets the read locks."""
+    """After the close, each write lock is taken again through the descriptor through which it was
+    taken before. If the library is given a descriptor that stays open, that descriptor gets the
+    read locks."""
     second, third = files.open(os.O_RDWR), files.open()
     files.lock(files.f, (WRITE, 0, 5))
     files.lock(second, (WRITE, 10, 5))
@@ -147,8 +148,8 @@ def test_a_file_without_locks_is_only_closed(files: Files) -> None:
 
 
 def test_few_other_files_are_taken_for_locked_ones(lib: Any) -> None:
-    """The library always recognizes a file on which it has noted locks. It takes only a few other
-    files for such files."""
+    """The library always recognizes a file on which it has noted locks. It mistakes only a few
+    other files for such a file."""
     lib.locked_forget()
     known = [(dev, 1000 + ino) for dev in (1, 2**40) for ino in range(30)]
     for one in known:

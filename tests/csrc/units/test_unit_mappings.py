@@ -141,9 +141,9 @@ def test_a_call_waits_only_for_a_replacement_in_its_range(
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None:
-    """A parent forks while one of its threads replaces a mapping. In the child, this mapping is
-    waiting for its replacement again. If a thread of the parent was changing the table when the
-    parent forked, the child forgets all ranges."""
+    """A parent forks while one of its threads replaces a mapping. In the child, this mapping waits
+    for its replacement again. If a thread of the parent was changing the table when the parent
+    forked, the child forgets all ranges."""
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_put(3 * PAGE, 4 * PAGE, 0, 2)

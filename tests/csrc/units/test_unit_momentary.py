@@ -47,8 +47,8 @@ def test_a_descriptor_waits_for_a_fork(lib: Any) -> None:
 
 
 def test_a_fork_that_was_left_by_a_jump_is_waited_for_briefly(lib: Any) -> None:
-    """A signal handler may jump out of a fork, so that the library never sees the fork's end. So a
-    fork counts as under way for at most 100 ms."""
+    """A signal handler may jump out of a fork. The library then never sees the end of the fork. For
+    this reason, a fork counts as under way for at most 100 ms."""
     lib.momentary_fork()
     assert 90 <= lib.momentary_begin() <= 100
     assert lib.momentary_open() == 1 and lib.momentary_forking() == 1

@@ -84,8 +84,8 @@ def test_a_fortified_open_without_its_mode_is_libcs_error(alone: Calls) -> None:
 
 @pytest.mark.parametrize(("call", "at"), [("open", -100), ("openat", 7)])
 def test_an_open_that_changes_a_file_is_recorded(calls: Calls, call: str, at: int) -> None:
-    """A file that is truncated is recorded before the call, because the caller may be killed right
-    after the call. An open that only creates a file changes no file that exists."""
+    """A call that truncates a file is recorded before it is made, because the caller may be killed
+    right after the call. An open that only creates a file changes no file that exists."""
     for flags, before, after in (
         (READ, "", ""), (WRITE, "", f", changed {FD} f"), (BOTH, "", f", changed {FD} f"),
         (BOTH | CREATE, "", f", changed {FD} created f"), (CREATE, "", f", made {FD}"),
@@ -131,8 +131,8 @@ def test_a_temporary_file_is_a_new_name(calls: Calls, call: str, original: str) 
 
 
 def test_openat2_records_what_it_changes(calls: Calls) -> None:
-    """A file that is truncated is recorded before the call, because the caller may be killed right
-    after the call."""
+    """A call that truncates a file is recorded before it is made, because the caller may be killed
+    right after the call."""
     for flags in (READ, os.O_DIRECTORY, NOFOLLOW):
         assert calls.make("openat2", flags) == f"openat2 7 f {flags:o} 30"
     for flags, before, after in (
@@ -220,7 +220,7 @@ class Files:
         return fd
 
     def read(self, path: Path | str, flags: int = READ, dir_fd: int = AT_FDCWD) -> bytes | int:
-        """Returns what is read through a descriptor of the path, or -errno."""
+        """Opens the path. Returns what is read through the descriptor, or -errno."""
         fd = self.open(path, flags, dir_fd=dir_fd)
         if fd < 0:
             return fd
@@ -404,7 +404,8 @@ def test_a_path_outside_the_sources_that_leads_into_one_gets_the_copy(files: Fil
 
 
 def test_descriptor_0_is_like_any_other(files: Files) -> None:
-    """If a program has closed its standard input, its next open returns the number 0."""
+    """If a program has closed its standard input, its next open returns descriptor 0. The library
+    treats this descriptor like any other."""
     with without_stdin():
         assert files.read(files.file) == b"copied"
         assert files.read(files.link) == b"copied"
@@ -451,8 +452,8 @@ def test_a_file_that_is_gone_is_not_replaced_by_its_copy(files: Files) -> None:
 
 def test_only_the_owner_may_leave_the_time_of_access(files: Files) -> None:
     """Only a file's owner may open the file with O_NOATIME. The copy belongs to the caller, so an
-    open of the copy would succeed even if the caller does not own the source's file. So the copy is
-    opened only if, according to the catalog, the caller owns the file."""
+    open of the copy would succeed even if the caller does not own the source's file. Therefore, the
+    copy is opened only if the caller owns the file according to the catalog."""
     flags, counted = os.O_NOATIME, Counted(files)
     assert files.read(files.file, flags) == b"copied" and counted.changes() == OF_COPY
     files.served.entry("f").uid += 1

@@ -35,7 +35,7 @@ class Opens:
         self.took(SECOND // 4)
 
     def took(self, ns: int) -> None:
-        """Sets the mean time of an open to `ns`, and the mean time of a read too."""
+        """Sets the mean time of an open and the mean time of a read to `ns`."""
         self.lib.progress_forget()
         self.lib.progress_took(ns, ns)
 

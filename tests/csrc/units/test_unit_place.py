@@ -86,8 +86,8 @@ def test_a_chroot_of_one_thread_ends_copies_before_it(
 ) -> None:
     """If a thread has a root directory of its own, the library cannot tell whose root a chroot
     changes. So the process stops using copies before the chroot. The library notes the flags of
-    unshare and clone before it makes these calls. So the process stops using copies even if the
-    call that should have given a thread its own root has failed."""
+    unshare and clone before it makes these calls. For this reason, the process also stops using
+    copies if the call that should have given a thread its own root has failed."""
     if how == "unshare":
         calls.make(how, -1, flags)
     else:

@@ -112,7 +112,7 @@ def test_a_descriptor_that_may_be_used_otherwise_stays(descriptors: Descriptors,
     "case", ["state", "offset", "other word", "untracked", "process", "no copy"]
 )
 def test_a_descriptor_stays_as_it_was(descriptors: Descriptors, case: str) -> None:
-    """In these cases, the descriptor is not replaced, but the library may try again later."""
+    """In each case, the descriptor is not replaced, but the library may try again later."""
     fd, lib = descriptors.open(), descriptors.lib
     given = int(lib.track_word(fd))
     if case == "state":
@@ -137,9 +137,9 @@ def test_a_descriptor_stays_as_it_was(descriptors: Descriptors, case: str) -> No
 def test_a_descriptor_that_cannot_be_replaced_is_not_tried_again(
     descriptors: Descriptors, case: str
 ) -> None:
-    """The cases: the entry describes another version or another inode by now; another thread has
-    opened another file on the descriptor's number; the process has locks on the file; no slot is
-    free."""
+    """In each case, the descriptor is not replaced, and the library never tries again. The cases:
+    the entry describes another version or another inode by now; another thread has opened another
+    file on the descriptor's number; the process has locks on the file; no slot is free."""
     lib = descriptors.lib
     fd = descriptors.open(path=descriptors.path.with_name("g") if case == "file" else None)
     word = lib.track_word(fd)
@@ -154,9 +154,9 @@ def test_a_descriptor_that_cannot_be_replaced_is_not_tried_again(
 
 
 def test_a_lock_waits_until_descriptors_of_the_file_are_closed(descriptors: Descriptors) -> None:
-    """The lock call gives up after 5 s: a close may take long, because the kernel may contact a
-    file system's server. The lock call does not wait for closings of other files, nor for closings
-    that were under way in the parent process when it forked this process."""
+    """The lock call gives up after 5 s, because a close may take long: the kernel may have to
+    contact a file system's server. The lock call does not wait for closings of other files, nor for
+    closings that were under way in the parent process when it forked this process."""
     lib, fd = descriptors.lib, descriptors.open()
     found = descriptors.path.stat()
     for i in range(3):

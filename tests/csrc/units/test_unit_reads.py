@@ -78,7 +78,7 @@ class Reader:
 
     def reads(self, call: str, n: int = N, at: int = AT) -> bytes | int:
         """Returns the bytes that the call reads, or a negative errno. Checks that nothing was
-        written behind the first `n` bytes of the buffer."""
+        written after the first `n` bytes of the buffer."""
         out = ffi.new("char[]", b"z" * (n + 8))
         got = int(self.lib.reads_call(call.encode(), self.fd, out, n, at))
         content = bytes(ffi.buffer(out))
@@ -160,8 +160,9 @@ def test_a_read_never_mixes_two_files_if_the_first_is_opened_again(
     reader: Reader, call: str
 ) -> None:
     """During the call, another thread closes the descriptor and gets its number for another file.
-    The thread then opens the first file again, and gets the same number once more. Only after that
-    does the call check which file the descriptor refers to."""
+    The thread then opens the first file again, and gets the same number once more. The call checks
+    only after that which file the descriptor refers to. It must return no bytes of the other
+    file."""
     for copied in (0, 10, 25, 30):
         reader.has_copy(COPY[: AT + copied] if copied else None)
         reader.begins()
@@ -194,8 +195,8 @@ def test_the_rest_comes_from_a_copy_that_is_complete_by_then(reader: Reader, cal
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None:
     """If the source returns an error or the end of the file, the call returns the bytes that it has
-    read until then. If it has read none, it returns the error. The next read at the descriptor's
-    offset begins behind the returned bytes."""
+    read before. If it has read none, it returns the error. The next read at the descriptor's offset
+    begins after the returned bytes."""
     for copied, most, error in itertools.product(
         [0, 10, 25, 30], [0, 1, 7, 20, 100], [0, errno.EIO]
     ):
@@ -233,8 +234,8 @@ def test_a_read_ends_at_the_end_of_the_file(reader: Reader, call: str) -> None:
 @pytest.mark.parametrize("call", CALLS)
 def test_a_file_that_grew_has_its_new_bytes_at_the_source(reader: Reader, call: str) -> None:
     """A file has grown, and the catalog still has the old size. A read at the descriptor's own
-    offset ends at the old size, and the next read returns the new bytes. A read at an explicit
-    offset returns old and new bytes at once."""
+    offset ends at the old size, and the next read returns the new bytes. A single read at an
+    explicit offset returns both old and new bytes."""
     with (reader.served.root / "f").open("ab") as file:
         file.write(COPY)
     reader.begins(at=80)

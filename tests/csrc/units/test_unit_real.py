@@ -51,7 +51,7 @@ class Region:
         self.base, self._used = int(ffi.cast("uintptr_t", self._bytes)), 0
 
     def put(self, content: bytes) -> int:
-        """Stores the content behind what is already stored. Returns its offset from `base`."""
+        """Stores the content after what is already stored. Returns its offset from `base`."""
         at, self._used = self._used, self._used + (len(content) + 15) // 16 * 16
         ffi.buffer(self._bytes)[at : at + len(content)] = content
         return at

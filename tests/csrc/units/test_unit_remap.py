@@ -126,9 +126,9 @@ def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lac
 def test_advice_on_the_order_of_reads_is_kept(
     memory: Memory, advice: int, said: int | None
 ) -> None:
-    """Only advice on the order of reads is kept. Advice that takes effect at once is not kept.
-    After any other advice, the mapping no longer waits, because the library does not know what the
-    advice means for the copy."""
+    """Advice on the order of reads is kept. Advice that takes effect at once is not kept. After
+    advice of any other kind, the mapping no longer waits, because the library does not know what
+    the advice means for the copy."""
     expected = [] if said is None else [(1, PAGE, said)]
     for call in ("madvise", "posix_madvise"):
         memory.call("madvise", memory.at, 4 * PAGE, NORMAL)

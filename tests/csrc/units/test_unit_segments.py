@@ -153,8 +153,9 @@ def test_a_segment_of_which_others_have_rights_is_not_mapped(
 
 
 def test_only_a_regular_file_of_this_user_is_a_segment(lib: Any, place: Place) -> None:
-    """The file may be empty or missing, or somebody may have put something else in its place. If
-    that is a FIFO, the library must not block when it opens it."""
+    """The library maps nothing if the file is empty or missing, if something else is in its place,
+    or if it belongs to another user. If a FIFO is in its place, the library must not block when it
+    opens the FIFO."""
     path = place.put("catalog.7", b"")
     assert map_segment(lib, "catalog.7") == (0, 0)
     path.unlink()
@@ -293,7 +294,7 @@ def test_the_addresses_of_a_released_range_are_used_again(
 ) -> None:
     """When a session ends, threads may still use the addresses of its segments. So these address
     ranges are not unmapped, but filled with zeros. Later sessions map their segments over them. At
-    most SPARES ranges are kept for this purpose; all others contain zeros for ever."""
+    most SPARES ranges are kept for this purpose; all others remain filled with zeros."""
     name, n_bytes = NAMES[kind], lib.segments_range_bytes(kind)
     rights = "rw-s" if kind == CLIENTS else "r--s"
     path, n_mapped = str(ranges.directory / name), (n_bytes + PAGE - 1) // PAGE * PAGE

@@ -110,9 +110,9 @@ def test_a_relative_path_starts_from_the_childs_directory(
     spawning: Spawning, actions: list[Action], opened: str
 ) -> None:
     """Earlier actions change the child's directory, and the library records the file relative to
-    that directory. It names the directory by a path if an action opens the directory, or changes to
-    it, by that path. Otherwise, it names the directory by a descriptor of this process: "5:f" is
-    the file f in the directory of descriptor 5."""
+    that directory. If an action opens that directory by a path, or changes to it by a path, the
+    record contains this path. Otherwise, it contains the number of a descriptor of this process:
+    "5:f" is the file f in the directory of descriptor 5."""
     assert spawning.opened(*actions, OPEN) == opened
     assert spawning.opened(*actions, ("open", 9, "/f", WRITE)) == "/f"
     assert spawning.opened(*actions, OPEN, ("chdir", "late"), ("fchdir", 1)) == opened

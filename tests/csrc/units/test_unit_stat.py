@@ -108,9 +108,9 @@ def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> Non
     "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
 )
 def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """In each case, there is a reason why the catalog may not answer. For example, the process
-    belongs to another user, who may have fewer rights than the daemon (case "owner"). Or the daemon
-    is changing the entry (case "version")."""
+    """In each case, the source answers, because the catalog may not. In the case "owner", for
+    example, the process belongs to another user, who may have fewer rights than the daemon. In the
+    case "version", the daemon is changing the entry."""
     control, entry = stats.served.control, stats.served.entry("f")
     stats.change()
     if case == "uncached":
@@ -167,7 +167,8 @@ def test_a_descriptor_of_a_copy_shows_the_sources_file(stats: Stats, call: int) 
 
 def test_a_copy_that_is_removed_during_the_call_shows_the_sources_file(stats: Stats) -> None:
     """The daemon removes the copy right after the kernel's answer. So this answer still counts the
-    copy's name as a link, although the copy has no name any more."""
+    copy's name as a link, although the copy has no name any more. The library must nevertheless
+    report the attributes of the source's file."""
     for name in ("f", "d/other"):
         copy, entry = stats.served.publish(name, b"x" * 1234), stats.served.entry(name)
         fd = os.open(copy, os.O_RDONLY)

@@ -135,9 +135,9 @@ def test_the_kernel_answers_what_the_catalog_cannot(stats: Stats, lacks: bool) -
 
 @pytest.mark.parametrize("case", ["attributes", "mask", "mounts", "version", "changed"])
 def test_the_kernel_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """In each case, there is a reason why only the kernel may answer. For example, the file has
-    attributes such as `immutable`, whose values the catalog does not have (case "attributes"). Or
-    this process may see the source on another mount than the daemon does (case "mounts")."""
+    """In each case, the kernel answers, because the catalog may not. In the case "attributes", for
+    example, the file has attributes such as `immutable`, whose values the catalog does not have. In
+    the case "mounts", this process may see the source on another mount than the daemon does."""
     stats.change()
     if case == "attributes":
         stats.served.entry("f").flags |= 1

@@ -93,7 +93,7 @@ def test_a_stream_for_reading_gets_the_copy(streams: Streams, mode: str) -> None
 
 def test_a_stream_on_the_source_is_counted_and_never_moved(streams: Streams) -> None:
     """libc reads ahead of the program, so the offset of the stream's descriptor does not show what
-    the program has read. So the library never moves the descriptor to the copy."""
+    the program has read. For this reason, the library never moves the descriptor to the copy."""
     for i in (1, 2):
         assert streams.open(streams.g) == b"other"
         assert streams.lib.stdio_was_offset_used()

@@ -61,7 +61,7 @@ def test_a_list_without_the_descriptor_that_reads_it_is_of_another_table(
 
 def test_a_thread_with_descriptors_of_its_own_is_noticed(lib: Any) -> None:
     """The library uses the system call kcmp to find out whether all threads share one table of
-    descriptors. On kernels that lack kcmp, the library assumes that they do."""
+    descriptors. On kernels that lack kcmp, the library assumes that all threads share one table."""
     assert lib.proc_has_one_table() == 1
     begins, ends = threading.Event(), threading.Event()
     result: list[int] = []
@@ -131,8 +131,9 @@ def test_a_system_call_is_known_by_its_number_and_two_arguments(
 
 
 def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
-    """A thread in a system call counts as asleep only if no signal can end this call. If a signal
-    can end it, as here, a tracer or a filter may have stopped the thread before the call."""
+    """A thread counts as asleep in a system call only if no signal can end the call (state D in
+    /proc). A signal can end the read here, so the thread has another state. With another state, a
+    thread may also have been stopped by a tracer or a filter before the call."""
     ends = os.pipe()
     thread = threading.Thread(target=os.read, args=(ends[0], 1))
     thread.start()

@@ -99,8 +99,8 @@ def test_without_the_thread_no_mapping_waits(mapping: Mapping) -> None:
      (2 * PAGE, PAGE, 1), (-PAGE, 5 * PAGE, 0), (0, 2**64 - 1, 0), (PAGE, 2**64 - 1, 1)],
 )  # fmt: skip
 def test_a_change_concerns_whole_pages(mapping: Mapping, first: int, n: int, left: int) -> None:
-    """A mapping of 100 bytes waits with its whole page. The kernel rounds the range of a change to
-    whole pages too."""
+    """A mapping of 100 bytes waits as one full page. The kernel, too, rounds the range of a change
+    to full pages."""
     assert mapping.add(100) == 1
     assert mapping.forget(first, n) == left
 

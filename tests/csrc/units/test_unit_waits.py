@@ -121,8 +121,8 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """A process waits for whole files for about a minute in total. After that, it no longer waits.
-    A wait that replaces an open of the source does not count towards this minute."""
+    """A process spends about a minute in total on waits for whole files. After that, it no longer
+    waits. A wait that replaces an open of the source does not count towards this minute."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
@@ -130,14 +130,14 @@ def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> 
         lib.wait_note_timeout(session.s, 0, 5 * SECOND, SECOND, 0)
         lasted += 5
         assert lasted <= 65
-    # The process counts its waits as a debt, which the passing time repays. On a slow machine,
+    # The waits of a process count as a debt, which is paid off as time passes. On a slow machine,
     # enough time may pass here for one more wait of 5 s.
     assert lasted in (60, 65)
 
 
 def test_nobody_waits_for_a_fast_source_or_a_silent_daemon(lib: Any, session: Made) -> None:
     """A reader does not wait for a small file of a fast source. After a reader has given up a wait,
-    readers wait for nothing before the daemon has shown progress again."""
+    no reader waits for anything until the daemon has shown progress again."""
     entry = session.entries[ENTRY]
     entry.source, entry.size = 2, UNIT
     session.control.fast_sources = 1 << 1 | 1 << 3
@@ -217,8 +217,8 @@ def test_a_demand_rings_the_origin_that_it_knows(
 
 def test_a_read_demands_its_units_but_few_ahead(lib: Any, session: Made) -> None:
     """A read demands at most eight of the units that it needs. If the file is not being filled, the
-    read demands only the first unit. When the read gives up, it withdraws the demand on which it
-    waited, but not the demands of later units."""
+    read demands only the first unit. When the read gives up, it withdraws the demand for the unit
+    for which it waited, but not the demands for later units."""
     session.control.block_bytes = 4 * MIB
     fill(session, set(), 40 * UNIT)
     session.control.state = 2  # the daemon has closed the session, so each wait ends soon
@@ -288,8 +288,8 @@ def test_reads_of_a_file_add_up_to_its_end(lib: Any, session: Made) -> None:
 
 
 def answers(call: Any) -> int:
-    """Returns how many of 256 calls return 1. At most 255 do: the library returns 0 for one of 256
-    calls in any case, so that some reads are still timed."""
+    """Returns how many of 256 calls return 1. At most 255 do, because the library always returns 0
+    for one of 256 calls, so that some reads are still timed."""
     return sum(call() for _ in range(256))
 
 

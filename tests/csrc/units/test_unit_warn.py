@@ -67,8 +67,8 @@ def test_a_program_whose_parent_has_the_mark_says_nothing(stderr: Stderr) -> Non
 
 
 def test_a_warning_goes_to_nothing_but_the_standard_error(stderr: Stderr, tmp_path: Path) -> None:
-    """A program may have closed its standard error. If another file has got its number, the warning
-    must not be written to that file."""
+    """A program may have closed its standard error. If another file then has descriptor 2, the
+    warning must not be written to that file."""
     path, kept = tmp_path / "other", os.dup(2)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
@@ -109,7 +109,7 @@ def parent_with(*environment: str) -> Iterator[int]:
 def test_a_parent_that_has_the_library_and_a_configuration_has_warned(
     stderr: Stderr, environment: tuple[str, ...], is_warned: int
 ) -> None:
-    """A job's launcher warns, and the processes that it starts do not."""
+    """If a job's launcher has warned, the processes that it starts do not warn again."""
     with parent_with(*environment) as pid:
         stderr.load(pid)
         assert stderr.say() == ("" if is_warned else warning())

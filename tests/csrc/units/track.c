@@ -54,8 +54,8 @@ EXPORT void track_belongs(uint32_t pid, int is_forked) {
     *forked_mark = !is_forked;
 }
 EXPORT int track_forgotten(void) { return forgotten; }
-/* Replaces the page from which the library learns that it runs in a forked child. The content of
- * the new page is that of the original page before any descriptor was tracked. */
+/* Replaces the page from which the library learns that it runs in a forked child. The new page has
+ * the content that the original page had before any descriptor was tracked. */
 EXPORT void track_mark_again(void) {
     sys_unmap(forked_mark, 4096);
     forked_mark = NULL;

@@ -1,9 +1,9 @@
 /* Preloaded into a daemon, this library makes O_DIRECT fail. The environment variable NO_DIRECT_IO
  * says how:
  *
- *   flag   no file can get the flag
+ *   flag   the flag cannot be set for any file
  *   read   a read with the flag fails
- *   short  a read with the flag gets half of the bytes
+ *   short  a read with the flag returns half of the bytes
  */
 #include <dlfcn.h>
 #include <errno.h>
