@@ -47,9 +47,9 @@ SEED = 20221
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    A poll costs the daemon more time the more files there are. So the pauses between polls grow:
-    each pause is a twentieth of the time waited so far. The function thus returns at most one such
-    pause after the condition has become true.
+    The more files there are, the more time a poll costs the daemon. So the pauses between polls
+    grow: each pause is a twentieth of the time waited so far. When the condition becomes true, the
+    function returns after at most one such pause.
     """
     started = time.monotonic()
     while not condition():
@@ -318,8 +318,8 @@ class Asked(Protocol):
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns a pair (answer of `ours`, answer of `plain`) for each line except the first one. The
-    first line only warms up both programs. From line to line, `ours` and `plain` take turns in
-    answering first, because the program that answers first changes the caches for the other."""
+    first line only warms up both programs. `ours` and `plain` take turns in answering a line first,
+    because the program that answers first changes the caches for the other."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

@@ -128,7 +128,8 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Measures how long a training run waits for all groups except the first one.
+    """Measures how long a training run waits for its groups. The wait for the first group does not
+    count.
 
     Also returns the median times per group for reading, computing and waiting [s], for two training
     runs: one computes for twice the reading time, the other for about half the reading time.

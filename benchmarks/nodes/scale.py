@@ -1,8 +1,8 @@
 """``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-The benchmark measures constants: memory and CPU time per file. It then simulates epochs of jobs
-whose datasets grow with the number of nodes, with the policy classes that the daemons use. The
-results are drawn in a picture in docs/img.
+The benchmark measures constants: memory and CPU time per file. It then simulates epochs with the
+policy classes that the daemons use; the datasets grow with the number of nodes. The results are
+drawn in a picture in docs/img.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures the loads in the worst of the epochs from the second on, relative to D - C. D is the
-    number of samples, and C is the number of samples that the tiers of all nodes hold together."""
+    """Measures the loads in the worst epoch after the first one, relative to D - C. D is the number
+    of samples, and C is the number of samples that the tiers of all nodes hold together."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
@@ -265,8 +265,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()
     document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
-    # Rounded up to whole steps, because samples dropped at the end of an epoch would count as
-    # saved.
+    # The number is rounded up to complete steps, because samples that are dropped at the end of an
+    # epoch would count as saved.
     samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
     document["samples"] = samples
     results: list[Result] = []

@@ -83,8 +83,8 @@ def single(scenario: Scenario) -> Scenario:
 
 @contextmanager
 def staged_from_pfs(policy: str) -> Iterator[None]:
-    """In the re-creation, lets the policy prefetch from the file system as well, as in our
-    simulator."""
+    """While the context lasts, the re-creation lets the policy prefetch from the file system too,
+    as our simulator does."""
     kept = POLICIES[policy]
     POLICIES[policy] = replace(kept, from_pfs=True)
     try:

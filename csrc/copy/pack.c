@@ -252,8 +252,8 @@ static void empty(struct window *w) {
 }
 
 /* Returns an empty window. If there is none, empties a window that no thread uses and no order
- * needs, the least recently used one first. Returns NULL if there is no such window either. A
- * window that an order needs is kept, because it would have to be read again. */
+ * needs: of these windows, the least recently used one. Returns NULL if there is no such window
+ * either. A window that an order needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -326,8 +326,8 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     return w;
 }
 
-/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno with which its
- * attributes could not be read. */
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or an errno if its attributes could
+ * not be read. */
 static int look_again(const struct pack *p) {
     const struct statx *was = &p->identity;
     struct statx now;

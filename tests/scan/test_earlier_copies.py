@@ -1,4 +1,4 @@
-"""Copies that an earlier session has made serve the next job from its beginning. A scan does not
+"""From its first read on, a job is served from the copies of an earlier session. A scan does not
 slow down for the job as long as it finds such copies."""
 
 from __future__ import annotations

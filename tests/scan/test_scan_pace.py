@@ -125,8 +125,8 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # Once no file has been filled for AHEAD_S, the scan may be at most half as many files ahead of
-    # the fills as before.
+    # If no file has been filled for AHEAD_S, the number of files by which the scan may be ahead of
+    # the fills falls to half or less.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 

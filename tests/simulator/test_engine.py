@@ -76,7 +76,7 @@ def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
 def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: int) -> None:
     """Several epochs take as long as one epoch with all their samples.
 
-    The only node does not wait for other nodes at the end of an epoch."""
+    There is only one node, so no node waits for others at the end of an epoch."""
     samples = np.arange(8 * epochs)
     sizes = np.random.default_rng(seed).integers(10, 60, len(samples)).tolist()
     machine = Machine({1: 10}, compute=8, staging=60)
@@ -722,8 +722,8 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
     """For a single rank, prefetching is no slower than reading each sample when it is needed.
 
-    For several ranks, prefetching can be a few percent slower. The file system may then delay a
-    sample that one rank needs now, because it serves a sample that another rank reads ahead."""
+    For several ranks, prefetching can be a few percent slower. The file system may then be serving
+    a sample that one rank reads ahead, and so delay a sample that another rank needs at once."""
     of, work = made
     ends = [measure(of, work, decision).epoch_end[-1] for decision in (STAGED, DEMAND)]
     assert ends[0] <= ends[1] * (1 + 1e-9)

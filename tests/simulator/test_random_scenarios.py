@@ -27,7 +27,8 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Policy that evicts by Belady's rule -> policies that must not have more hits than this policy.
+# Maps each policy that evicts by Belady's rule to the policies that must not have more hits than
+# it.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 
