@@ -178,8 +178,9 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which keeps running after the end of the step. The
     next step finds this daemon. A single step may not be enough. If the first file that a task
-    opens is not in a source, the task reads the configuration, and starts a daemon only if it then
-    has a file of a source open. So the job repeats the first step until a daemon runs."""
+    opens is not in a source, a daemon is started only if the task has a file of a source open by
+    the time the configuration has been read. So the job repeats the first step until a daemon
+    runs."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
