@@ -43,8 +43,8 @@ from support import lines
 # - With 2 lines, the loop rests longer in the first 0.4 s of fills. It then takes an eighth less
 #   processor time.
 # - With 131 lines of C, a program sees its own changes even to files and directories that a process
-# without the library has replaced, also through a link outside the sources. - With 32 lines of C, a
-# program that repeatedly opens a file outside all sources for writing asks
+#   without the library has replaced, also through a link outside the sources.
+# - With 32 lines of C, a program that repeatedly opens a file outside all sources for writing asks
 #   the kernel only once for the file's path, and a listing shows that another process has renamed
 #   or removed a file, as soon as the program itself has noticed it.
 # - With 12 lines of C, threads that make copies take no lock to wake peers if no peer waits, and a

@@ -169,7 +169,8 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    # The daemon may have found some names since the first run. The results must be the same.
+    # The daemon may have found some of the names since the first run. The results must still be the
+    # same.
     assert same(session, ASK, top, *asked) == said
 
 

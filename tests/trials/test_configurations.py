@@ -1,4 +1,4 @@
-"""Configurations with odd values, keys and shapes are accepted, or refused in one sentence.
+"""Configurations with odd values, keys and shapes are either accepted, or refused in one sentence.
 
 The sentence names the place of the problem. No configuration hangs, is executed, or ends in a
 traceback."""
