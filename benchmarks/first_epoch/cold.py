@@ -320,7 +320,7 @@ def compare(
     """Returns the results of one case.
 
     pairs : (epochs under Monarch, epochs without) of each round
-    present : of each round, one epoch of files that all have copies; empty if not measured
+    present : for each round, one epoch at whose start all files had copies; empty if not measured
     """
     files = int(case.files * case.share)
 

@@ -84,7 +84,7 @@ def constants(files: int, nodes: int) -> list[Result]:
 
 
 def told(files: int) -> float:
-    """Returns how many bytes per file a scan sends to each other node."""
+    """Returns how many bytes per file a scan sends to each of the other nodes."""
     with tempfile.TemporaryDirectory() as place:
         source, tier = Path(place, "source"), Path(place, "tier")
         tier.mkdir()

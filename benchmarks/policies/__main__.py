@@ -212,9 +212,9 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs: the difference
-    between the queues' longest and shortest time, relative to the smallest possible difference,
-    and the time that the algorithm takes for 8 GPUs."""
+    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs. One result is
+    the difference between the queues' longest and shortest time, relative to the smallest possible
+    difference. The other is the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))

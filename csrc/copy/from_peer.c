@@ -29,8 +29,8 @@
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails and a reader waits for the bytes, the next peer is asked only within this time
- * [ns] after the fetch began. Later, the bytes come from the source. */
+/* If a peer fails while a reader waits for the bytes, the next peer is asked only if the fetch
+ * began at most this long [ns] ago. Otherwise the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");

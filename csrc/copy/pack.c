@@ -25,10 +25,10 @@
 /* Maximum number of windows in memory at a time. Threads copy from some of them; the others contain
  * members whose orders no thread has begun. */
 #define WINDOWS 32
-/* A gap of at most this size [bytes] between two ordered members is always read along with them, so
- * that members with only a header between them are in one window. A larger gap is read along only
- * if all ordered members before it in the window are together at least as long as the gap. So at
- * most about half of a read is wasted. */
+/* A gap of at most this size [bytes] between two ordered members is always read too, so that
+ * members with only a header between them are in one window. A larger gap is read only if the
+ * ordered members before it in the window are together at least as long as the gap. So at most
+ * about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further ordered members. There can be
  * ordered members before the window, because the threads may begin orders out of sequence. */
@@ -385,10 +385,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads one more window while another thread is still reading `w`, the window that this thread
- * needs: with several reads at once, the source's latency matters less. The new window begins with
- * the first ordered member after `w` that is in no window. Returns 1 if it has read a window, and 0
- * if there is nothing to read or no window is free. */
+/* Reads one more window while this thread has to wait for `w`, the window that it needs, which
+ * another thread is still reading. With several reads at once, the source's latency matters less.
+ * The new window begins with the first ordered member after `w` that is in no window. Returns 1 if
+ * it has read a window, and 0 if there is nothing to read or no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

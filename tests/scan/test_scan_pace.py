@@ -332,8 +332,8 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     """Of two sources, the one that no program reads is scanned first. This must not delay the fills
     of the other source. While a job reads a source, the scan of this source is slow: for every
     sixteen opens, it examines one name in directories that no program reads. If the scan of the
-    unread source were as slow, the scan of the other source would begin too late to fill any of its
-    files ahead."""
+    unread source were as slow, the scan of the other source would begin so late that none of its
+    files could be filled ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)

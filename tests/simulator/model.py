@@ -41,8 +41,8 @@ class Places:
 def fetch_seconds(
     cluster: Cluster, node: int, sizes: Ints, places: Places, clients: float
 ) -> Floats:
-    """The time that a thread of `node` takes for each file from each source, as in section 4 of the
-    NoPFS paper.
+    """Computes the time that a thread of `node` takes for each file from each source, as in section
+    4 of the NoPFS paper.
 
     sizes : (files,) [bytes];  clients : number of clients that read from the file system at the
     same time, including this one.

@@ -223,8 +223,9 @@ def test_what_others_leave_of_a_link_is_used() -> None:
     """Links are shared by max-min fairness: a transfer uses what other transfers leave of a link.
 
     Each link has 1 byte/s. Node 0 sends 1 byte to each of three nodes, so each of these transfers
-    gets 1/3 byte/s and takes 3 s. One of them goes to node 1. Node 1's link has 2/3 byte/s left,
-    over which node 4 sends 3 bytes: 2 bytes within these 3 s, and the last byte in 1 s more."""
+    gets 1/3 byte/s and takes 3 s. One of them goes to node 1, whose link thus has 2/3 byte/s left.
+    Over this link, node 4 sends 3 bytes: 2 bytes during these 3 s, and then the last byte in 1
+    s."""
     copies = [(0, 1, np.array([0, 1, 2, 4, 5])), (4, 1, np.array([3, 6, 7]))]
     decision = Decision(copies=Copies.of(copies), when=When.BEFORE, remote=True, pfs=False)
     machine = Machine({1: FAST}, network=1, links="fair", staging_threads=2)

@@ -21,7 +21,7 @@ from monarch_py.demo.slowsource import SlowSource
 # After the library has read a directory's attributes from the source, the catalog may answer for
 # the directory for this time [s].
 LOOK_S = 1.0
-# Asks by many different calls whether each path exists, and prints the result or the error.
+# Checks with many different calls whether each path exists, and prints the result or the error.
 ASK = """
 import ctypes, errno, os, pathlib, sys
 libc = ctypes.CDLL(None, use_errno=True)
