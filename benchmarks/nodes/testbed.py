@@ -1,7 +1,7 @@
 """Nodes on one machine; each has a mount of the slow source, a daemon and ranks.
 
-All mounts share the source's one link. The daemons reach each other over the loopback interface, or
-through network namespaces with links of their own (benchmarks/peers/nodes.py).
+All mounts share a single link to the source. The daemons reach each other over the loopback
+interface, or through network namespaces with links of their own (benchmarks/peers/nodes.py).
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many loads a policy saves if the epochs are used in the order that `path` gives.
-    Adds the savings to `row`, in samples and in seconds."""
+    """Measures how many loads a policy saves if the training run uses the epochs in the order
+    `path`. Adds the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours

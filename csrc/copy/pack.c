@@ -385,10 +385,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads one more window while this thread has to wait for `w`, the window that it needs, which
- * another thread is still reading. With several reads at once, the source's latency matters less.
- * The new window begins with the first ordered member after `w` that is in no window. Returns 1 if
- * it has read a window, and 0 if there is nothing to read or no window is free. */
+/* Reads a further window while this thread waits for its own window `w`, which another thread is
+ * reading. With several reads at once, the source's latency matters less. The new window begins
+ * with the first ordered member after `w` that is in no window. Returns 1 if it has read a window,
+ * and 0 if there is nothing to read or no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

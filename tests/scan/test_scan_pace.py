@@ -397,8 +397,9 @@ def test_the_catalog_is_shrunk_only_some_time_after_the_scan(
 def test_the_scan_of_a_cluster_does_not_stay_behind_programs(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, nodes: int
 ) -> None:
-    """The scan of a daemon in a cluster must not wait for programs, because the daemon knows which
-    node keeps each file only once it has scanned all files. The scan of a single daemon waits."""
+    """The scan of a daemon in a cluster must not wait for programs, because the daemon must have
+    scanned all files before it knows which node keeps which file. The scan of a single daemon
+    waits."""
     root = tmp_path / "source"
     make_files(root, FILES, 10)
     session = session_factory(root, prefetch="auto")

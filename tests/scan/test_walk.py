@@ -234,7 +234,7 @@ def plant_kinds(top: Path) -> list[str]:
 
 
 def look(root: Path, name: str) -> Any:
-    """Looks at one file, as the scan does. Returns the entry that the scan makes for it."""
+    """Examines one file as the scan does. Returns the entry that the scan makes for it."""
     entry, target = np.zeros(1, dtype=ENTRY), ffi.new("char[4096]")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:

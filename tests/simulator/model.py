@@ -54,8 +54,8 @@ def fetch_seconds(
 
     r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,
     and t the rate of the file system. The threads of a class share its rate, and the clients share
-    the rate of the file system. Threads do not share a link: each of them gets its full rate,
-    because the paper's model has no congestion of links.
+    the rate of the file system. Threads do not share the rate of a link: each thread gets the full
+    rate, because the paper's model has no congestion of links.
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])

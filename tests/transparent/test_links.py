@@ -227,8 +227,8 @@ def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
     session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Before the scan is complete, the library cannot tell whether a file on a source's device is
-    in the source. If a file outside the sources is opened again and again, the library finds out
-    only at every 64th open where the file lies."""
+    in the source. If a file outside the sources is opened again and again, the library determines
+    the file's location only at every 64th open."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):
@@ -304,8 +304,8 @@ def test_a_directory_that_was_moved_is_not_what_has_its_name_now(
     versions: Session, tmp_path: Path
 ) -> None:
     """A directory is moved, and a new directory gets its name. The catalog still records the moved
-    directory's inode under the old name. A path through a link must nevertheless give the file in
-    the directory to which the link leads."""
+    directory's inode under the old name. A path through a link must nevertheless lead to the file
+    in the link's target directory."""
     source, link = tmp_path / "source", tmp_path / "home" / "link"
     with Reader(versions) as read:
         before = versions.totals()["hits"]
