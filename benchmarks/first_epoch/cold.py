@@ -43,9 +43,9 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
-# A large number of files. The slow source holds a descriptor for every file that the kernel has
-# cached, so the number must be below the limit on descriptors. Without CAP_SYS_RESOURCE, even root
-# cannot raise this limit.
+# The number of files in the large datasets. The slow source holds a descriptor for every file that
+# the kernel has cached, so the number must be below the limit on descriptors. Without
+# CAP_SYS_RESOURCE, even root cannot raise this limit.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2

@@ -1,6 +1,6 @@
 """Fills the nodes' caches for the policies with which NoPFS is compared (NoPFS, section 6.1).
 
-nopfs.py has the policy of NoPFS itself.
+nopfs.py contains the policy of NoPFS itself.
 """
 
 from __future__ import annotations

@@ -273,9 +273,9 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of a run of members that ends with `member`. The members of the run
- * before `member` are all to be read, and there are at most LOOKS_BACK of them. If the member
- * directly before `member` is not to be read, returns `member` itself. */
+/* Returns the first member of a run of members that ends with `member`. All members of the run
+ * before `member` are to be read, and there are at most LOOKS_BACK of them. If the member directly
+ * before `member` is not to be read, returns `member` itself. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;

@@ -1,5 +1,5 @@
-"""From its first read on, a job is served from the copies of an earlier session. A scan does not
-slow down for the job as long as it finds such copies."""
+"""From its beginning, a job is served from the copies of an earlier session. A scan does not slow
+down for the job as long as it finds such copies."""
 
 from __future__ import annotations
 
