@@ -47,9 +47,9 @@ SEED = 20221
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
     """Polls until the condition is true. Raises TimeoutError after `limit_s` [s].
 
-    A poll costs the daemon more time the more files there are. So the pauses between polls grow:
-    each pause is a twentieth of the time waited so far. The function thus returns at most one such
-    pause after the condition has become true.
+    The more files there are, the more time a poll costs the daemon. So the pauses between polls
+    grow: each pause is a twentieth of the time waited so far. When the condition becomes true, the
+    function returns after at most one such pause.
     """
     started = time.monotonic()
     while not condition():
@@ -88,7 +88,7 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 def touch_memory(size: int) -> None:
     """Touches `size` bytes of free memory, or half of what is available if that is less.
 
-    A virtual machine may get a page of memory from its host only when the page is first used. This
+    A virtual machine may not get a page of memory from its host until the page is first used. This
     first use takes about 8 us for a page of 4 KiB, several times as long as copying the page.
     Touching the memory in advance keeps that time out of the measurement: Linux allocates the most
     recently freed pages first, so the measured run gets the pages that were touched here.
@@ -318,8 +318,8 @@ class Asked(Protocol):
 
 def lockstep(ours: Asked, plain: Asked, lines: Iterable[str]) -> list[tuple[list[int], list[int]]]:
     """Returns a pair (answer of `ours`, answer of `plain`) for each line except the first one. The
-    first line only warms up both programs. From line to line, `ours` and `plain` take turns in
-    answering first, because the program that answers first changes the caches for the other."""
+    first line only warms up both programs. `ours` and `plain` take turns in answering a line first,
+    because the program that answers first changes the caches for the other."""
     rest = iter(lines)
     first = next(rest)
     ours.ask(first)

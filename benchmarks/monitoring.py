@@ -113,7 +113,7 @@ def watched(daemon: Daemon, frames: int) -> list[Result]:
 
 
 def scraped(daemon: Daemon, seconds: float) -> list[Result]:
-    """Measures the cost to the daemon of one scrape every 5 s."""
+    """Measures what one scrape every 5 s costs the daemon."""
 
     def used(scrapes: bool) -> float:
         began, cpu = time.monotonic(), cpu_s(daemon.process)

@@ -83,7 +83,7 @@ def paired(
     difference_in: str | None = None,
 ) -> Result:
     """Returns the result of a paired measurement: the median of the ratios or, if `difference_in`
-    gives a unit ("us"), of the differences per operation.
+    is a unit ("us" or "ms"), of the differences per operation.
 
     pairs : (time with, time without) of each round [ns]
     wall : the wall times, if `pairs` are CPU times

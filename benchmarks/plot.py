@@ -137,8 +137,8 @@ def draw_staged(document: dict[str, Any], axes: Any) -> None:
 
 
 def draw_products(document: dict[str, Any], panels: Any) -> None:
-    """Draws the time of both epochs on the slow source, compared with PyTorch's DataLoader, and the
-    processor time per sample if the samples are in memory."""
+    """Draws two panels: the time of both epochs on the slow source, relative to PyTorch's
+    DataLoader, and the processor time per sample for samples in memory."""
     values = {row["name"]: row["value"] for row in document["results"]}
     slow, present = document["runs"]
     names, (left, right) = list(document["runs"][slow]), panels

@@ -19,7 +19,8 @@ struct control {
     _Atomic uint64_t ready; /* 1 as soon as the kernel has sent the first request */
     _Atomic uint64_t rate;  /* rate of the link [bytes/s]; 0: no limit */
     _Atomic uint64_t fail;  /* errno with which every operation fails; 0: none fails */
-    /* latency of each kind of operation; a change also applies to operations that wait now */
+    /* latency of each kind of operation; a change also applies to operations that are already
+     * waiting */
     _Atomic uint64_t latency_ns[N_KINDS];
     _Atomic uint64_t count[N_KINDS];
     _Atomic uint64_t bytes_read, bytes_written;

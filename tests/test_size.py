@@ -42,8 +42,8 @@ from support import lines
 #   again. When it searched only once, a first epoch of 600 files sometimes took a third more time.
 # - With 2 lines, the loop rests longer in the first 0.4 s of fills. It then takes an eighth less
 #   processor time.
-# - With 131 lines of C, a program sees its own change of a file or directory that a process without
-#   the library has replaced, also through a link outside the sources.
+# - With 131 lines of C, a program sees its own changes even to files and directories that a process
+#   without the library has replaced, also through a link outside the sources.
 # - With 32 lines of C, a program that repeatedly opens a file outside all sources for writing asks
 #   the kernel only once for the file's path, and a listing shows that another process has renamed
 #   or removed a file, as soon as the program itself has noticed it.
@@ -57,8 +57,8 @@ from support import lines
 # - With 219 lines of Python, no output replaces an input, `config check` finds packs and plans that
 #   cannot be used, odd names are quoted, and messages name the limit of a shell that is too low.
 # - With 219 lines of Python, starts with low limits and failures of the daemon's threads are
-#   reported, messages say when other people's files take a tier's room, and a job uses the copies
-#   of an earlier job from its beginning.
+#   reported, messages say when other people's files take a tier's room, and from its beginning, a
+#   job uses the copies of an earlier job.
 # - 19 lines of C ask for short time slices. Where programs use all processors, a first epoch takes
 #   up to a third less time.
 # - 6 lines of Python let the daemon's loop rest longer while the scan is far enough ahead of a job.

@@ -201,7 +201,8 @@ class Epochs:
 def content(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Measures epochs of whole files. Adds to the document and to the results."""
+    """Measures epochs in which every file is read to its end. Adds to the document and to the
+    results."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         make_dataset(place / "backing", args.files, args.file_mib * MIB)
         (place / "source").mkdir()

@@ -109,8 +109,9 @@ def count_metadata(
 def _median(counts: list[Counter[str]]) -> dict[str, float]:
     """Returns the median count of each kind of operation, without kinds whose median is 0.
 
-    The median leaves out requests by other processes: the daemon has the source's root open, so any
-    process that examines all descriptors of the machine requests the attributes of this directory.
+    With the median, requests by other processes do not matter. Such requests occur because the
+    daemon has the source's root open: any process that examines all descriptors of the machine
+    requests the attributes of this directory.
     """
     kinds = sorted(set().union(*counts))
     medians = {kind: statistics.median(count[kind] for count in counts) for kind in kinds}

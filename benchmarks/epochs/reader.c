@@ -1,5 +1,5 @@
-/* Reads a whole dataset as a training job's loader does: threads take files from one shuffled list.
- * For each file they call open and fstat, pread until the end of the file, and close.
+/* Reads a complete dataset as a training job's loader does: threads take files from one shuffled
+ * list. For each file they call open and fstat, pread until the end of the file, and close.
  *
  *   reader LIST THREADS BLOCK     LIST: paths, each ended by a NUL; BLOCK: bytes of one pread
  *

@@ -5,9 +5,9 @@ nothing is scanned and no copy exists. Each run under ``monarch run`` is followe
 same program without Monarch. Most datasets lie on a FUSE file system, which is mounted anew for
 each run, so that the kernel has cached nothing of it. Two datasets lie on the local disk: before
 each run, the pages of the first are dropped from the page cache, and those of the second are read
-into it. The second epoch is compared with the first epoch of a run after ``monarch warm``. In both,
-programs read each copy for the first time, in which the kernel spends more time on tmpfs than later
-on.
+into it. The second epoch is compared with the first epoch of a run after ``monarch warm``. In both
+epochs, programs read each copy for the first time; on tmpfs, a first read costs the kernel more
+time than later reads.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from monarch_py.demo.slowsource import SlowSource, find_slowsource, why_unavaila
 from monarch_py.ipc.session import Segment, SessionDir
 
 KIB = 1 << 10
-# A large number of files. The slow source holds a descriptor for every file that the kernel has
-# cached, so the number must be below the limit on descriptors. Without CAP_SYS_RESOURCE, even root
-# cannot raise this limit.
+# The number of files in the large datasets. The slow source holds a descriptor for every file that
+# the kernel has cached, so the number must be below the limit on descriptors. Without
+# CAP_SYS_RESOURCE, even root cannot raise this limit.
 MANY = min(20000, resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 1000)
 THREADS = 8
 EPOCHS = 2
 # The limit on bytes from the source if a program reads only a part of the dataset: MOST_FOR_EACH
 # bytes for each byte that the program reads, plus MOST_BESIDE [bytes].
 MOST_FOR_EACH, MOST_BESIDE = 6, 256 << 20
-# By file size [bytes]: the limit on the daemon's CPU time for one file [us], if the daemon fills
-# the file before the program opens it.
+# Maps a file size [bytes] to the limit on the daemon's CPU time for one file [us]. The limit is for
+# files that the daemon fills before the program opens them.
 MOST_CPU_US = {4 * KIB: 120, 128 * KIB: 200}
 Run = dict[str, Any]
 
@@ -110,8 +110,8 @@ class Case:
 
     @property
     def fills_all(self) -> bool:
-        """Whether an epoch leaves a copy of every file, and the benchmark compares the next epoch
-        with one for which `monarch warm` has filled everything."""
+        """Whether every file has a copy after the first epoch. If so, the benchmark compares the
+        second epoch with an epoch for which `monarch warm` has filled everything."""
         return self.share == 1 and not self.pages
 
     @property
@@ -147,7 +147,8 @@ OLD_S = 3.0
 
 
 class Cold:
-    """Runs of one case. `place` has space for the dataset, `tier` for its copies."""
+    """Runs of one case. `place` is a directory with space for the dataset; the copies lie in
+    /dev/shm."""
 
     def __init__(
         self,
@@ -293,8 +294,8 @@ def monarch(command: str, config: Path) -> list[str]:
 def daemon_cpu_s(config: Path) -> float:
     """Returns the CPU time [s] that the daemon of a configuration has used so far.
 
-    The daemon's process id is read from the session: a search through all processes would slow down
-    the epoch that has just begun more than the daemon itself does.
+    The daemon's process id is read from the session. A search through all processes would slow down
+    the epoch that has just begun, and by more than the daemon itself does.
     """
     control = Segment.open(SessionDir.of(config).control, writable=False)
     pid = int(control.as_struct("struct monarch_control").pid)
@@ -319,7 +320,7 @@ def compare(
     """Returns the results of one case.
 
     pairs : (epochs under Monarch, epochs without) of each round
-    present : of each round, one epoch of files that all have copies; empty if not measured
+    present : for each round, one epoch at whose start all files had copies; empty if not measured
     """
     files = int(case.files * case.share)
 

@@ -6,7 +6,7 @@ There are two measurements, both with a daemon that has just been started:
   part is filled. The time for opening and reading a file is compared with a run of the same
   program without Monarch.
 - The scan of a dataset of many files has just begun. The benchmark measures the time from the end
-  of the first read of a file until another process that opens the file is served by a copy.
+  of the first read of a file until another process that opens the file gets its copy.
 
 The first measurement needs FUSE.
 """
@@ -36,8 +36,8 @@ from monarch_py.native import lib
 KIB, MIB = 1 << 10, 1 << 20
 # The first measurement, readers beside fills: the number of files to fill, the number of files to
 # read, the size of each file [bytes], and the number of reader threads. There are so many files to
-# fill that fills continue as long as the readers run. LATENCY_S and RATE are those of the source
-# [s, bytes/s].
+# fill that the fills last longer than the reads. LATENCY_S and RATE are the source's latency [s]
+# and rate [bytes/s].
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0

@@ -6,8 +6,8 @@
  * With `random`, they take single blocks instead, in a random order over all files, and read each
  * block with one pread. The program prints one JSON object: the duration; the bytes; the number of
  * files that failed; the longest time until a thread had read its first block; the median, 99th
- * percentile and maximum of the times of single reads; and the bytes read in each 50 ms. All times
- * are in seconds.
+ * percentile and maximum of the times of single reads; and the bytes read in each span of 50 ms.
+ * All times are in seconds.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -3,8 +3,8 @@
 There are two datasets. The first consists of records on a slow source (4 ms a read, 1 GB/s), so its
 workers mostly wait. The workers of the second mostly compute: for each sample, they repeat a
 checksum for 2 ms. For each dataset, the benchmark times epochs with 1 to 8 workers; a pause after
-each batch stands for the training step. The shortest of these epochs sets the standard: the best
-number of workers is the smallest one with which an epoch takes at most 5 % longer.
+each batch stands for the training step. The best number of workers is the smallest one with which
+an epoch takes at most 5 % longer than the shortest of these epochs.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Returns the median time of an epoch [s] by the number of workers. Each round runs one epoch
-    with every number of workers, so that changes of the machine's load affect all of them."""
+    """Returns the median time of an epoch [s] by the number of workers. In each round, one epoch is
+    run for each number of workers, so that changes of the machine's load affect all numbers
+    alike."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}
     seconds: dict[int, list[float]] = {count: [] for count in COUNTS}

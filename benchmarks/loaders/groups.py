@@ -2,8 +2,8 @@
 
 The benchmark counts the requests that the source receives for a group. It compares the time for a
 group with that of h5py, which reads one sample after the other. It also measures how long a
-training run waits for groups in two cases: if computing takes longer than reading, and if reading
-takes longer than computing. Needs FUSE and h5py.
+training run waits for groups, both when computing takes longer than reading and when reading takes
+longer. Needs FUSE and h5py.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def seconds(groups: Groups, name: str, rounds: int) -> Result:
 
 
 def waiting(groups: Groups, name: str, rounds: int) -> tuple[list[Result], list[list[float]]]:
-    """Measures how long a training run waits for all groups except the first one.
+    """Measures how long a training run waits for its groups. The wait for the first group does not
+    count.
 
     Also returns the median times per group for reading, computing and waiting [s], for two training
     runs: one computes for twice the reading time, the other for about half the reading time.

@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.products``: Monarch's loaders, compared with widely used ones.
 
-All loaders read the same samples of 128 KiB, each loader in its own form. Batches have 64 samples;
-each loader has two workers (processes or threads). The samples come from a source with a latency of
-4 ms and a rate of 1 GB/s, or from memory ("present"). The kernel's cached pages are dropped before
-each epoch on the source. Nothing is decoded.
+All loaders read the same samples of 128 KiB, which are stored in the format of each loader. Batches
+have 64 samples; each loader has two workers (processes or threads). The samples come from a source
+with a latency of 4 ms and a rate of 1 GB/s, or from memory ("present"). The kernel's cached pages
+are dropped before each epoch on the source. Nothing is decoded.
 
 Each loader runs in its own process, for two epochs. The loaders alternate, and in each round their
 times are compared with those of PyTorch's DataLoader. A product that is not installed is left out,

@@ -2,8 +2,8 @@
 DataLoader.
 
 - Processor time and samples per second for records of 128 KiB in memory, with two workers and
-  batches of 64. In each round, one loader runs some epochs and then the other runs as many. Both
-  read the same file, which lies in the page cache.
+  batches of 64. In each round, one loader runs some epochs, and then the other loader runs the same
+  number of epochs. Both read the same file, which lies in the page cache.
 - `job.get()` of a sample whose batch has arrived: the median time, and the bytes that are copied.
 """
 

@@ -70,7 +70,8 @@ mount --rbind "$1" "$2" && shift 2 && exec "$@"
 
 
 def make_formats(root: Path, plain: Dataset) -> None:
-    """Writes the samples of `plain`, which lie in root/files, as tar and MDS shards too."""
+    """Writes the samples of `plain` as tar shards and as MDS shards too. The samples already exist
+    as files in root/files."""
     files = len(plain.sizes)
     (root / "tar").mkdir()
     each = -(-files // SHARDS)

@@ -134,8 +134,8 @@ def webdataset(job: Job) -> Loader:
     shards = sorted(str(path) for path in job.root.iterdir())
 
     def epoch(number: int) -> Iterator[int]:
-        # Shards are distributed over the ranks again in each epoch, as webdataset's documentation
-        # recommends.
+        # In each epoch, the shards are distributed over the ranks anew, as webdataset's
+        # documentation recommends.
         order = list(shards)
         random.Random(number).shuffle(order)
         split = {"nodesplitter": wds.split_by_node, "workersplitter": wds.split_by_worker}

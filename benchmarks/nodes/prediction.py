@@ -97,8 +97,8 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Adapts a decision to the nodes that have no daemon. Files that these nodes would keep are
-        read from the source by all nodes. The ranks on these nodes read all files from the
+        """Adapts a decision to the nodes that have no daemon. All nodes read from the source the
+        files that these nodes would keep. The ranks on these nodes read every file from the
         source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
@@ -147,7 +147,7 @@ class Run:
         """Returns the scenario of this run for the simulator.
 
         buffer : size of each node's staging buffer [bytes]
-        threads : number of threads that fetch, on each node
+        threads : number of threads on each node that fetch files
         """
         # The blocks and the name of each file count towards a tier's quota.
         counted = UNIT.rounded(self.dataset.sizes.astype(np.uint64)).sum()

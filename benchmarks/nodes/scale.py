@@ -1,8 +1,8 @@
 """``python -m benchmarks.nodes.scale``: the memory and time that large numbers of nodes need.
 
-The benchmark measures constants: memory and CPU time per file. It then simulates epochs of jobs
-whose datasets grow with the number of nodes, with the policy classes that the daemons use. The
-results are drawn in a picture in docs/img.
+The benchmark measures constants: memory and CPU time per file. It then simulates epochs with the
+policy classes that the daemons use; the datasets grow with the number of nodes. The results are
+drawn in a picture in docs/img.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def constants(files: int, nodes: int) -> list[Result]:
 
 
 def told(files: int) -> float:
-    """Returns how many bytes per file a scan sends to each other node."""
+    """Returns how many bytes per file a scan sends to each of the other nodes."""
     with tempfile.TemporaryDirectory() as place:
         source, tier = Path(place, "source"), Path(place, "tier")
         tier.mkdir()

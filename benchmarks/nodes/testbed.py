@@ -1,7 +1,7 @@
 """Nodes on one machine; each has a mount of the slow source, a daemon and ranks.
 
-All mounts share the source's one link. The daemons reach each other over the loopback interface, or
-through network namespaces with links of their own (benchmarks/peers/nodes.py).
+All mounts share a single link to the source. The daemons reach each other over the loopback
+interface, or through network namespaces with links of their own (benchmarks/peers/nodes.py).
 """
 
 from __future__ import annotations
@@ -363,9 +363,9 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns totals since the start: for all nodes, the bytes that the source has sent, the
-        opens at the source and its other metadata operations; for the daemons that still run, their
-        own counters."""
+        """Returns totals since the start. For all nodes together, these are the bytes that the
+        source has sent, the opens at the source, and its other metadata operations. The daemons'
+        own counters are added up over the daemons that still run."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),

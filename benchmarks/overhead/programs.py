@@ -1,4 +1,4 @@
-"""Measures the library's cost to whole programs that do not use any source."""
+"""Measures what the library costs complete programs that do not use any source."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both.
+"""One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both ends.
 
 Each end answers a line on its standard input with integers. The sender shares one file, both by
-plain sendfile on a bare connection and as a peer. The receiver fetches the file in either way, and
-answers with the wall time and the receiver's CPU time [ns].
+plain sendfile on a bare connection and as a peer. The receiver fetches the file in the way that the
+line names, and answers with the wall time and its own CPU time [ns].
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ MICROSECONDS = 1e6
 
 
 def steady_loads(samples: int, results: list[Result]) -> None:
-    """Measures the loads in the worst of the epochs from the second on, relative to D - C. D is the
-    number of samples, and C is the number of samples that the tiers of all nodes hold together."""
+    """Measures the loads in the worst epoch after the first one, relative to D - C. D is the number
+    of samples, and C is the number of samples that the tiers of all nodes hold together."""
     for part in PARTS:
         job = shuffled_job(samples, NODES, part=part, epochs=4, batch=BATCH, size=1000)
         least = samples - int(job.cluster.capacity[:, 1].sum()) // 1000
@@ -144,8 +144,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many loads a policy saves if the epochs are used in the order that `path` gives.
-    Adds the savings to `row`, in samples and in seconds."""
+    """Measures how many loads a policy saves if the training run uses the epochs in the order
+    `path`. Adds the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours
@@ -212,9 +212,9 @@ def placement(files: int, document: dict[str, Any], results: list[Result]) -> No
 
 
 def threads(results: list[Result]) -> None:
-    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs: the difference
-    between the queues' longest and shortest time, relative to the smallest possible difference,
-    and the time that the algorithm takes for 8 GPUs."""
+    """Measures Lobster's Algorithm 1, which shares threads among the queues of GPUs. One result is
+    the difference between the queues' longest and shortest time, relative to the smallest possible
+    difference. The other is the time that the algorithm takes for 8 GPUs."""
     rng, worst = np.random.default_rng(1), 1.0
     for _ in range(40):
         queues = int(rng.integers(2, 5))
@@ -265,8 +265,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()
     document: dict[str, Any] = {"benchmark": "policies", "machine": describe_machine()}
-    # Rounded up to whole steps, because samples dropped at the end of an epoch would count as
-    # saved.
+    # The number is rounded up to complete steps, because samples that are dropped at the end of an
+    # epoch would count as saved.
     samples = -(-args.samples // (NODES * BATCH)) * NODES * BATCH
     document["samples"] = samples
     results: list[Result] = []

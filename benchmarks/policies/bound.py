@@ -61,8 +61,9 @@ def bound(program: Program, prices: Floats) -> float:
 
 
 def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
-    """Returns two arrays (nodes,): each node's price rounded to the nearest value that a file has
-    there, and each node's price rounded up to the next value that a file has there.
+    """Returns two arrays (nodes,) of prices. In the first, each node's price is rounded to the
+    nearest value that a file has on this node. In the second, it is rounded up to the next such
+    value.
 
     The prices are rounded because thousands of files may have the same value on a node. Then this
     value is the best price. Any other price near it raises the bound by the difference between the

@@ -1,7 +1,7 @@
 """A re-creation of the simulator that the authors of NoPFS published.
 
 The re-creation reproduces the published results for all policies. The authors' simulator deviates
-from their paper, and from a real cluster. The re-creation does the same; each of these deviations
+from their paper, and from a real cluster. The re-creation deviates in the same ways. Each deviation
 is a Behaviour, which can be switched off separately.
 """
 

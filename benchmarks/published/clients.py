@@ -9,8 +9,8 @@ from benchmarks.published.behaviours import Behaviour
 
 __all__ = ["WINDOW_S", "ClientLog"]
 
-# A read counts as concurrent at a time if it began at most this long [s] before or after that time.
-# The value is that of the published simulator.
+# A node counts as reading at a given time if it began a read at most this long [s] before or after
+# that time. The value is that of the published simulator.
 WINDOW_S = 0.1
 _NEVER = float("-inf")
 

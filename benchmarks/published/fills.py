@@ -1,6 +1,6 @@
 """Fills the nodes' caches for the policies with which NoPFS is compared (NoPFS, section 6.1).
 
-nopfs.py has the policy of NoPFS itself.
+nopfs.py contains the policy of NoPFS itself.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class CannotRunError(Exception):
 def thread_ends(seconds: Floats, begins: Floats) -> Floats:
     """Returns the time at which each task ends, (files,) [s].
 
-    seconds : (files,) the duration of each task;  begins : (threads,) when each thread is free. The
-        threads take the tasks in rotation
+    seconds : (files,) the duration of each task;  begins : (threads,) the time at which each thread
+        is free for its first task. The threads take the tasks in rotation
     """
     ends = np.empty(len(seconds), np.float64)
     for thread, begin in enumerate(begins[: len(seconds)]):

@@ -53,8 +53,7 @@ class Holders:
         last[new] = np.maximum(last[new], node)
 
     def elsewhere(self, node: int, file: int) -> int:
-        """Returns the other node that `node` asks for a file; -1 if no other node holds the
-        file."""
+        """Returns the node that `node` asks for a file; -1 if no other node holds the file."""
         last = self._last[file]
         other = last if last != node else self._second[file]
         if self._is_last_asked or other == _NOBODY:

@@ -170,12 +170,12 @@ def _orders(
 
 
 def numbers(values: Numbers) -> array[int]:
-    """Returns the values as an array.array, (n,). Reading a single element of it takes a third of
-    the time that reading an element of a numpy array takes."""
+    """Returns the values as an array.array, (n,). Reading a single element takes a third of the
+    time that it takes with a numpy array."""
     return array("i", np.ascontiguousarray(values, np.int32).tobytes())
 
 
 def floats(values: Floats) -> array[float]:
-    """Returns the values as an array.array, (n,). Reading a single element of it is faster than
-    reading an element of a numpy array."""
+    """Returns the values as an array.array, (n,). Reading a single element is faster than with a
+    numpy array."""
     return array("d", np.ascontiguousarray(values, np.float64).tobytes())

@@ -40,9 +40,9 @@ class ClassPrefetchers:
         """Fills the classes one after the other with the next files of the node's order. A class
         takes files until the next file does not fit.
 
-        A thread fetches the new files directly after the files that were placed before, without any
-        idle time in between: files are placed only during the first requests of a run, when the
-        thread is still fetching files that were placed before.
+        Files are placed only during the first requests of a run, when the threads are still
+        fetching files that were placed before. So a thread fetches the new files directly after
+        those, without any idle time.
         """
         before = self._next[node]
         for level in range(1, len(self._used[node])):

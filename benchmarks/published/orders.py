@@ -102,9 +102,8 @@ def draw_staged(inputs: Inputs, holders: Holders) -> None:
     ]
     again = Behaviour.STAGING_DRAWS_AGAIN in inputs.on
     _demand_some(parts)
-    # As in the published simulator, the upper end of a draw is the highest number of all files that
-    # the node holds, even of files outside its own part. The number at the upper end is never
-    # drawn.
+    # As in the published simulator, a draw is bounded by the highest number of a file that the node
+    # holds, even if that file is outside the node's own part. The bound itself is never drawn.
     ends = [
         max(int(files[-1]), int(part[0]) + 1)
         for files, part in zip(_held(holders), parts, strict=True)

@@ -34,8 +34,8 @@ from monarch_py.simulator.scenario import Scenario
 # The sets of recorded runs that are also simulated once for every switch of the re-creation. They
 # are small sets, one for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
-# A switch is listed for a run if it changes the total time by more than this fraction, or a share
-# of the bytes by more than this difference.
+# A switch is listed for a run if it changes the total time by more than the fraction LEAST_TIME, or
+# a share of the bytes by more than LEAST_SHARE.
 LEAST_TIME, LEAST_SHARE = 1e-3, 0.01
 
 
@@ -83,8 +83,8 @@ def single(scenario: Scenario) -> Scenario:
 
 @contextmanager
 def staged_from_pfs(policy: str) -> Iterator[None]:
-    """In the re-creation, lets the policy prefetch from the file system as well, as in our
-    simulator."""
+    """While the context lasts, the re-creation lets the policy prefetch from the file system too,
+    as our simulator does."""
     kept = POLICIES[policy]
     POLICIES[policy] = replace(kept, from_pfs=True)
     try:

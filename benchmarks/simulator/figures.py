@@ -33,7 +33,7 @@ IMAGES, PAGE = Path("docs/img"), Path("docs/simulator.md")
 # The number of a node's batches that a reduced staging buffer can still hold; a smaller buffer
 # would stop the prefetching.
 BATCHES_STAGED = 4
-# The policies with which Lobster and SOLAR are compared; NoPFS is compared with others.
+# The policies with which Lobster and SOLAR are compared; NoPFS is compared with other policies.
 CACHING = (
     "perfect",
     "naive",

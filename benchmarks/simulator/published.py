@@ -1,8 +1,8 @@
 """``python -m benchmarks.simulator.published``: the re-creation, compared with the authors'
 simulator.
 
-Every recorded run is simulated in a process of its own. The benchmark reports the differences of
-totals, epochs, shares and stalls from the record, and the cost of a million accesses in both
+Every recorded run is simulated in a process of its own. The benchmark reports how much totals,
+epochs, shares and stalls differ from the record, and the cost of a million accesses in both
 simulators. The authors' simulator deviates from its paper in some behaviours, which the re-creation
 reproduces (benchmarks/published/behaviours.py). To show their effects, ``--switches`` also
 simulates every run with each behaviour switched off in turn, and with all of them off. All runs
@@ -32,8 +32,8 @@ TIME_LIMIT, SHARE_LIMIT = 0.02, 0.01
 
 
 def measure(task: tuple[dict[str, Any], Collection[Behaviour]]) -> dict[str, Any]:
-    """Returns one run's differences and costs. The memory includes the interpreter and its imports
-    [bytes]."""
+    """Returns one run's differences and costs. The memory [bytes] includes the interpreter and its
+    imports."""
     record, on = task
     begun = time.process_time()
     (difference,) = compare([record], on)
@@ -77,7 +77,7 @@ def _refused(one: dict[str, Any]) -> str:
 
 def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Switches off each behaviour of the published simulator separately, then all of them at once.
-    Returns how each run then differs from its record, for the runs that differ."""
+    For each run that then differs from its record, returns how it differs."""
     worth = []
     one_by_one = {behaviour.name: (behaviour.off, {behaviour}) for behaviour in Behaviour}
     every = {"every one": ("All of them at once.", set(Behaviour))}

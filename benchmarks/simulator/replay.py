@@ -1,9 +1,9 @@
 """``python -m benchmarks.simulator.replay``: real runs, compared with their simulation.
 
-A training program reads a dataset behind a slow source through Monarch, one sample after the other
-or some samples ahead. The rates of the machine are measured as `monarch calibrate` measures them.
-The order of the reads is recorded and simulated. Then the size of the tier is changed: the
-simulation predicts the times of the epochs, and a new run measures them.
+A training program reads a dataset behind a slow source through Monarch. It reads each sample when
+it needs it, or some samples ahead. The rates of the machine are measured as `monarch calibrate`
+measures them. The order of the reads is recorded and simulated. Then the size of the tier is
+changed: the simulation predicts the times of the epochs, and a new run measures them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Replay:
             return calibrate(load_config(daemon.config))
 
     def run(self, share: float, threads: int) -> dict[str, Any]:
-        """Runs the training program with a tier that has room for the share `share` of the
+        """Runs the training program with a tier whose size is `share` times the size of the
         dataset."""
         with (
             tempfile.TemporaryDirectory(dir=self.args.tier) as tier,

@@ -95,9 +95,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
- * map describes. Then wakes the peers that wait for the file. If the file has one unit, they get
- * nothing of it before it is complete, so they are woken now only if this node itself asks a peer
- * for the file: that peer may be waiting for this node's answer. */
+ * map describes. Then wakes the peers that wait for the file. A file of one unit is an exception,
+ * because peers can get nothing of it before its copy is complete. They are then woken here only if
+ * this fill itself asks a peer: that peer may be waiting for this node's answer. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;

@@ -12,8 +12,8 @@ void monarch_block_sum_begin(struct block_sum_stream *s, const unsigned char *co
 /* Ends the checksums of a block, and stores them in *out. Call this once after each
  * monarch_block_sum_begin. out: NULL if the sums are not needed. */
 void monarch_block_sum_end(struct block_sum_stream *s, struct block_sum *out);
-/* Copies `count` units of one block, which the caller has claimed, from a peer, a pack or the
- * source. stream: the checksums of the block's bytes so far, if the caller copies all bytes of the
+/* Copies `count` units of one block from a peer, a pack or the source. The caller has claimed these
+ * units. stream: the checksums of the block's bytes so far, if the caller copies all bytes of the
  * block in sequence; else NULL. */
 void monarch_fill_move(struct monarch_engine *e, struct fill *f, uint64_t unit, uint64_t count,
                        char *buffer, struct block_sum_stream *stream);

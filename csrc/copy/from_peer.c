@@ -10,7 +10,7 @@
 #include "shared/clock.h"
 
 /* If a peer answers TIMEOUT this many times in a row, the fill gives up on the peer, and asks the
- * next peer or the source. A live peer answers TIMEOUT if it waits for the source itself and
+ * next peer or the source. A live peer answers TIMEOUT if it has to wait for the source and
  * receives nothing within 0.6 s. */
 #define ASKED_TRIES 2 /* if a reader waits for the bytes */
 #define TRIES 8       /* if no reader waits for the bytes */
@@ -21,7 +21,7 @@
  * be delayed. */
 #define COMING_ASKED_NS 4000000000ULL
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
- * this wait, the thread only serves readers that wait. */
+ * this wait, the thread does nothing but serve other readers that wait. */
 #define COMING_NS 30000000000ULL
 /* A peer sends the last block only when its own copy of the file is complete. If a reader waits for
  * the last block while this node's copy lacks more blocks than this, the peer's copy is probably
@@ -29,8 +29,8 @@
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L
-/* If a peer fails and a reader waits for the bytes, the next peer is asked only within this time
- * [ns] after the fetch began. Later, the bytes come from the source. */
+/* If a peer fails while a reader waits for the bytes, the next peer is asked only if the fetch
+ * began at most this long [ns] ago. Otherwise the bytes come from the source. */
 #define SILENCE_NS 500000000ULL
 
 static_assert(MONARCH_CHUNK >= MONARCH_PEER_CHUNK, "a fetch fits into a thread's buffer");

@@ -25,10 +25,10 @@
 /* Maximum number of windows in memory at a time. Threads copy from some of them; the others contain
  * members whose orders no thread has begun. */
 #define WINDOWS 32
-/* A gap of at most this size [bytes] between two ordered members is always read along with them, so
- * that members with only a header between them are in one window. A larger gap is read along only
- * if all ordered members before it in the window are together at least as long as the gap. So at
- * most about half of a read is wasted. */
+/* A gap of at most this size [bytes] between two ordered members is always read too, so that
+ * members with only a header between them are in one window. A larger gap is read only if the
+ * ordered members before it in the window are together at least as long as the gap. So at most
+ * about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
 /* How many members before and after a window are searched for further ordered members. There can be
  * ordered members before the window, because the threads may begin orders out of sequence. */
@@ -252,8 +252,8 @@ static void empty(struct window *w) {
 }
 
 /* Returns an empty window. If there is none, empties a window that no thread uses and no order
- * needs, the least recently used one first. Returns NULL if there is no such window either. A
- * window that an order needs is kept, because it would have to be read again. */
+ * needs: of these windows, the least recently used one. Returns NULL if there is no such window
+ * either. A window that an order needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {
@@ -273,9 +273,9 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of a run of members that ends with `member`. The members of the run
- * before `member` are all to be read, and there are at most LOOKS_BACK of them. If the member
- * directly before `member` is not to be read, returns `member` itself. */
+/* Returns the first member of a run of members that ends with `member`. All members of the run
+ * before `member` are to be read, and there are at most LOOKS_BACK of them. If the member directly
+ * before `member` is not to be read, returns `member` itself. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -326,8 +326,8 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     return w;
 }
 
-/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or the errno with which its
- * attributes could not be read. */
+/* Returns 0 if the pack is unchanged, ESTALE if it has changed, or an errno if its attributes could
+ * not be read. */
 static int look_again(const struct pack *p) {
     const struct statx *was = &p->identity;
     struct statx now;
@@ -385,10 +385,10 @@ static int is_in_order(struct pack *p) {
     return !p->error || (p->error != ESTALE && monarch_now_ns() > p->retry_ns);
 }
 
-/* Reads one more window while another thread is still reading `w`, the window that this thread
- * needs: with several reads at once, the source's latency matters less. The new window begins with
- * the first ordered member after `w` that is in no window. Returns 1 if it has read a window, and 0
- * if there is nothing to read or no window is free. */
+/* Reads a further window while this thread waits for its own window `w`, which another thread is
+ * reading. With several reads at once, the source's latency matters less. The new window begins
+ * with the first ordered member after `w` that is in no window. Returns 1 if it has read a window,
+ * and 0 if there is nothing to read or no window is free. */
 static int read_ahead(struct monarch_engine *e, const struct job *job, struct pack *p,
                       const struct window *w) {
     uint64_t next = job->member + 1, end = w->at + w->length;

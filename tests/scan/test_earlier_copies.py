@@ -1,5 +1,5 @@
-"""Copies that an earlier session has made serve the next job from its beginning. A scan does not
-slow down for the job as long as it finds such copies."""
+"""From its beginning, a job is served from the copies of an earlier session. A scan does not slow
+down for the job as long as it finds such copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record of a scan has the same entries as the scan itself."""
+"""A record of a scan contains the same entries as the scan itself."""
 
 from __future__ import annotations
 

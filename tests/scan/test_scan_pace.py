@@ -125,8 +125,8 @@ def test_it_goes_as_far_ahead_of_fills_as_they_come_in_a_while() -> None:
     assert allowed[0] == pytest.approx(rate * AHEAD_S - 100, abs=1)
     full = int(rate * AHEAD_S)
     assert step(pace, at + 0.1, filled=rate, waiting=full, found=99)[0] == 0
-    # Once no file has been filled for AHEAD_S, the scan may be at most half as many files ahead of
-    # the fills as before.
+    # If no file has been filled for AHEAD_S, the number of files by which the scan may be ahead of
+    # the fills falls to half or less.
     later = step(pace, at + 0.1 + AHEAD_S, opens=1, filled=rate, waiting=0, found=100)
     assert later[0] <= full / 2
 
@@ -332,8 +332,8 @@ def test_a_source_that_nobody_reads_does_not_keep_another_back(
     """Of two sources, the one that no program reads is scanned first. This must not delay the fills
     of the other source. While a job reads a source, the scan of this source is slow: for every
     sixteen opens, it examines one name in directories that no program reads. If the scan of the
-    unread source were as slow, the scan of the other source would begin too late to fill any of its
-    files ahead."""
+    unread source were as slow, the scan of the other source would begin so late that none of its
+    files could be filled ahead."""
     quiet, source = tmp_path / "quiet", slow_factory(keep_pages=True)
     make_files(quiet, 4 * FILES, 10)
     make_files(source.backing, FILES, 20_000)
@@ -397,8 +397,9 @@ def test_the_catalog_is_shrunk_only_some_time_after_the_scan(
 def test_the_scan_of_a_cluster_does_not_stay_behind_programs(
     monkeypatch: pytest.MonkeyPatch, session_factory: Factory, tmp_path: Path, nodes: int
 ) -> None:
-    """The scan of a daemon in a cluster must not wait for programs, because the daemon knows which
-    node keeps each file only once it has scanned all files. The scan of a single daemon waits."""
+    """The scan of a daemon in a cluster must not wait for programs, because the daemon must have
+    scanned all files before it knows which node keeps which file. The scan of a single daemon
+    waits."""
     root = tmp_path / "source"
     make_files(root, FILES, 10)
     session = session_factory(root, prefetch="auto")

@@ -68,9 +68,9 @@ WAYS = ("open", "open_at", "open_relative", "fopen", "fopen64", "fopen_relative"
 def test_every_way_to_open_tells_of_a_file(
     session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """The daemon must learn of a file from the program's open, in whichever way it is opened. Each
-    way to open has a directory of its own. If all the files were in one directory, the scan would
-    list this directory and so find the files without the opens."""
+    """The daemon must learn of a file when a program opens it, whichever call the program uses.
+    Each way to open has a directory of its own. If all the files were in one directory, the scan
+    would list this directory and so find the files without the opens."""
     slow = slow_factory()
     for way in WAYS:
         Files(slow.backing).add(f"{way}/early", 1000)

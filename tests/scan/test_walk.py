@@ -164,7 +164,7 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
     ]
     # Only these names may come before the last wanted name: the other wanted names, the names in
     # the root and in the directories on the path to `directory`, and up to 3 * MANY names in other
-    # directories at which the walk was already at work.
+    # directories that the walk had already begun.
     most = 42 + len(wanted) + 3 * many
     assert max(map(order.index, wanted)) <= most
     assert order.index(f"{forgotten}/0") > len(order) / 2
@@ -234,7 +234,7 @@ def plant_kinds(top: Path) -> list[str]:
 
 
 def look(root: Path, name: str) -> Any:
-    """Looks at one file, as the scan does. Returns the entry that the scan makes for it."""
+    """Examines one file as the scan does. Returns the entry that the scan makes for it."""
     entry, target = np.zeros(1, dtype=ENTRY), ffi.new("char[4096]")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:

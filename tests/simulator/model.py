@@ -41,8 +41,8 @@ class Places:
 def fetch_seconds(
     cluster: Cluster, node: int, sizes: Ints, places: Places, clients: float
 ) -> Floats:
-    """The time that a thread of `node` takes for each file from each source, as in section 4 of the
-    NoPFS paper.
+    """Computes the time that a thread of `node` takes for each file from each source, as in section
+    4 of the NoPFS paper.
 
     sizes : (files,) [bytes];  clients : number of clients that read from the file system at the
     same time, including this one.
@@ -54,8 +54,8 @@ def fetch_seconds(
 
     r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,
     and t the rate of the file system. The threads of a class share its rate, and the clients share
-    the rate of the file system. Threads do not share a link: each of them gets its full rate,
-    because the paper's model has no congestion of links.
+    the rate of the file system. Threads do not share the rate of a link: each thread gets the full
+    rate, because the paper's model has no congestion of links.
     """
     each_thread = cluster.read_rate / np.maximum(1, cluster.threads)
     link = np.minimum(cluster.network[node], cluster.network[places.holder])

@@ -76,7 +76,7 @@ def test_a_sample_larger_than_the_staging_buffer_goes_through_alone() -> None:
 def test_the_staging_buffer_has_the_same_room_in_every_epoch(epochs: int, seed: int) -> None:
     """Several epochs take as long as one epoch with all their samples.
 
-    The only node does not wait for other nodes at the end of an epoch."""
+    There is only one node, so no node waits for others at the end of an epoch."""
     samples = np.arange(8 * epochs)
     sizes = np.random.default_rng(seed).integers(10, 60, len(samples)).tolist()
     machine = Machine({1: 10}, compute=8, staging=60)
@@ -223,8 +223,9 @@ def test_what_others_leave_of_a_link_is_used() -> None:
     """Links are shared by max-min fairness: a transfer uses what other transfers leave of a link.
 
     Each link has 1 byte/s. Node 0 sends 1 byte to each of three nodes, so each of these transfers
-    gets 1/3 byte/s and takes 3 s. One of them goes to node 1. Node 1's link has 2/3 byte/s left,
-    over which node 4 sends 3 bytes: 2 bytes within these 3 s, and the last byte in 1 s more."""
+    gets 1/3 byte/s and takes 3 s. One of them goes to node 1, whose link thus has 2/3 byte/s left.
+    Over this link, node 4 sends 3 bytes: 2 bytes during these 3 s, and then the last byte in 1
+    s."""
     copies = [(0, 1, np.array([0, 1, 2, 4, 5])), (4, 1, np.array([3, 6, 7]))]
     decision = Decision(copies=Copies.of(copies), when=When.BEFORE, remote=True, pfs=False)
     machine = Machine({1: FAST}, network=1, links="fair", staging_threads=2)
@@ -722,8 +723,8 @@ def test_nothing_is_faster_than_its_parts(made: tuple[Scenario, Job], data: st.D
 def test_prefetching_in_order_is_no_slower_than_not(made: tuple[Scenario, Job]) -> None:
     """For a single rank, prefetching is no slower than reading each sample when it is needed.
 
-    For several ranks, prefetching can be a few percent slower. The file system may then delay a
-    sample that one rank needs now, because it serves a sample that another rank reads ahead."""
+    For several ranks, prefetching can be a few percent slower. The file system may then be serving
+    a sample that one rank reads ahead, and so delay a sample that another rank needs at once."""
     of, work = made
     ends = [measure(of, work, decision).epoch_end[-1] for decision in (STAGED, DEMAND)]
     assert ends[0] <= ends[1] * (1 + 1e-9)

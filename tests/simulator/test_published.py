@@ -1,7 +1,8 @@
-"""The re-creation of the NoPFS authors' simulator gives the recorded results, within tolerances.
+"""The re-creation of the NoPFS authors' simulator reproduces the recorded results within
+tolerances.
 
-The runs of the whole ImageNet-1k have 2.6 to 6.4 million accesses each and need --long. The command
-``python -m benchmarks.simulator.published`` runs all of them.
+The runs on the complete ImageNet-1k have 2.6 to 6.4 million accesses each, and need --long. The
+command ``python -m benchmarks.simulator.published`` runs all of them.
 """
 
 from __future__ import annotations

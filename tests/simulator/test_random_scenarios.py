@@ -27,15 +27,16 @@ from monarch_py.simulator.scenario import (
 
 SEEDS = range(draws.sized(6, 125))
 ROUNDING = 1 + 1e-9
-# Policy that evicts by Belady's rule -> policies that must not have more hits than this policy.
+# Maps each policy that evicts by Belady's rule to the policies that must not have more hits than
+# it.
 EVICTING = {"belady": ("lru", "first-fit"), "belady-shared": ("lru-shared",)}
 
 
 def random_scenario(seed: int) -> Scenario:
     """Returns a random scenario.
 
-    The more clients the file system has, the more it gives in total, and the less it gives to each.
-    In some scenarios with two ranks per node, the first node has only one rank."""
+    The more clients the file system has, the higher its total rate, and the lower the rate for each
+    client. In some scenarios with two ranks per node, the first node has only one rank."""
     random = np.random.default_rng(seed)
     nodes, batch = int(random.integers(1, 7)), int(random.integers(2, 17))
     ranks = int(random.integers(1, 3))

@@ -177,10 +177,10 @@ def test_every_launcher_starts_readers(jobs: Jobs, tree: Path) -> None:
 
 def test_the_first_task_of_a_step_starts_the_daemon(jobs: Jobs, tree: Path) -> None:
     """The first task of a step starts a daemon, which keeps running after the end of the step. The
-    next step finds this daemon. One step may not be enough to start a daemon: if the first file
-    that a task opens is not in a source, the task starts a daemon only if it still has a file of a
-    source open when the configuration has been read. So the job repeats the first step until a
-    daemon runs."""
+    next step finds this daemon. A single step may not be enough. If the first file that a task
+    opens is not in a source, a daemon is started only if the task has a file of a source open by
+    the time the configuration has been read. So the job repeats the first step until a daemon
+    runs."""
     jobs.config.write_text(jobs.config.read_text() + "autostart: true\n")
     seen = jobs.directory / "seen"
     read = jobs.script("read", f"find {tree} -type f -exec cat {{}} + | sha256sum")
@@ -242,7 +242,7 @@ mv {after}.new {after}""",
 @pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Each daemon has shared memory and copies on its own node. After scancel, it must remove both
-    before Slurm kills it (setting KillWait)."""
+    before Slurm kills it, which happens after the time KillWait."""
     up = jobs.directory / "up"
     script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)
@@ -263,9 +263,9 @@ def test_a_daemon_that_dies_takes_no_other_along_and_can_come_back(jobs: Jobs) -
     serve = f"{step} --ntasks-per-node=1"
     # The train script repeats the step that has started the daemons. Only the dead daemon is
     # started again; on the other nodes, the task of the step ends at once. The step prints a line
-    # that says how many daemons already served, but the new daemon may answer before this line is
-    # printed. So the job waits for the file `enough`, which the test makes when it has seen the
-    # line.
+    # with the number of daemons that were already serving, but the new daemon may answer before
+    # this line is printed. So the job waits for the file `enough`, which the test makes when it has
+    # seen the line.
     train = jobs.script(
         "train",
         f"""{look} >{seen}.new; mv {seen}.new {seen}

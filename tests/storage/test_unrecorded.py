@@ -1,4 +1,4 @@
-"""The thread that writes a tier's manifest goes on after any error, and the tier reports that
+"""The thread that writes a tier's manifest continues after any error, and the tier reports that
 copies were not recorded."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs commands of the command line, in the test's own process unless they need a separate one."""
+"""Runs `monarch` commands, in the test's own process unless they need a separate one."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 
-# 2020-09-13: so old that no program assumes that a file is still being written.
+# 2020-09-13: old enough that no program assumes that the file is still being written.
 BASE_MTIME_NS = 1_600_000_000_123_456_789
 CLASSES = ("ant", "bee", "cat", "dog")
 IMAGES_PER_CLASS = 24
@@ -291,8 +291,8 @@ def _set_times(root: Path, seed: int) -> None:
 def make_dataset(root: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """Writes the dataset below `root`, which is created if missing and must be empty.
 
-    Returns the content: for each format (the name of its folder) the paths of its files and
-    symbolic links relative to `root`, sorted. A format whose library is missing has no key. The
+    Returns the content, by the name of each format's folder: the sorted paths of the format's files
+    and symbolic links, relative to `root`. A format whose library is missing has no key. The
     dataset has about 27 MiB in 230 files. Raises FileExistsError if `root` is not empty.
     """
     root.mkdir(parents=True, exist_ok=True)

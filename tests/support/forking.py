@@ -1,8 +1,8 @@
 """Forks processes of `monarch` from a server process that has imported the daemon's modules.
 
-The import takes longer than the time for which most tests use a daemon. `python -m support.forking
-FD` is the server process: it answers requests on the socket FD until the socket's other end is
-closed. Each test process has one server.
+The import takes more time than a daemon runs in most tests. `python -m support.forking FD` is the
+server process: it answers requests on the socket FD until the socket's other end is closed. Each
+test process has one server.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs `monarch` with other time limits than the package's own, so that a test need not wait as
-long as a user for a limit to expire."""
+"""Runs `monarch` with time limits other than the package's own, so that a test need not wait for a
+limit as long as a user would."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ class Mounts:
 
     @staticmethod
     def _unmount(point: Path) -> bool:
-        # While a file is open the first command fails with EBUSY; the second detaches the mount
-        # anyway.
+        # If a file is open, the first command fails with EBUSY. The second command detaches the
+        # mount nevertheless.
         return any(
             _run(_tool("umount"), *flags, point).returncode == 0 for flags in ((), ("--lazy",))
         )

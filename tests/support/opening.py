@@ -14,10 +14,10 @@ Units = npt.NDArray[np.int32]
 
 
 class Ranks:
-    """Simulates the DataLoader workers of the first node's ranks. For each batch that a rank takes,
-    one of its workers gets a new batch: with `in_order`, the next worker in rotation, and otherwise
-    the worker with the least work. Workers advance at random, each at its own speed; some are much
-    slower than others.
+    """Simulates the DataLoader workers of the first node's ranks. When a rank takes a batch, one of
+    its workers gets a new batch. With `in_order`, this is the next worker in rotation; otherwise it
+    is the worker with the least work. Workers advance at random, each at its own speed; some are
+    much slower than others.
 
     skip : how many batches of each rank are left out at the beginning
     """

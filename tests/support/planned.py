@@ -31,7 +31,7 @@ def follows(node: Node) -> bool:
 
 
 class PlannedNodes:
-    """Nodes that follow a plan, over one mount.
+    """Nodes that follow a plan and share one mount of the source.
 
     names : the names of the files, in the plan's order
     """

@@ -1,8 +1,7 @@
 """A daemon with a configuration of the test's own, and programs with and without the library.
 
 Everything lies below one directory, including shared memory, so that a test does not interfere with
-other tests or with a daemon of the user. Leaving the context ends the daemon and the programs that
-it started.
+other tests or with a daemon of the user. Leaving the context ends the daemon.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ for directory in sys.stdin.buffer.read().split(b"\\0"):
 
 
 def directories(root: Path) -> list[bytes]:
-    """Returns every directory of a tree, including its root. The tree must have no mount points."""
+    """Returns every directory of a tree, including its root. The tree must contain no mount
+    points."""
     return [folder for folder, _, _ in os.walk(os.fsencode(root))]
 
 

@@ -76,8 +76,8 @@ def assert_quiet(session: Session, seconds: float = 0.5) -> None:
 
 
 def settle(session: Session, timeout: float = 60) -> dict[str, int]:
-    """Opens every file, and waits until each file either has a copy or has a reason for which it is
-    read only from the source.
+    """Opens every file, and waits until each file either has a copy or has a reason to be read only
+    from the source.
 
     Returns how many files have copies ('present'), and how many files there are for each reason.
     """

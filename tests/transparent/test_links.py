@@ -94,8 +94,9 @@ def test_random_paths(linked: tuple[Session, Path], seed: int) -> None:
 
 # Forked readers read a file through a link, while the parent sets the link to one version of the
 # file after another. A read must not find a version that is older than the link's version at the
-# beginning of the read. Nor may it find a version that is newer than the one to which the link was
-# being set at the end of the read. Shared memory tells the readers the numbers of both versions.
+# beginning of the read. Nor may it find a version that is newer than the one to which the parent
+# was setting the link when the read ended. Shared memory tells the readers the numbers of both
+# versions.
 REPOINT = """
 import ctypes, mmap, os, sys, threading
 home, versions, number = sys.argv[1], int(sys.argv[2]), {"x86_64": 316, "aarch64": 276}
@@ -226,8 +227,8 @@ def test_files_beside_a_source_cost_nothing_before_the_scan_is_complete(
     session_factory: Callable[..., Session], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     """Before the scan is complete, the library cannot tell whether a file on a source's device is
-    in the source. If a file outside the sources is opened again and again, the library finds out
-    only at every 64th open where the file lies."""
+    in the source. If a file outside the sources is opened again and again, the library determines
+    the file's location only at every 64th open."""
     needs("strace")
     source = tmp_path / "source"
     for number in range(10):
@@ -303,8 +304,8 @@ def test_a_directory_that_was_moved_is_not_what_has_its_name_now(
     versions: Session, tmp_path: Path
 ) -> None:
     """A directory is moved, and a new directory gets its name. The catalog still records the moved
-    directory's inode under the old name. A path through a link must nevertheless give the file in
-    the directory to which the link leads."""
+    directory's inode under the old name. A path through a link must nevertheless lead to the file
+    in the link's target directory."""
     source, link = tmp_path / "source", tmp_path / "home" / "link"
     with Reader(versions) as read:
         before = versions.totals()["hits"]
@@ -359,7 +360,7 @@ for turn in range(2):
 
 def test_another_mount_of_the_source(versions: Session, tmp_path: Path) -> None:
     """The source is mounted a second time. Paths through the second mount give the right files,
-    even while another file system covers a directory in the second mount, but not in the first."""
+    even while another file system covers a directory in the second mount only."""
     source, home = tmp_path / "source", tmp_path / "home"
     with Mounts(home) as mounts, Reader(versions) as read:
         mount = mounts.bind("mount", source)

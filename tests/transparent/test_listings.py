@@ -225,7 +225,7 @@ assert len(tf.io.gfile.glob(root + "/train/*/*.jpg")) == 60
 assert tf.io.gfile.exists(root + "/train/ant/000.jpg")
 assert len(tf.io.gfile.listdir(root + "/train")) == 3 and len(list(tf.io.gfile.walk(root))) > 4
 """
-# The scripts that are tested without --long. The calls that they make differ most.
+# The scripts that are tested without --long: those whose calls differ most from each other.
 SHORT = ["image_folder", "exists", "libc's realpath", "rglob", "statvfs"]
 
 

@@ -1,6 +1,6 @@
 """Processes under the library create, remove, rename and change files. Other processes under the
-library see these changes at once, as in a directory outside every source. A change by a process
-without the library becomes visible to them later."""
+library see these changes at once, as in a directory outside every source. If a process without the
+library makes a change, processes under the library see it later."""
 
 from __future__ import annotations
 

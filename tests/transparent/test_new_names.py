@@ -21,7 +21,7 @@ from monarch_py.demo.slowsource import SlowSource
 # After the library has read a directory's attributes from the source, the catalog may answer for
 # the directory for this time [s].
 LOOK_S = 1.0
-# Asks by many different calls whether each path exists, and prints the result or the error.
+# Checks with many different calls whether each path exists, and prints the result or the error.
 ASK = """
 import ctypes, errno, os, pathlib, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -169,7 +169,8 @@ def test_what_is_made_around_the_library_exists_at_once(session: Session) -> Non
     asked += ["nothing", "new/nothing", "d/x/below", "n" * 300]
     said = same(session, ASK, top, *asked)
     assert "new stat (" in said
-    # The daemon may have found some names since the first run. The results must be the same.
+    # The daemon may have found some of the names since the first run. The results must still be the
+    # same.
     assert same(session, ASK, top, *asked) == said
 
 

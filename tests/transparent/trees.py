@@ -55,8 +55,8 @@ def make_kinds(root: Path) -> None:
 
 
 def make_tree(root: Path) -> dict[str, Path]:
-    """Makes the whole tree. Returns a dictionary: name -> one of the tree's directories, for a test
-    that lists only this directory."""
+    """Makes the complete tree. Returns a dictionary: name -> one of the tree's directories, for
+    tests that list only that directory."""
     root.mkdir()
     make_kinds(root / "kinds")
     odd = root / "odd"

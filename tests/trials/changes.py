@@ -354,7 +354,7 @@ def look(top: str) -> dict[str, Any]:
         for name in (*folders, *names):
             path = os.path.join(folder, name)
             found[os.path.relpath(path, top)] = look_at(path) | {"entry": kinds.get(name)}
-    # Missing names are examined as well: the answer then says that they are missing.
+    # These names are examined even if they are missing. The answer then says so.
     for name in ("f0", "f4", "g", "d/x", "moved/x", "to_d/y"):
         found.setdefault(name, look_at(os.path.join(top, name)))
     return found

@@ -25,7 +25,7 @@
 #define HELD 4
 #define PART (300 << 10)
 
-/* The call that a thread makes now. reading.py relies on the layouts of struct call and struct
+/* The call that a thread is making. reading.py relies on the layouts of struct call and struct
  * state. */
 struct call {
     uint64_t began_ns; /* 0: the thread is in no call */

@@ -1,4 +1,4 @@
-"""Configurations with odd values, keys and shapes are accepted, or refused in one sentence.
+"""Configurations with odd values, keys and shapes are either accepted, or refused in one sentence.
 
 The sentence names the place of the problem. No configuration hangs, is executed, or ends in a
 traceback."""
@@ -207,8 +207,8 @@ def outcome(file: Path, text: str) -> Config | str:
 
 
 def is_sentence(said: str, file: Path) -> bool:
-    """Returns whether the text is one printable line that names the file, then the line in the file
-    if it is known, and then says what is wrong."""
+    """Returns whether the text is a single printable line: the name of the file, the number of the
+    line in the file if it is known, and then what is wrong."""
     return said.isprintable() and bool(re.match(rf"{re.escape(str(file))}(:\d+)?: \S.*\w", said))
 
 

@@ -12,7 +12,7 @@
  * If there are at least as many files as threads, each file is read once. If there are fewer, each
  * thread reads one file, and some files are read several times. Word i of a file is word_of(seed,
  * i), see known_bytes.h. The program prints its counts as JSON, among them:
- *   wrong: wrong bytes;  short: reads that returned another number of bytes than expected;
+ *   wrong: wrong bytes;  short: reads that returned a number of bytes other than expected;
  *   errors: failed calls;  errno: the error number of the last failed call
  */
 #include <errno.h>

@@ -36,7 +36,7 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
 
 
 def touch(at: Any, path: Any) -> Any:
-    """Creates the file with an open that is only for reading."""
+    """Creates the file with an open for reading only."""
     os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
 
 
