@@ -320,9 +320,9 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
-    """Runs the example of the command's help, which trains with and without Monarch. In the third
-    epoch, the training run with Monarch reads less than a tenth of the bytes from the source that
-    the run without Monarch reads."""
+    """Runs the example of the command's help, which trains once with Monarch and once without it.
+    In the third epoch, the training run with Monarch must read less than a tenth as many bytes from
+    the source as the run without Monarch."""
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

@@ -242,7 +242,7 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
 class Site:
     """A daemon in the test's process. The test runs the daemon's loop turn by turn.
 
-    orders : the orders that the engine got, as (kind, entries, whether programs use them)
+    orders : the orders that the engine got, as (kind, entries, whether programs use the files)
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:

@@ -1,7 +1,7 @@
 """A daemon whose `monarch run` was killed still serves the remaining programs, and then ends on its
 own.
 
-Without --long, the tests set a shorter limit after which an unused daemon ends.
+Without --long, the tests shorten the time after which an unused daemon ends.
 """
 
 from __future__ import annotations

@@ -342,8 +342,7 @@ def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     session_factory: Callable[..., Session], files: Files, mounts: Mounts
 ) -> None:
     """A program's own file may get the inode number of a removed copy. Programs must then see the
-    file's own attributes, and a change of the file must not be made to a file of the source
-    instead."""
+    file's own attributes. If they change the file, no file of the source may be changed instead."""
     # The file system has so few inodes that it soon uses the numbers of removed files again.
     point = mounts.ext4("first", 8 * MIB, inodes=88)
     tier = level(point) | {"max_storage_quota": 5 * MIB}

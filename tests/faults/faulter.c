@@ -13,8 +13,8 @@
  * Numbers in the path are replaced by #.
  *
  * With trace, each call's class is written to LOG as one line. Calls that differ only in their
- * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
- * of this kind are not logged. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
+ * stacks are of one kind. After many calls of a kind in a row without a new class, the faulter logs
+ * no further calls of this kind. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made

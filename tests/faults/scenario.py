@@ -117,7 +117,7 @@ class Outcome:
 
 class Site:
     """A dataset, a tier in memory, a tier on the disk, and the processes that use them. All files
-    are in directories of this site alone, which are removed when the context ends."""
+    are in directories that only this site uses, and that are removed when the context ends."""
 
     disk_bytes = DISK_BYTES
 

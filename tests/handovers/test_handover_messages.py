@@ -1,5 +1,5 @@
-"""Messages that hand over descriptors: a wrong one is not believed, and no program waits for one
-that cannot be sent."""
+"""Messages that hand over descriptors. The daemon does not trust a wrong message, and no program
+waits if a message cannot be sent."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@
  * filter with a few bits for each inode number, and takes other steps if the numbers of two files
  * share a bit. */
 #define LED_ELSEWHERE 3
-/* The most attempts to run one order. */
+/* The largest number of attempts to run one order. */
 #define MOST_TRIES 5
 
 enum state { READY, WAITING, DONE };
@@ -132,9 +132,10 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
     every = nth;
 }
 
-/* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins; it is never an interrupt. The processes share the orders: the number of the
- * decision in which an order has its first interrupt determines which process runs the order. */
+/* Returns whether decision `i` has another option that this process must try. Decision 0 determines
+ * which thread begins, so it is never an interrupt. The orders are divided among the processes: the
+ * number of the decision at which an order has its first interrupt determines which process runs
+ * the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)

@@ -161,8 +161,8 @@ def test_elements_that_h5py_converts_are_refused(tmp_path: Path, kind: str) -> N
 
 
 def test_threads_read_their_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads read the right samples although they close each other's files, because at most 2 of
-    the 12 files may stay open."""
+    """At most 2 of the 12 files may stay open, so threads close each other's files. Even so, each
+    thread reads the right samples."""
     monkeypatch.setattr(descriptors, "MOST_OPEN", 2)
     for number in range(12):
         (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]) * 64)

@@ -149,6 +149,6 @@ def test_the_next_node_is_that_of_the_next_higher_score() -> None:
             mine = nodes == node
             following[mine] = next_nodes(keys[mine], weights, node)
         nodes = following
-    # Node 2 has the weight 0, so the order of each file has only four nodes. After the fourth node,
-    # next_nodes() returns PFS.
+    # Node 2 has the weight 0, so each file's list of nodes contains only four nodes. After the
+    # fourth node, next_nodes() returns PFS.
     assert (nodes == PFS).all()
