@@ -147,13 +147,13 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "end of epoch 1\n"
-        # If the training did not wait, it would read some of these files before they change.
+        # If the training run did not wait, it would read some of these files before they change.
         for path in changing.rglob("*.raw"):
             path.write_bytes(bytes(IMAGE_BYTES))
         process.stdin.write("go on\n")
         process.stdin.flush()
         assert process.stdout.readline() == "end of epoch 2\n"
-        # The end of standard input ends the training's last wait.
+        # The end of standard input ends the last wait of the training run.
     disturbed = records(tmp_path / "2.json")
     assert disturbed[0] == undisturbed[0]
     all_changed = train(changing, tmp_path / "3.json", "--epochs", "2")

@@ -1,6 +1,6 @@
-"""While a source's files are filled and read, the source returns errors, its files change, or a
-limit on its bandwidth or on its operations applies. Other tests check which pages a fill leaves in
-the page cache."""
+"""While files of a source are filled and read, the source returns errors, its files change, or a
+limit on its bandwidth or on its operations applies. The last tests check which pages a fill leaves
+in the page cache."""
 
 from __future__ import annotations
 

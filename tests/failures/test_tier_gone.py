@@ -44,8 +44,8 @@ def add_late(session: Session, files: Files) -> None:
 
 
 def wait_late(session: Session, files: Files) -> None:
-    """Reads all files again and again until all of them have copies. A file that was read before
-    the daemon had it in the catalog is copied only when a program reads it again."""
+    """Reads all files again and again until all of them have copies. If a file was read before it
+    was in the daemon's catalog, it is copied only when a program reads it again."""
 
     def all_present() -> bool:
         check_all(session, files)
@@ -178,7 +178,7 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     is_gone: bool,
 ) -> None:
     """If a dropped copy no longer exists, its room counts as free. If the daemon cannot remove a
-    dropped copy, its room still counts as used, and the daemon gives up the tier."""
+    dropped copy, the copy's room still counts as used, and the daemon gives up the tier."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     assert settle(session) == {"present": 30}
     before = used_bytes(session)

@@ -59,8 +59,8 @@
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
-/* The number of code addresses for which libunwind caches how to find the caller. Without the
- * cache, unwinding takes long. */
+/* The size of libunwind's cache: the number of code addresses for which it stores how to find the
+ * caller. Without the cache, unwinding takes long. */
 #define UNWOUND_PLACES 4096
 /* How long the faulter waits for other processes after COMMAND's end [s]. A daemon that nobody
  * stops ends by itself in less time. */
@@ -263,7 +263,7 @@ static void forget_stack(struct thread *t) {
 }
 
 /* A module appears in /proc/PID/maps only when the mmap of its code has returned. So `mapped` is
- * increased at the next call of the thread. */
+ * increased not at this mmap, but at the thread's next call. */
 static void heed_mapping(struct thread *t, const struct user_regs_struct *r) {
     mapped += t->is_mapping != 0;
     t->is_mapping = r->orig_rax == SYS_mmap && (argument(r, 2) & PROT_EXEC);

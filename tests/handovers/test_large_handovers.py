@@ -66,8 +66,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
     """If a program reads a file at random, the daemon fills the file while the program still has it
-    open. It must not wait longer, because the program may never read all of the file, and may keep
-    the file open until it ends."""
+    open. The daemon must not wait until the file has been read or closed: the program may never
+    read all of the file, and may keep the file open until it ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):

@@ -37,7 +37,7 @@ enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* if WAITING: wake(on) ends the wait; if NULL, any thread's step ends it */
+    const void *on;    /* if WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* if WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* if WAITING: the wait ends at this time at the latest */
     int is_woken, is_joined;
