@@ -57,7 +57,7 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
     """If the file was opened after the daemon last read the requests of readers, the file is still
-    ABSENT. The reader must then wait on."""
+    ABSENT. The reader must then continue to wait."""
     assert answers(clients, catalog) == (0, False), (
         "the demand of an unwanted file must be answered"
     )

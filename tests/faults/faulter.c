@@ -63,7 +63,7 @@
  * caller. Without the cache, unwinding takes long. */
 #define UNWOUND_PLACES 4096
 /* How long the faulter waits for other processes after COMMAND's end [s]. A daemon that nobody
- * stops ends by itself in less time. */
+ * stops ends on its own in less time. */
 #define LINGER_S 15
 
 struct looked {

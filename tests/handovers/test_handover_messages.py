@@ -130,7 +130,7 @@ for path in sys.argv[1:]:
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """Programs can still read while the daemon is stopped, even if the queues of its sockets for
+    """Programs can still read while the daemon is suspended, even if the queues of its sockets for
     descriptors are full. They can also read after the daemon was killed."""
     seeds = range(2, MANY + 1)
     daemon = session.daemon

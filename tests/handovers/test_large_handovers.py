@@ -121,7 +121,7 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads the file. If the program is killed or stopped, the
+    """A program claims a file while it reads the file. If the program is killed or suspended, the
     claim expires. Then the daemon fills the file, and another program can read it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]

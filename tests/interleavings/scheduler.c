@@ -48,7 +48,8 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-/* If 0, there are no choices: the first thread that can go on runs, until all threads wait. */
+/* If 0, there are no choices: a thread runs until it waits, and then the next thread that can
+ * continue runs, until all threads wait. */
 static int is_exploring;
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */

@@ -1,7 +1,7 @@
 """If a record cannot be read, each loader raises one error that names the file, and leaves neither
 processes nor shared memory behind.
 
-What happens when a worker or a reading process is killed or stopped is tested in the loaders' own
+What happens when a worker or a reading process is killed or suspended is tested in the loaders' own
 tests.
 """
 

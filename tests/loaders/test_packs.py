@@ -205,8 +205,8 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    # Now the last file gets another group than the tar. The tar's group then has no access to this
-    # file, so it must lose its access to the tar.
+    # Now the last file gets another group than the tar. The tar's group has no access to this file,
+    # so the group must lose its access to the tar.
     if modes[-1] == 0o640 and os.geteuid() == 0:
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")

@@ -418,7 +418,7 @@ def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSourc
     framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
     (source.backing / "a.tfrecord").write_bytes(framed * 300)
     dataset = RecordDataset(source.mountpoint / "a.tfrecord")
-    dataset.__getitems__([0, 299])  # measures the largest gap over which reads are joined
+    dataset.__getitems__([0, 299])  # measures how large a gap between joined reads may be
     dataset.close()
     dataset[0]  # the source drops the pages of a file that is opened again
     source.reset()

@@ -1,5 +1,5 @@
-"""If a node's daemon is killed, stopped or restarted in the middle of an epoch, no job notices, and
-the other nodes ask this daemon again afterwards."""
+"""If a node's daemon is killed, suspended or restarted in the middle of an epoch, no job notices,
+and the other nodes ask this daemon again afterwards."""
 
 from __future__ import annotations
 

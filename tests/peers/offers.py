@@ -122,7 +122,7 @@ def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:
 
 
 class Seals:
-    """Makes the seals of the messages that one end sends, one seal after the other."""
+    """Makes the seals of one end's messages, in the order in which this end sends them."""
 
     def __init__(self, key: bytes) -> None:
         self._mac = ffi.gc(lib.monarch_mac_new(key), lib.monarch_mac_free)

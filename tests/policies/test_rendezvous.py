@@ -39,7 +39,8 @@ def test_neighbours_lie_on_nodes_of_their_own() -> None:
 
 
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
-    """If one of 4 nodes leaves, its files spread over the other nodes. No other files move.
+    """If one of 4 nodes leaves, its files are distributed over the other nodes. No other files
+    move.
 
     By symmetry, if a node joins, the only files that move are the files that it gets."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
