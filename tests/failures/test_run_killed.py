@@ -116,8 +116,8 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
 
 
 def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
-    """The daemon of a killed run still serves the command of this run. The same daemon serves the
-    next `monarch run`."""
+    """If `monarch run` is killed, the daemon still serves the command of this run. The same daemon
+    also serves the next `monarch run`."""
     session = session_factory(files.root)
     with killed(session, "sh", "-c", "echo here; exec cat"):
         pid = session.status()["pid"]

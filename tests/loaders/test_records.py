@@ -49,8 +49,8 @@ STORED: dict[str, dict[str, Any]] = {
 
 
 def content(rows: int = 300, seed: int = 0) -> Array:
-    """Returns rows of which only the second half can be compressed, so that HDF5 skips the filters
-    of some chunks."""
+    """Returns rows of which the first half cannot be compressed, so that HDF5 skips the filters of
+    some chunks."""
     made = np.random.default_rng(seed).normal(size=(rows, 20, 12)).astype(">f4")
     made[rows // 2 :] = np.arange(rows - rows // 2)[:, None, None]
     return made

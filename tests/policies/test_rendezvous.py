@@ -24,7 +24,7 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The number of files that a node gets has a binomial distribution. The number lies within five
+    """The number of files that a node gets has a binomial distribution. It must lie within five
     standard deviations of its mean."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
