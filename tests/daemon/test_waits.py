@@ -1,5 +1,5 @@
-"""How often readers wait for a copy that is being filled. After waits that did not bring the data
-in time, readers stop waiting, but only for a while."""
+"""Tests of how often readers wait for a copy that is being filled. After several waits have ended
+without the data, readers stop waiting for a while."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def answers(clients: Any, catalog: Catalog) -> tuple[int, bool]:
-    """Demands the file for a reader, and lets the daemon's code answer the demands for all files on
-    which it has decided. Returns how many readers still wait, and whether this reader is one of
-    them."""
+    """Makes a reader demand the file. Then lets the daemon's code answer each demand whose file is
+    complete or will not be filled any more. Returns the number of readers that still wait, and
+    whether this reader is one of them."""
     clients.demand[5] = (0 + 1) << 32 | 1
     waiting = int(lib.monarch_answer_settled(clients, catalog.c))
     return waiting, bool(clients.demand[5])
@@ -57,7 +57,7 @@ def test_a_reader_whose_request_has_not_been_taken_yet_waits_on(
     clients: Any, catalog: Catalog
 ) -> None:
     """If the file was opened after the daemon last read the requests of readers, the file is still
-    ABSENT. The reader must then wait on."""
+    ABSENT. The reader must then continue to wait."""
     assert answers(clients, catalog) == (0, False), (
         "the demand of an unwanted file must be answered"
     )
@@ -100,9 +100,9 @@ def test_a_reader_waits_once_for_a_file_of_one_unit(
 
 # --- hiccups ------------------------------------------------------------------------------------
 
-# Reads from the files in turn, at each step 10 bytes from the next file. First reads from unit 0 of
-# all files, then from unit 1, and so on. At a step whose word is "fork", the program forks, and
-# only the child goes on.
+# At each step, reads 10 bytes from the next file. The files take turns: the program first reads
+# from unit 0 of each file, then from unit 1 of each file, and so on. If the word of a step is
+# "fork", the program forks, and only the child continues.
 READS = """
 fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
 def read(turn):
@@ -158,9 +158,9 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """If two waits for a file end without the data, this file is then read from the source.
-    After eight such waits for any files, all files are read from the source. After some time,
-    readers wait again, even in a child that was forked during this time."""
+    """After two waits for a file have ended without the data, readers read this file from the
+    source. After eight such waits in total, they read all files from the source. After some time
+    they wait again, even in a child that was forked in the meantime."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()
@@ -193,8 +193,8 @@ step()
 def test_mappings_wait_in_vain_for_so_long_in_all(
     session_factory: Factory, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Programs that map a file wait for its copy. If waits end without a copy, their total time is
-    limited. In this test, the limit allows two waits of 0.2 s each."""
+    """A program that maps a file waits for the file's copy. The total time of waits that end
+    without a copy is limited. In this test, the limit allows two waits of 0.2 s each."""
     library = build_waiting(tmp_path_factory.mktemp("wasting"), PATIENCE=0.2, WASTE=0.5)
     files = make_files(tmp_path / "source", 6, 4 * MIB)
     limits = {"operations": 1}
@@ -253,8 +253,8 @@ def test_a_request_of_a_client_that_was_killed_in_the_middle_is_found_by_the_nex
 def test_more_files_are_wanted_at_once_than_the_engine_takes_orders(
     session_factory: Factory, tmp_path: Path
 ) -> None:
-    """In one turn, the daemon's loop passes at most 2,048 orders for fills to the engine. Further
-    requests of the turn must not be lost."""
+    """In one turn, the daemon's loop passes at most 2,048 orders for fills to the engine. If there
+    are more requests, the turn must not lose the rest of them."""
     files = make_files(tmp_path / "source", sized(2500, 5000), 16)
     session = session_factory(tmp_path / "source").start()
     session.wait_scanned()

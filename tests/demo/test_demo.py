@@ -147,13 +147,13 @@ def test_in_lockstep_an_epoch_waits_for_the_word(dataset: Path, tmp_path: Path) 
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "end of epoch 1\n"
-        # If the training did not wait, it would read some of these files before they change.
+        # If the training run did not wait, it would read some of these files before they change.
         for path in changing.rglob("*.raw"):
             path.write_bytes(bytes(IMAGE_BYTES))
         process.stdin.write("go on\n")
         process.stdin.flush()
         assert process.stdout.readline() == "end of epoch 2\n"
-        # The end of standard input ends the training's last wait.
+        # The end of standard input ends the last wait of the training run.
     disturbed = records(tmp_path / "2.json")
     assert disturbed[0] == undisturbed[0]
     all_changed = train(changing, tmp_path / "3.json", "--epochs", "2")
@@ -320,9 +320,9 @@ def test_the_configuration_for_monarch_is_a_valid_one(
 
 @pytest.mark.usefixtures("binary")
 def test_with_monarch_the_third_epoch_hardly_reaches_the_source() -> None:
-    """Runs the example of the command's help, which trains with and without Monarch. In the third
-    epoch, the training run with Monarch reads less than a tenth of the bytes from the source that
-    the run without Monarch reads."""
+    """Runs the example of the command's help, which trains once with Monarch and once without it.
+    In the third epoch, the training run with Monarch must read less than a tenth as many bytes from
+    the source as the run without Monarch."""
     if not Path(run_module.__file__).parents[1].joinpath("libmonarch.so").exists():
         pytest.skip("monarch_py/libmonarch.so is not built")
     done = run_monarch(shlex.split(EXAMPLE)[1:], os.environ)

@@ -1,4 +1,4 @@
-"""Real mounts of the slow source: right bytes and attributes, exact counters, rates, errors."""
+"""Tests of the slow source on real mounts: its bytes, attributes, counters, rates and errors."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
  *   fork_race pread|read FILE
  *
  * Opens FILE, prints "open", and waits for a line, which says that FILE has a copy. Then a thread
- * reads FILE. While this thread is held before its system call on the copy, another thread forks.
- * Prints whether the reader was held, and how many more descriptors the child has than the program.
+ * reads FILE. Just before its system call on the copy, this thread is held, and another thread
+ * forks. Prints whether the reader was held, and how many more descriptors the child has than the
+ * program.
  */
 #include <errno.h>
 #include <fcntl.h>

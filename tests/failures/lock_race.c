@@ -1,7 +1,7 @@
 /* Changes a POSIX lock in one thread while the library closes a descriptor of the same file in
  * another thread. When a program locks a descriptor of a copy, the library opens the source's file
- * and takes the lock on this file. The library duplicates the new descriptor to a high number, and
- * closes the low number that the open returned.
+ * and takes the lock on this file. For this, it duplicates the new descriptor to a high number, and
+ * then closes the low number that the open returned.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *

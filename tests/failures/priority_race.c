@@ -6,7 +6,7 @@
  * Opens FILE, prints "opened", and waits for a line; FILE must have a copy by then. One thread, the
  * reader, reads from FILE, and is held before it puts the copy on the descriptor's number. Another
  * thread, the closer, has a higher priority and closes the number. When the closer has used WORK_NS
- * of processor time and still waits, the reader is let go. The reader can continue only if the
+ * of processor time and still waits, the program ends the hold. The reader then runs only if the
  * closer gives up the processor. Prints how often the reader was held, and whether the close was
  * done too early.
  */

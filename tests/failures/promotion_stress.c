@@ -7,10 +7,10 @@
  *
  * A thread that opens a file owns the descriptor's number until it puts the number into a slot. As
  * the owner, it checks that its own file is open on the number. All threads read from the numbers
- * in the slots, and in the end one of the threads closes each number. A thread that reads from a
- * slot may be late: then the number is closed, or any other file is open on it. This other file may
- * be an incomplete copy that the library has opened for a read of another thread, or a file that
- * the library has opened for itself. But one read never returns bytes of two files.
+ * in the slots, and each number is closed in the end by one of the threads. A thread that reads
+ * from a slot may be late: then the number is closed, or any other file is open on it. This other
+ * file may be an incomplete copy that the library has opened for a read of another thread, or a
+ * file that the library has opened for itself. But one read never returns bytes of two files.
  */
 #include <errno.h>
 #include <fcntl.h>

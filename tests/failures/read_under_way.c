@@ -55,9 +55,9 @@ static void *reads(void *nothing) {
     return nothing;
 }
 
-/* Waits until the thread is in an uninterruptible sleep (state D), or its read has ended. The read
- * may end without such a sleep: a fill reads the same file, so the bytes may already be in the page
- * cache. */
+/* Waits until the thread is in an uninterruptible sleep (state D). If the thread's read ends first,
+ * ends the program with status OVER. A read may end without such a sleep: a fill reads the same
+ * file, so the bytes may already be in the page cache. */
 static void await_sleep(int number) {
     char path[64], state[2] = "";
     while (!threads[number])

@@ -313,8 +313,9 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session = session_factory(files.root, tiers=[tier]).start()
 
     def is_found() -> bool:
-        """Waits until the daemon has compared the file with the copy once more. Returns whether the
-        daemon has found the change. If not, it has recorded the copy."""
+        """Waits until the daemon has compared the file with the copy once more. If the daemon has
+        found the change, returns True. Otherwise the daemon has recorded the copy, and False is
+        returned."""
         found = {"changed": 1}
         wait_until(
             lambda: (
@@ -326,9 +327,9 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
 
     def is_found_between_the_looks() -> bool:
         """Lets the daemon make a copy, and then changes a byte of the source file through the
-        mapping. Returns whether the daemon has found the change when it compared the source file
-        with the copy for the second time. On a busy machine, the daemon may compare them before the
-        change."""
+        mapping. Returns whether the daemon found this change when it compared the source file with
+        the copy for the second time. On a busy machine, this comparison may come before the change.
+        """
         session.forget()
         wait_until(lambda: not copies_in(session), what="an empty manifest")
         session.wait_all_present()

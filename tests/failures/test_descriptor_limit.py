@@ -108,8 +108,9 @@ step(os.read(r, 1).decode())
 def test_what_the_process_has_open_stays_its_own(
     session_factory: Callable[..., Session], files: Files
 ) -> None:
-    """In a process without free descriptors, the library drops none of the process's locks. It
-    leaves behind no thread, and no other process that keeps files of this process open."""
+    """In a process without free descriptors, the library drops none of the process's locks.
+    Afterwards, no thread of the library remains, and no other process keeps files of this process
+    open."""
     session = session_factory(files.root)
     with Steps(session, AT_THE_LIMIT + BESIDE, files.root) as process:
         process.wait()
@@ -242,7 +243,7 @@ def test_a_command_waits_for_a_daemon_without_descriptors(
 class Site:
     """A daemon in the test's process. The test runs the daemon's loop turn by turn.
 
-    orders : the orders that the engine got, as (kind, entries, whether programs use them)
+    orders : the orders that the engine got, as (kind, entries, whether programs use the files)
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, session: Session) -> None:

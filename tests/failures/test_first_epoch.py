@@ -55,8 +55,8 @@ def session(session_factory: Factory, source: SlowSource, files: dict[int, Path]
 def reading(
     epoch_reader: Path, session: Session, source: SlowSource, files: dict[int, Path]
 ) -> Iterator[Callable[..., Reader]]:
-    """Yields the function `start`. `start(ways)` starts a reader whose eight threads read all files
-    in these ways."""
+    """Yields the function `start`. `start(ways)` starts a reader with eight threads, which read all
+    files in the way that `ways` names."""
     with ExitStack() as stack:
 
         def start(ways: str) -> Reader:
@@ -392,7 +392,7 @@ def test_a_handler_that_reads_or_never_returns(
     assert found[: len(known)] == known
     if not jumps:
         assert found[len(known) :] == known[1000:1100]
-    # The handler has jumped out of some reads. These reads do not disturb later readers.
+    # The handler has jumped out of some reads. These reads must not disturb later readers.
     source.rate(0)
     script = "import sys; print(len(open(sys.argv[1], 'rb').read()))"
     assert session.python(script, source.mountpoint / "1") == f"{SIZE}\n"

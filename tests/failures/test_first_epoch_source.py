@@ -1,6 +1,6 @@
-"""While a source's files are filled and read, the source returns errors, its files change, or a
-limit on its bandwidth or on its operations applies. Other tests check which pages a fill leaves in
-the page cache."""
+"""While files of a source are filled and read, the source returns errors, its files change, or a
+limit on its bandwidth or on its operations applies. The last tests check which pages a fill leaves
+in the page cache."""
 
 from __future__ import annotations
 
@@ -246,8 +246,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# Without --long, only a tier that is not persistent is tested. On a persistent tier, the daemon
-# always compares the copy with the file once more.
+# A persistent tier is tested only with --long, because on such a tier the daemon always compares
+# the copy with the file once more.
 @pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool

@@ -22,8 +22,8 @@ open_place = pytest.fixture(users.open_place)
 
 
 class Site:
-    """A daemon of Alice, who is in some groups, and a source with a file that only the group
-    PROJECT may read."""
+    """A daemon that runs as Alice in the groups `groups`, and a source with a file that only
+    members of the group PROJECT may read."""
 
     def __init__(self, session: Session, files: Files, groups: list[int]) -> None:
         self.groups = groups

@@ -50,8 +50,8 @@ def run_job(
 
 
 def check_job(session: Session, files: Files, says: list[str], **env: str) -> None:
-    """Checks that the job ends as it does without the library. Checks also that the library prints
-    one line for each text in `says`, and that the line contains the text."""
+    """Checks that the job ends as it does without the library. For each text in `says`, the library
+    must print one line that contains the text."""
     plain, found = run_job(session, files, {}, preload=False), run_job(session, files, env)
     assert (found.returncode, found.stdout) == (7, plain.stdout)
     ours = [line for line in found.stderr.splitlines() if line.startswith("monarch: ")]

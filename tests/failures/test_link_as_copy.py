@@ -1,4 +1,5 @@
-"""If a copy is replaced by a symbolic link, programs do not follow it, but read the source."""
+"""If a symbolic link takes the place of a copy, programs do not follow the link, but read the
+source."""
 
 from __future__ import annotations
 

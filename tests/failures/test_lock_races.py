@@ -94,8 +94,8 @@ def test_a_lock_that_meets_a_promotion_is_on_the_file(
 def test_a_lock_that_is_doubtful_every_time_is_refused(
     session_factory: Callable[..., Session], tmp_path: Path, lock_crowd: Path, call: str
 ) -> None:
-    """The library tries several times to change a lock and to make sure that it was kept. If every
-    try fails, fcntl and lockf fail with ENOLCK (see lock_crowd.c)."""
+    """The library repeats a lock call if a close in the meantime may have dropped the lock. If this
+    happens at every try, fcntl and lockf fail with ENOLCK (see lock_crowd.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     files.add("b", 1000)

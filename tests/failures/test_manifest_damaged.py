@@ -166,8 +166,8 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
-# Damages after which the daemon still uses the tier: one for each check by which the daemon finds
-# damage.
+# The kinds of damage after which the daemon still uses the tier: one for each check by which the
+# daemon finds damage.
 EACH_WAY = [
     lost,
     garbage_inside,

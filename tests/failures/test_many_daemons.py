@@ -1,5 +1,5 @@
-"""A process runs longer than many daemons. The library records each change of a file with the
-daemon that serves at the time, and unmaps the segments of the earlier daemons."""
+"""A process runs longer than many daemons. The library records each change of a file in the
+segments of the daemon that serves at the time, and unmaps the segments of the earlier daemons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A RAM tier in a memory cgroup takes only the memory that the cgroup has left. If the tier took
-more, the kernel would kill the job."""
+"""A RAM tier in a memory cgroup takes only the memory that is still free in the cgroup. If the tier
+took more, the kernel would kill the job."""
 
 from __future__ import annotations
 

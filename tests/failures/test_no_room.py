@@ -1,5 +1,5 @@
 """A process has too little address space for the segments of a daemon. Even so, the files that it
-changes are recorded, so that no process reads their old copies."""
+changes are recorded as changed, so that no process reads their old copies."""
 
 from __future__ import annotations
 

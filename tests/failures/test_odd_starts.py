@@ -1,5 +1,4 @@
-"""Tests that, under unusual conditions, a command behaves under `monarch run` as it does without
-it."""
+"""Under unusual conditions, a command must behave the same with and without `monarch run`."""
 
 from __future__ import annotations
 

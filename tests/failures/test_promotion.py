@@ -50,8 +50,8 @@ def wait_present(session: Session, count: int = 1) -> None:
 def opened_before_copies(
     session: Session, script: str, *words: object
 ) -> Iterator[tuple[Steps, list[Any]]]:
-    """Runs `script` up to its first step(). Meanwhile, the daemon is stopped, so that none of the
-    files that the script opens has a copy yet. Then the daemon goes on. Yields the program and the
+    """Runs `script` up to its first step() while the daemon is suspended, so that none of the files
+    that the script opens has a copy yet. Then lets the daemon continue. Yields the program and the
     argument of the first step()."""
     assert session.daemon is not None
     session.daemon.send_signal(signal.SIGSTOP)
@@ -357,8 +357,9 @@ SOME_LOCKS = [
 def test_a_lock_outlives_all_promotions_that_could_have_been(
     session: Session, files: Files, case: tuple[str, str]
 ) -> None:
-    """A lock on a file is kept, and no descriptor of the file is promoted. The kernel drops POSIX
-    locks at a close, dup2 or dup3 of any descriptor of the file, so a promotion would drop them."""
+    """While a file is locked, none of its descriptors is promoted, and the lock is kept. A
+    promotion would drop POSIX locks, because the kernel drops them at a close, dup2 or dup3 of any
+    descriptor of the file."""
     kind, where = case
     script = LOCKING.format(lock=LOCKS[kind])
     other = OTHER.format(other=OTHERS[kind], lease=kind == "lease")

@@ -1,6 +1,6 @@
-"""While another thread uses a descriptor, the descriptor is promoted, or a copy serves a read from
-it. Afterwards, the descriptor must have the right file and offset. Each read must return bytes of
-only one file."""
+"""While one thread uses a descriptor, another thread's read promotes the descriptor, or is served
+from a copy. Afterwards, the descriptor must have the right file and offset. Each read must return
+bytes of only one file."""
 
 from __future__ import annotations
 
@@ -304,8 +304,9 @@ def check_race(
 def test_who_waits_leaves_the_processor_to_who_is_waited_for(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
-    """A close waits for a thread that is promoting the descriptor. The close lets this thread use
-    the processor, even if the thread has a lower real-time priority (see priority_race.c)."""
+    """A close waits for a thread that is promoting the descriptor. While it waits, it must let this
+    thread use the processor, even if the thread has a lower real-time priority (see
+    priority_race.c)."""
     check_race(session_factory, tmp_path, "priority_race")
 
 

@@ -69,7 +69,7 @@ def session(tmp_path_factory: pytest.TempPathFactory, source: SlowSource) -> Ite
 
 @pytest.fixture
 def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[Session]:
-    """Yields a session in which an mmap waits for the copy of its file, for one or two seconds.
+    """Yields a session in which an mmap waits for one or two seconds until its file has a copy.
     Until the test ends, the source's latency is a quarter of LATENCY_S."""
     with Session(tmp_path, source.mountpoint, **IN_UNITS) as made:
         made.start().wait_scanned()
@@ -81,9 +81,9 @@ def in_units(tmp_path: Path, source: SlowSource, session: Session) -> Iterator[S
 def do_meanwhile(
     session: Session, source: SlowSource, program: Path, what: str, first: int, limit_us: int
 ) -> None:
-    """Runs the program with and without the library. It makes the call `what` while its reads wait
-    for the source. Checks that the reads return the same bytes in both runs, and that the call
-    takes less than `limit_us`."""
+    """Runs the program with and without the library. In each run, the program makes the call `what`
+    while its reads wait for the source. Checks that the reads return the same bytes in both runs,
+    and that the call takes less than `limit_us`."""
 
     def try_once(preload: bool) -> Done | None:
         if preload:

@@ -155,8 +155,8 @@ def test_an_older_copy_of_the_same_file_does_not_hide_the_newer(
     session: Session, files: Files, how: str
 ) -> None:
     """If the manifest has an older and a newer copy of a file, the newer copy is served and the
-    older one is removed. Both exist if a daemon has copied a changed file, and has ended before it
-    removed the old copy."""
+    older one is removed. The manifest may have both if a daemon copied a changed file, and ended
+    before it removed the old copy."""
     stop_or_kill(session, how)
     path, newer = next(iter(copies_in(session).items()))
     older = newer.with_name(f"{1:013x}")

@@ -261,8 +261,8 @@ def test_a_daemon_that_was_started_holds_no_pipe_and_outlives_its_shell(
 
 @contextmanager
 def shell_on_a_terminal(session: Session, script: str) -> Iterator[tuple[int, Popen[bytes]]]:
-    """Runs a shell that controls a terminal. Yields the terminal's other end and the shell; the
-    caller closes the other end."""
+    """Runs a shell that controls a terminal. Yields the other end of this terminal, which the
+    caller must close, and the shell."""
     screen, terminal = pty.openpty()
     command = ["setsid", "-c", "sh", "-c", script]
     env = session.env(preload=False)
@@ -276,7 +276,8 @@ def shell_on_a_terminal(session: Session, script: str) -> Iterator[tuple[int, Po
 
 @pytest.mark.parametrize("event", ["Ctrl-C", "hang-up"])
 def test_a_daemon_that_was_started_on_a_terminal_outlives_it(session: Session, event: str) -> None:
-    """The daemon stays in the terminal's session, so that the kernel schedules it with the job."""
+    """The daemon outlives Ctrl-C and a hang-up of its terminal, but stays in the terminal's
+    session, so that the kernel schedules it with the job."""
     script = " ".join(session.command("start")) + "; echo started; exec sleep 600"
     try:
         with shell_on_a_terminal(session, script) as (screen, shell):

@@ -1,7 +1,7 @@
 """A daemon whose `monarch run` was killed still serves the remaining programs, and then ends on its
 own.
 
-Without --long, the tests set a shorter limit after which an unused daemon ends.
+Without --long, the tests shorten the time after which an unused daemon ends.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def test_it_ends_when_nobody_is_left(session_factory: Callable[..., Session], fi
 
 
 def test_the_next_run_is_served(session_factory: Callable[..., Session], files: Files) -> None:
-    """The daemon of a killed run still serves the command of this run. The same daemon serves the
-    next `monarch run`."""
+    """If `monarch run` is killed, the daemon still serves the command of this run. The same daemon
+    also serves the next `monarch run`."""
     session = session_factory(files.root)
     with killed(session, "sh", "-c", "echo here; exec cat"):
         pid = session.status()["pid"]

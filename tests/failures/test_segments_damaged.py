@@ -157,7 +157,7 @@ DAMAGES = [
 ]
 
 
-# One damage for each check that a client or the next daemon makes.
+# One kind of damage for each check that a client or the next daemon makes.
 EACH_CHECK = [
     control_cut,
     control_garbage,

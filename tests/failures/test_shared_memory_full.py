@@ -136,9 +136,9 @@ def test_a_tier_beside_the_catalog_leaves_it_room_to_grow(
 def test_copies_come_and_go_when_the_catalog_cannot_grow(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """If the catalog cannot grow, the daemon goes on while copies come and go. Each new copy takes
-    a place in an index of the catalog, and places become free only when a larger catalog replaces
-    this one."""
+    """The daemon keeps working if copies are made and dropped while the catalog cannot grow. Each
+    new copy takes a place in an index of the catalog. Places become free only when a larger catalog
+    replaces this one."""
     files = Files(tmp_path / "source").add_many(sized(600, 3500), 10)
     shm = mounts.tmpfs("shm", ENOUGH_FOR_A_FEW)
     session = session_factory(files.root, directory=shm.parent).start()

@@ -105,8 +105,8 @@ def test_the_first_tier_is_filled_first(
 def test_somebody_takes_the_room_while_files_are_filled(
     session_factory: Callable[..., Session], tmp_path: Path, mounts: Mounts
 ) -> None:
-    """If another file takes the room of fills that have begun, these fills fail. The files are then
-    copied to the next tier, or programs read them from the source."""
+    """If another file takes the room that fills under way still need, these fills fail. The files
+    are then copied to the next tier, or programs read them from the source."""
     count = sized(300, 600)
     files = Files(tmp_path / "source").add_many(count, 60_000)
     first, second = mounts.ext4("first", 64 * MIB), mounts.tmpfs("second", 16 * MIB)

@@ -44,8 +44,8 @@ def add_late(session: Session, files: Files) -> None:
 
 
 def wait_late(session: Session, files: Files) -> None:
-    """Reads all files again and again until all of them have copies. A file that was read before
-    the daemon had it in the catalog is copied only when a program reads it again."""
+    """Reads all files again and again until all of them have copies. If a file was read before it
+    was in the daemon's catalog, it is copied only when a program reads it again."""
 
     def all_present() -> bool:
         check_all(session, files)
@@ -178,7 +178,7 @@ def test_the_room_of_a_dropped_copy_comes_back_when_it_is_gone(
     is_gone: bool,
 ) -> None:
     """If a dropped copy no longer exists, its room counts as free. If the daemon cannot remove a
-    dropped copy, its room still counts as used, and the daemon gives up the tier."""
+    dropped copy, the copy's room still counts as used, and the daemon gives up the tier."""
     session = session_factory(files.root, tiers=[level(tmp_path / "tier")]).start()
     assert settle(session) == {"present": 30}
     before = used_bytes(session)
@@ -342,8 +342,7 @@ def test_a_file_that_gets_the_number_of_a_copy_that_is_gone_is_itself(
     session_factory: Callable[..., Session], files: Files, mounts: Mounts
 ) -> None:
     """A program's own file may get the inode number of a removed copy. Programs must then see the
-    file's own attributes, and a change of the file must not be made to a file of the source
-    instead."""
+    file's own attributes. If they change the file, no file of the source may be changed instead."""
     # The file system has so few inodes that it soon uses the numbers of removed files again.
     point = mounts.ext4("first", 8 * MIB, inodes=88)
     tier = level(point) | {"max_storage_quota": 5 * MIB}

@@ -68,8 +68,8 @@ def test_what_is_filled_does_not_wait_for_what_is_read_ahead(
         opened = [str(files.path(names[unit])) for unit in first_epoch(plan)]
         done = session.run([sys.executable, "-c", OPEN, *opened])
         assert (done.returncode, done.stderr) == (0, "")
-        # The daemon reads copies of the tier ahead, beginning with those that the second epoch uses
-        # first.
+        # The daemon reads ahead the copies in the tier, beginning with those that the second epoch
+        # uses first.
         wait_until(lambda: tier.counts()["read"] == THREADS // 2, what="threads that hang")
         session.wait_idle()
         late = Files(files.root)

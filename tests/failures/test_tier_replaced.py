@@ -96,7 +96,7 @@ class Site:
         return list(self.files.digests.values())
 
     def digests(self) -> list[str]:
-        """Returns the digests of all files, which a new process of Alice's job computes."""
+        """Returns the digests of all files, as a new process of Alice's job computes them."""
         done = self.run(ALICE, *users.ours(self.session), "sha256sum", *self.paths)
         assert done.returncode == 0, done.stderr
         return [line.split()[0] for line in done.stdout.splitlines()]

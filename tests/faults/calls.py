@@ -1,5 +1,5 @@
-"""The system calls that get faults, and the errors that each call may return. These are the errors
-in the call's manual page, and further errors that network file systems return."""
+"""The system calls that get faults, and the errors that each call may return: those in the call's
+manual page, and further errors that network file systems return."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 __all__ = ["CALLS", "LATE_DAEMON_MS", "LATE_READER_MS", "Call", "Fault", "faults_of"]
 
-# Delays of calls [ms]. One delay in LONG_DELAY_EACH is a long one. A program waits for a daemon for
-# at most 5 s, so the long delay of a daemon's call is longer than that. If a program's own call is
-# delayed, the program itself has to wait, so this delay is shorter.
+# One in LONG_DELAY_EACH classes of calls gets a long delay, and all others get DELAY_MS. A program
+# waits for a daemon for at most 5 s, so the long delay of a daemon's call is longer than that. If a
+# program's own call is delayed, the program itself has to wait, so this long delay is shorter.
 LONG_DELAY_EACH = 20
 DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 

@@ -13,8 +13,8 @@
  * Numbers in the path are replaced by #.
  *
  * With trace, each call's class is written to LOG as one line. Calls that differ only in their
- * stacks are of one kind. When many calls of a kind in a row have had no new class, further calls
- * of this kind are not logged. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
+ * stacks are of one kind. After many calls of a kind in a row without a new class, the faulter logs
+ * no further calls of this kind. Without trace, the NTH call of CLASS, counted from 1, gets ACTION:
  *
  *   error=ERRNO   the error is returned, and the call is not made
  *   answer=ERRNO  the error is returned after the call was made
@@ -59,11 +59,11 @@
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
-/* The number of code addresses for which libunwind caches how to find the caller. Without the
- * cache, unwinding takes long. */
+/* The size of libunwind's cache: the number of code addresses for which it stores how to find the
+ * caller. Without the cache, unwinding takes long. */
 #define UNWOUND_PLACES 4096
 /* How long the faulter waits for other processes after COMMAND's end [s]. A daemon that nobody
- * stops ends by itself in less time. */
+ * stops ends on its own in less time. */
 #define LINGER_S 15
 
 struct looked {
@@ -263,7 +263,7 @@ static void forget_stack(struct thread *t) {
 }
 
 /* A module appears in /proc/PID/maps only when the mmap of its code has returned. So `mapped` is
- * increased at the next call of the thread. */
+ * increased not at this mmap, but at the thread's next call. */
 static void heed_mapping(struct thread *t, const struct user_regs_struct *r) {
     mapped += t->is_mapping != 0;
     t->is_mapping = r->orig_rax == SYS_mmap && (argument(r, 2) & PROT_EXEC);

@@ -82,8 +82,8 @@ class PairSite(Site):
     def _start_node(
         self, node: Node, words: Sequence[str], stack: ExitStack, outcome: Outcome
     ) -> None:
-        """Starts a node. A node that gets a fault may end with a message that gives the reason. Its
-        programs then read the source."""
+        """Starts a node, and waits until it serves or has ended. A node that gets a fault may end
+        with a message that gives the reason. Its programs then read the source."""
         command = starting._command
 
         def traced(*arguments: object) -> list[str]:

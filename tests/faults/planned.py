@@ -22,7 +22,7 @@ from monarch_py.plan.samplers import DistributedSampler
 __all__ = ["PlannedSite"]
 
 EPOCHS, CHUNK = 2, 64 << 10
-# A training reads no empty file.
+# A training run reads no empty file.
 SEEDS = [seed for seed, size in SIZES.items() if size]
 DISK_BYTES, AREA_BYTES = 2 * MIB, 4 * MIB
 SETTLED = {"following", "dropped"}

@@ -52,8 +52,8 @@ class RunSite(Site):
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            # Only a program that has ended with an error may have missed its laps. It must have
-            # printed the reason.
+            # A program may have skipped some of its laps only if it has ended with an error. The
+            # reason must then have been printed.
             if not reading.process.poll():
                 raise
             said = reading.finish(2 * END_LIMIT_S)

@@ -48,7 +48,7 @@ SIZES = {
 RAM_BYTES, DISK_BYTES = MIB, 64 * MIB
 LAPS_LIMIT_S, END_LIMIT_S = 40.0, 20.0
 OLD_S = 2.5
-# If a trace has fewer classes of calls (CallClass), the traced process did not work.
+# If a trace has fewer classes of calls (CallClass) than this, the traced process did not work.
 LEAST_CLASSES = 50
 # The exit status of faulter.c if it cannot trace.
 TRACER = 125
@@ -117,7 +117,7 @@ class Outcome:
 
 class Site:
     """A dataset, a tier in memory, a tier on the disk, and the processes that use them. All files
-    are in directories of this site alone, which are removed when the context ends."""
+    are in directories that only this site uses, and that are removed when the context ends."""
 
     disk_bytes = DISK_BYTES
 

@@ -43,8 +43,8 @@ def source(ground: Ground) -> Directory:
 def session(ground: Ground, source: Directory) -> Session:
     """The session that all tests share. In the directory of the test that requests the session,
     only file 1 has a copy."""
-    # The engine takes no descriptor before it is granted room, and the daemon grants room only
-    # when a program uses files. So the daemon opens the first file itself.
+    # The engine accepts no handed-over descriptor before the daemon has granted it room, and the
+    # daemon grants room only when a program uses files. So the daemon opens the first file itself.
     read(ground.session, source, "read", 1)
     wait_until(lambda: present(ground.session) == 1, what="the first copy")
     source.reset()

@@ -1,4 +1,4 @@
-"""A slow source whose files programs read and hand over, and helpers that read these files."""
+"""A slow source with files that programs read and hand over, and helpers that read these files."""
 
 from __future__ import annotations
 

@@ -52,8 +52,9 @@ def test_a_lock_recalls_its_descriptor(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """When a program locks a file, the daemon closes the descriptor that the program has handed
-    over. It does so before the copy is finished, because the lock must not wait for the copy. Here
-    a copy takes long, because the daemon must read the whole file from the source again."""
+    over. It does so before the copy is finished, because the lock must not wait for the copy. In
+    this test, the copy takes long, because the daemon must read the whole file from the source
+    again."""
     source = slow_factory(direct=True)
     script = """
 import fcntl, os, sys

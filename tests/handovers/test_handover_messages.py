@@ -1,5 +1,5 @@
-"""Messages that hand over descriptors: a wrong one is not believed, and no program waits for one
-that cannot be sent."""
+"""Messages that hand over descriptors. The daemon does not trust a wrong message, and no program
+waits if a message cannot be sent."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ for path in sys.argv[1:]:
 def test_a_daemon_that_is_gone_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """Programs can still read while the daemon is stopped, even if the queues of its sockets for
+    """Programs can still read while the daemon is suspended, even if the queues of its sockets for
     descriptors are full. They can also read after the daemon was killed."""
     seeds = range(2, MANY + 1)
     daemon = session.daemon

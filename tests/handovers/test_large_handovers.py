@@ -66,8 +66,8 @@ def test_a_file_that_is_read_at_random_is_filled_in_parts(
     session: Session, source: Directory
 ) -> None:
     """If a program reads a file at random, the daemon fills the file while the program still has it
-    open. It must not wait longer, because the program may never read all of the file, and may keep
-    the file open until it ends."""
+    open. The daemon must not wait until the file has been read or closed: the program may never
+    read all of the file, and may keep the file open until it ends."""
     add_large(source, "101")
     entry_of(session, source, "101")
     with started(session, AT_RANDOM, source.mountpoint / "101"):
@@ -121,7 +121,7 @@ def test_two_processes_read_one_new_file_at_once(session: Session, source: Direc
 def test_a_reader_that_ends_or_stands_still_keeps_nobody(
     session: Session, source: Directory
 ) -> None:
-    """A program claims a file while it reads the file. If the program is killed or stopped, the
+    """A program claims a file while it reads the file. If the program is killed or suspended, the
     claim expires. Then the daemon fills the file, and another program can read it."""
     numbers = {"101": signal.SIGKILL, "102": signal.SIGSTOP}
     paths = [source.mountpoint / name for name in numbers]

@@ -34,9 +34,9 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Excludes some fields from the scheduling: an access to them is no step, so there are fewer orders
- * to run. It does not matter when these fields are accessed, because no thread here reads the
- * measurements, and no reader waits for a unit. */
+/* Makes accesses to some fields no steps, so that there are fewer orders of steps to run. It does
+ * not matter when these fields are accessed. Some of them contain measurements, which no thread
+ * here reads. The others serve readers that wait for a unit, and no reader here waits for one. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
     ignore_memory(p->shared.counts, sizeof p->shared.counts);
@@ -126,8 +126,8 @@ void run_iteration(uint64_t granted_bytes, uint32_t rest_ns) { iterate(granted_b
 /* --- the daemon's end ---------------------------------------------------------------------------
  */
 
-/* Returns whether programs want no file, and no descriptor is on its way to the daemon, in the
- * daemon's table, or in use by an order. */
+/* Returns whether programs want no more files, and none of their descriptors remains: on its way to
+ * the daemon, in the daemon's table, or in use by an order. */
 static int is_settled(void) {
     for (unsigned file = 0; file < FILES; file++) {
         uint64_t id = site.ids[file], claim = *monarch_claim_at(site.clients, id);

@@ -20,8 +20,8 @@ unsigned open_daemon_descriptors(void);
 /* Called with the file's name whenever the daemon opens a file of the source; may be NULL. */
 extern void (*when_source_is_opened)(const char *name);
 unsigned source_opens(void);
-/* The most descriptors from programs that the daemon may have at a time. With more, the run
- * fails. */
+/* The largest number of descriptors from programs that the daemon may have at a time. If it has
+ * more, the run fails. */
 extern unsigned most_handed;
 /* The limit that getrlimit(RLIMIT_NOFILE) returns to the daemon. */
 extern uint64_t most_descriptors;

@@ -20,8 +20,8 @@ static void reset_entry(void) {
     put_bytes(path_of("kept", "new"), SMALL, 2, 0, SMALL_BYTES);
 }
 
-/* An open must open the old file or the new one. If the rename had returned before the open began,
- * it must be the new file. */
+/* Opens and reads the file, which must be the old file or the new one. If the rename had returned
+ * before the open began, the file must be the new one. */
 static void open_and_read(void) {
     uint64_t got[SMALL_BYTES / 8];
     int must_be_new = is_replaced, fd = open(path_of("source", names[SMALL]), O_RDONLY);

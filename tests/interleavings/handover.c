@@ -17,7 +17,7 @@
 #include "site.h"
 #include "trials.h"
 
-/* the longest time [ns] that flock waits until the daemon has closed its descriptor of the file */
+/* the longest time [ns] for which flock waits for the daemon to close its descriptor of the file */
 #define RECALL_NS 50000000ULL
 
 static int held_fd, again_fd, socket_fd;

@@ -30,14 +30,14 @@
  * filter with a few bits for each inode number, and takes other steps if the numbers of two files
  * share a bit. */
 #define LED_ELSEWHERE 3
-/* The most attempts to run one order. */
+/* The largest number of attempts to run one order. */
 #define MOST_TRIES 5
 
 enum state { READY, WAITING, DONE };
 
 static struct thread {
     enum state state;
-    const void *on;    /* if WAITING: wake(on) ends the wait; if NULL, any thread's step ends it */
+    const void *on;    /* if WAITING: wake(on) ends the wait; NULL: any thread's step ends it */
     uint32_t bits;     /* if WAITING: wake() must be called with one of these bits */
     uint64_t until_ns; /* if WAITING: the wait ends at this time at the latest */
     int is_woken, is_joined;
@@ -48,7 +48,8 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-/* If 0, there are no choices: the first thread that can go on runs, until all threads wait. */
+/* If 0, there are no choices: a thread runs until it waits, and then the next thread that can
+ * continue runs, until all threads wait. */
 static int is_exploring;
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
@@ -132,9 +133,10 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
     every = nth;
 }
 
-/* Returns whether decision `i` has another option that this process must try. Decision 0 says which
- * thread begins; it is never an interrupt. The processes share the orders: the number of the
- * decision in which an order has its first interrupt determines which process runs the order. */
+/* Returns whether decision `i` has another option that this process must try. Decision 0 determines
+ * which thread begins, so it is never an interrupt. The orders are divided among the processes: the
+ * number of the decision at which an order has its first interrupt determines which process runs
+ * the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)

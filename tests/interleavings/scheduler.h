@@ -35,9 +35,10 @@ struct trial {
  * prints its thread switches and ends the program. */
 uint64_t explore(const struct trial *trial, void (*restore)(void), unsigned bound, uint64_t most);
 
-/* Divides the orders among `of` processes, so that explore() in this process runs only share
- * `number`. Leaves out an order if its first interrupt comes at a decision whose number is not a
- * multiple of `nth`. Every process also runs the orders without an interrupt. */
+/* Divides the orders into shares, one for each of `of` processes. From now on, explore() in this
+ * process runs only the share with the index `number`. The shares contain only orders whose first
+ * interrupt comes at a decision whose number is a multiple of `nth`. Every process also runs the
+ * orders without an interrupt. */
 void take_share(unsigned number, unsigned of, unsigned nth);
 
 /* Each of these functions makes a step. Call one of them after an action that other threads may

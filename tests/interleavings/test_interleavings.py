@@ -2,8 +2,9 @@
 number of interrupts (scheduler.h).
 
 The trials cover catalog entries, copies that are being filled, claims, and descriptors that are
-promoted or wait for the order of a fill. In each trial, other threads close descriptors, or
-replace, lock or read the files. Mappings are tested with a model instead (tests/csrc).
+promoted or that wait until a fill of their file is ordered. In each trial, other threads close
+descriptors, or replace, lock or read the files. Mappings are tested with a model instead
+(tests/csrc).
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ TRIALS = {
     "killed": (["opened_again"], 1),
 }
 # WHOLE: trials with so few orders that each order is run. For every other trial, a run without
-# --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (`offset`: at decision
-# 2, 4, 6 etc.). These orders suffice to find the bugs that bugs.py has for the trial.
+# --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (for the trial
+# `offset`: at decision 2, 4, 6 etc.). These orders suffice to find the bugs that bugs.py has for
+# the trial.
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})

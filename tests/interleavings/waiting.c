@@ -10,13 +10,13 @@
 #include "scheduler.h"
 #include "trials.h"
 
-/* the longest time [ns] that flock waits until the daemon has closed its descriptor of the file */
+/* the longest time [ns] for which flock waits for the daemon to close its descriptor of the file */
 #define RECALL_NS 50000000ULL
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* For every FOR_ONE descriptors that the daemon may have open, the daemon's table of descriptors
- * from programs has room for one. */
+/* The daemon's table of descriptors from programs may contain one descriptor for every FOR_ONE
+ * descriptors that the daemon may have open. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;

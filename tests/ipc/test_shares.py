@@ -1,5 +1,5 @@
-"""The lock `turn`, which is held while a daemon starts or ends, and the notes that a run makes of
-its command."""
+"""The lock `turn`, which is held while a daemon starts or ends, and the notes by which a run
+records its command."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python lightning_ranks.py DIRECTORY
 
-For each case and rank it writes DIRECTORY/<case>-<rank>.json: the samples of each batch, by epoch.
-It prints the error with which the case `twice` is refused.
+For each case and rank, the program writes DIRECTORY/<case>-<rank>.json: the samples of each batch,
+by epoch. It also prints the error with which the case `twice` is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """If a record cannot be read, each loader raises one error that names the file, and leaves neither
 processes nor shared memory behind.
 
-What happens when a worker or a reading process is killed or stopped is tested in the loaders' own
+What happens when a worker or a reading process is killed or suspended is tested in the loaders' own
 tests.
 """
 
@@ -71,8 +71,8 @@ def cut(path: Path) -> None:
         stream.truncate(path.stat().st_size // 2)
 
 
-# The function that makes a dataset, the function that damages the dataset's file, and a part of the
-# error message.
+# For each kind of damage: the function that makes a dataset, the function that damages the
+# dataset's file, and a part of the error message.
 DAMAGES: dict[str, tuple[Callable[[Path], Any], Callable[[Path], None], str]] = {
     "missing": (hdf5, Path.unlink, "No such file"),
     "another length": (hdf5, lambda path: hdf5(path.parent, 32).close(), "and the index has"),

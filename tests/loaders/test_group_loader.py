@@ -206,8 +206,8 @@ def test_a_group_is_one_range(slow_factory: Callable[..., SlowSource]) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_waiting_is_told(slow_factory: Callable[..., SlowSource]) -> None:
-    """If the training run computes on each group for longer than it takes to read the next group,
-    it waits only for the first group."""
+    """If the computation on each group takes longer than the read of the next group, the training
+    run waits only for the first group."""
     source = slow_factory()
     (source.backing / "a.bin").write_bytes(bytes(4 * 512 << 10))
     dataset = RecordDataset(source.mountpoint / "a.bin", record_bytes=64 << 10)

@@ -98,8 +98,8 @@ def test_a_directory_without_files(tmp_path: Path) -> None:
 def test_a_small_file_that_changes_is_left_out_and_a_large_one_ends_it(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a writer appends to a file while the file is being packed, the pack leaves a small file
-    out, but packing fails if the file is large."""
+    """A writer appends to a file while the file is being packed. If the file is small, it is left
+    out of the pack. If it is large, packing fails."""
     chosen, write_to, look = "a/1", tmp_path / "train.tar", os.fstat
 
     def writing(fd: int) -> os.stat_result:
@@ -205,8 +205,8 @@ def test_the_tar_is_closed_to_whom_a_file_is_closed(
     finally:
         os.umask(old)
     assert (tmp_path / "train.tar").stat().st_mode & 0o777 == expected
-    # Now the last file gets another group than the tar. The tar's group then has no access to this
-    # file, so it must lose its access to the tar.
+    # Now the last file gets another group than the tar. The tar's group has no access to this file,
+    # so the group must lose its access to the tar.
     if modes[-1] == 0o640 and os.geteuid() == 0:
         os.chown(path, 0, 65532)
         write_pack(tmp_path / "data", tmp_path / "train.tar")
@@ -397,8 +397,9 @@ def test_no_damage_gives_other_bytes(
 def test_any_bit_of_a_record_of_the_archive_may_be_wrong(
     root: Path, tmp_path: Path, record: bytes
 ) -> None:
-    """If a bit of a zip header in the index is wrong, the index is refused, or the names read from
-    it are right. The headers say how a column is stored: the method, the version, the flags."""
+    """If a bit of a zip header in the index is wrong, either the index is refused, or the names
+    that are read from it are right. The headers say how a column is stored: the method, the
+    version, the flags."""
     pack = tmp_path / "train.tar"
     write_pack(root, pack)
     stored = index_path(pack).read_bytes()

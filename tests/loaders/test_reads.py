@@ -151,8 +151,8 @@ def test_threads_read_at_once(descriptor: int) -> None:
 
 
 def test_forked_children_read_too(descriptor: int) -> None:
-    """A forked child can read, although the parent's reading threads do not exist in the child and
-    the parent may be reading while it forks."""
+    """A forked child can read, even though the parent's reading threads do not exist in the child,
+    and even if the parent was reading when it forked."""
     check(descriptor)
     stop = threading.Event()
 

@@ -49,8 +49,8 @@ STORED: dict[str, dict[str, Any]] = {
 
 
 def content(rows: int = 300, seed: int = 0) -> Array:
-    """Returns rows of which only the second half can be compressed, so that HDF5 skips the filters
-    of some chunks."""
+    """Returns rows of which the first half cannot be compressed, so that HDF5 skips the filters of
+    some chunks."""
     made = np.random.default_rng(seed).normal(size=(rows, 20, 12)).astype(">f4")
     made[rows // 2 :] = np.arange(rows - rows // 2)[:, None, None]
     return made
@@ -161,8 +161,8 @@ def test_elements_that_h5py_converts_are_refused(tmp_path: Path, kind: str) -> N
 
 
 def test_threads_read_their_own_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads read the right samples although they close each other's files, because at most 2 of
-    the 12 files may stay open."""
+    """At most 2 of the 12 files may stay open, so threads close each other's files. Even so, each
+    thread reads the right samples."""
     monkeypatch.setattr(descriptors, "MOST_OPEN", 2)
     for number in range(12):
         (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]) * 64)
@@ -418,7 +418,7 @@ def test_neighbours_in_frames_are_one_read(slow_factory: Callable[..., SlowSourc
     framed = struct.pack("<QI", 1000, 0) + data + bytes(4)
     (source.backing / "a.tfrecord").write_bytes(framed * 300)
     dataset = RecordDataset(source.mountpoint / "a.tfrecord")
-    dataset.__getitems__([0, 299])  # measures the largest gap over which reads are joined
+    dataset.__getitems__([0, 299])  # measures how large a gap between joined reads may be
     dataset.close()
     dataset[0]  # the source drops the pages of a file that is opened again
     source.reset()

@@ -57,7 +57,7 @@ def lists(batches: Any) -> list[list[int]]:
 
 
 def ended(running: Any) -> None:
-    """Takes the remaining batches, so that the workers' queues are closed properly."""
+    """Consumes the remaining batches, so that the workers' queues are closed properly."""
     for _ in running:
         pass
 
@@ -69,8 +69,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# Without --long, "spawn" is left out. The sampler runs in the process that trains. Only the numbers
-# of samples are sent to the workers, so their start method does not matter.
+# Without --long, "spawn" is left out, because the start method of the workers does not matter: the
+# sampler runs in the process that trains, and only the numbers of samples are sent to the workers.
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )

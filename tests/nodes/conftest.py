@@ -59,8 +59,8 @@ def cluster_factory(
     mounts: Callable[[int], list[SlowSource]],
     epoch_reader: Path,
 ) -> Callable[..., Cluster]:
-    """Returns a function that makes a dataset and starts nodes over it, each with room for the
-    whole dataset: cluster_factory(nodes, files, size, **settings)."""
+    """Returns a function that makes a dataset and starts nodes that share it:
+    cluster_factory(nodes, files, size, **settings). Each node has room for the whole dataset."""
 
     def make(count: int, files: int, size: int, **settings: Any) -> Cluster:
         sources = mounts(count)

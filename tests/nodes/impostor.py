@@ -53,8 +53,9 @@ class Impostor:
 
     def _answer(self, client: socket.socket, number: int, answer: bytes, reply: bytes) -> None:
         """Sends one of four replies. A reply consists of a rank and a proof of 32 bytes. The first
-        reply is the living daemon's, unchanged. Each of the others contains the rank that the
-        client expects, and one of three proofs: the living daemon's, zeros, or the client's own."""
+        reply is that of the living daemon, unchanged. Each of the others contains the rank that the
+        client expects, and one of three proofs: that of the living daemon, zeros, or the client's
+        own."""
         meant = answer[MEANT_AT : MEANT_AT + 4]
         ways = (reply, meant + reply[4:], meant + bytes(32), meant + answer[-32:])
         client.sendall(ways[number % len(ways)])

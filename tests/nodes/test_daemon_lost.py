@@ -1,5 +1,5 @@
-"""If a node's daemon is killed, stopped or restarted in the middle of an epoch, no job notices, and
-the other nodes ask this daemon again afterwards."""
+"""If a node's daemon is killed, suspended or restarted in the middle of an epoch, no job notices,
+and the other nodes ask this daemon again afterwards."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:
-    """While other nodes read from the daemon, it is killed and restarted several times, and each
-    time its copies are lost. Afterwards, the other nodes must use it again."""
+    """A daemon is killed and restarted several times while other nodes read from it, and each time
+    its copies are lost. Afterwards, the other nodes must use it again."""
 
     def several_times(victim: Node) -> None:
         for _ in range(3):

@@ -57,8 +57,8 @@ def test_ranks_read_what_their_nodes_hold(
     assert again >= 0
     totals = [node.totals() for node in planned.all]
     assert sum(each["fallbacks"] for each in totals) == 0
-    # The nodes exchange no more files than the plan says. In addition, a node with the second copy
-    # of a file fetches this copy once.
+    # The nodes exchange no more files than the plan says, except for second copies: a node that
+    # keeps the second copy of a file fetches this copy once.
     seconds = int((holders[:, 1:] != NONE).sum())
     moved = sum(each["bytes_from_peers"] for each in totals) + again
     assert moved <= (strangers + seconds) * SIZE

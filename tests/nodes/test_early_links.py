@@ -1,4 +1,4 @@
-"""Daemons connect links to each other when they start."""
+"""When daemons start, they connect links to each other."""
 
 from __future__ import annotations
 

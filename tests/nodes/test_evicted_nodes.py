@@ -28,9 +28,9 @@ def evicted_by(nodes: Nodes) -> list[int]:
 
 
 def look_for_room(nodes: Nodes) -> None:
-    """Waits until all nodes have evicted something, but for at most a second. In this time, each
-    node looks for copies to evict a few times. It may find none: if the staging area holds all
-    files that are read again soon, the node evicts no copy."""
+    """Waits until all nodes have evicted something, but for at most a second. A second is long
+    enough for each node to look a few times for copies that it can evict. It may find none: if the
+    staging area holds all files that are read again soon, the node evicts no copy."""
     until = time.monotonic() + 1
     while time.monotonic() < until and not all(evicted_by(nodes)):
         time.sleep(0.01)
@@ -54,7 +54,7 @@ def test_no_owner_drops_what_the_others_come_for(
         peers={"fetch": "holders"},
     ).start()
     nodes = planned.nodes
-    # The source is so slow that the nodes look for copies to evict several times per epoch.
+    # The source is so slow that the nodes look several times per epoch for copies to evict.
     planned.source.rate(20e6)
     planned.source.latency(open=0.001, read=0.001)
     for number, epoch in enumerate(epochs):

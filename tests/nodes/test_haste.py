@@ -46,8 +46,8 @@ def test_a_node_that_has_no_room_says_so_at_once(cluster_factory: Callable[..., 
     files, size = 60, 100 * KIB
     cluster = cluster_factory(2, files, size, fill_after=0)
     owner, asker = cluster.nodes
-    # The directory of the owner's copies is gone. The owner finds this out only when it tries to
-    # make a copy. It then has no room for the copy.
+    # The directory of the owner's copies is gone. The owner notices this only when it tries to make
+    # a copy, and then has no room for the copy.
     for path in owner.tiers[0].glob("monarch-*/c"):
         path.rmdir()
     (end,) = cluster.epoch(1, threads=1)

@@ -1,4 +1,4 @@
-"""Nodes have different or wrong knowledge of a file: the file has changed after the scan of one
+"""Nodes know different or wrong things about a file: the file has changed after the scan of one
 node, or after the scans of all nodes, or a copy of the file is damaged."""
 
 from __future__ import annotations

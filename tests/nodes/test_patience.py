@@ -59,9 +59,9 @@ def test_a_reader_of_what_is_on_its_way_already_is_told_of(
 def test_nobody_waits_long_for_a_node_whose_source_gives_nothing(
     cluster_factory: Callable[..., Cluster],
 ) -> None:
-    """The owner's daemon runs, and the asker knows this, but reads from the owner's mount of the
-    source take too long. The asker's reader must not wait for them, because the asker can read from
-    its own mount."""
+    """The asker knows that the owner's daemon runs. But when the owner reads from its own mount of
+    the source, these reads take too long. The asker's reader must not wait for them, because the
+    asker can read from its own mount."""
     files, size = 12, 256 * KIB
     cluster = cluster_factory(2, files, size)
     owner, asker = cluster.nodes

@@ -171,8 +171,8 @@ def test_quotas_that_differ(make: Callable[..., PlannedNodes]) -> None:
 
 
 def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
-    """The nodes have room for three fifths of the files. Each of the other files is fetched, before
-    it is used, by the node that needs it."""
+    """The nodes have room for three fifths of the files. A node that needs one of the other files
+    fetches this file ahead of its use."""
     quota, area = FILES * COUNTED // 5, MIB // 2
     planned = make(area, quotas=[quota] * RANKS)
     held = sum(node.nodes()["own_files"] for node in planned.all)

@@ -30,7 +30,7 @@ def test_a_plan_shares_the_files_out_and_the_source_is_read_once(
 ) -> None:
     """Each file has an owner, and half of the files have a second holder, which gets its copy after
     the owner. With the setting `fetch: holders`, a node that lacks a copy asks a holder even if the
-    source is faster. So later reads do not go to the source."""
+    source is faster. So no file is read from the source a second time."""
     loader = Loader(DistributedSampler(FILES, RANKS, SEED), RANKS, 2)
     planned = planned_factory(
         loader, EPOCHS, FILES, SIZE, QUOTA, area=4 * MIB, peers={"fetch": "holders"}

@@ -24,9 +24,9 @@ NODES, FILES, SIZE, EPOCHS = 3, 300, 64 << 10, 3
 # The size of the staging area [bytes]. Much more data than this passes through the area, so it
 # keeps nothing for the next epoch.
 AREA = MIB
-# The largest allowed difference between the bytes that the nodes and the simulator read from one
-# origin, as a share of all bytes. There is a difference because nodes make second copies in the
-# remaining room, and because some reads do not wait for a copy.
+# The largest allowed difference between the real and the simulated number of bytes that come from
+# one place (the source or the peers), as a share of all bytes. There is a difference because nodes
+# make second copies in the remaining room, and because some reads do not wait for a copy.
 APART = 0.05
 # The same limit for a single epoch, as a share of the epoch's bytes. It is larger than APART
 # because, on a busy machine, reads that do not wait for a copy are not evenly spread over the

@@ -122,7 +122,7 @@ def content_digest(content: bytes, secret: bytes = SECRET) -> bytes:
 
 
 class Seals:
-    """Makes the seals of the messages that one end sends, one seal after the other."""
+    """Makes the seals of one end's messages, in the order in which this end sends them."""
 
     def __init__(self, key: bytes) -> None:
         self._mac = ffi.gc(lib.monarch_mac_new(key), lib.monarch_mac_free)
@@ -229,9 +229,8 @@ def request(file: FileId, **fields: Any) -> bytes:
 
 
 def read_frame(line: Line) -> tuple[int, int, int]:
-    """Receives a frame and returns its kind, tag and value. Checks the frame's seal, except the
-    seal of a SUM frame, which also depends on the content. Raises EOFError if the connection
-    ends."""
+    """Receives a frame and returns its kind, tag and value. Checks the seals of all frames but SUM
+    frames, whose seals also depend on the content. Raises EOFError if the connection ends."""
     data = b""
     while len(data) < FRAME_BYTES:
         more = line.connection.recv(FRAME_BYTES - len(data))

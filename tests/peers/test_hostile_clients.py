@@ -138,9 +138,9 @@ def test_a_proof_is_worth_nothing_on_another_connection(
 def test_the_servers_own_proof_is_no_clients(
     serving: tuple[FileServer, Offer], monkeypatch: pytest.MonkeyPatch, meant: int
 ) -> None:
-    """The server must reject its own proof if a client sends it back, even if the client's proof
-    would cover exactly the same values. `meant` is the rank that the client says it wants to reach:
-    the server's rank or another rank."""
+    """The server must reject its own proof if a client sends the proof back, even if the client's
+    proof would cover exactly the same values. `meant` is the rank that the client says it wants to
+    reach: the server's rank or another rank."""
     server, _ = serving
     # All random numbers are zeros, so both proofs cover the same random numbers. The server must
     # reject its own proof for another reason.
@@ -168,8 +168,8 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(serving: tuple[FileServer,
         started = time.monotonic()
         assert_serves(server, file)
         assert time.monotonic() - started < 0.8
-        # The server has not closed the latest connections yet. It must close them after their time
-        # limit.
+        # The server has not closed the latest connections yet. It must close each of them when the
+        # connection's time limit is over.
         assert all(ends(connection) for connection in crowd)
         assert time.monotonic() - started < 3
     finally:

@@ -1,4 +1,4 @@
-"""Fetches from a peer whose process is killed, stopped, or restarted without its files."""
+"""Fetches from a peer whose process is killed, suspended, or restarted without its files."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_peer_that_is_stopped_is_waited_for_within_the_bound(start: Start) -> 
     assert status == PeerStatus.TIMEOUT
     assert expected.startswith(part)
     assert seconds < WAIT_LIMIT_S
-    # The kernel still accepts connections for the stopped process, but no greeting comes.
+    # The kernel still accepts connections for the suspended process, but no greeting comes.
     peer._again_at = 0
     started = time.monotonic()
     assert fetch(peer, FILE) == (PeerStatus.TIMEOUT, b"")

@@ -193,8 +193,8 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
 
 @pytest.mark.parametrize(("epochs", "room"), [(10, 1500), (10, 1575), (90, 1500), (90, 1575)])
 def test_where_the_tiers_just_fit_the_letter_leaves_a_sixth(epochs: int, room: int) -> None:
-    """If 4 nodes together have exactly the room that the dataset needs, or 5 % more, our placement
-    gives every file a holder.
+    """If 4 nodes together have exactly the room that the dataset needs, or 5 % more, Monarch's
+    placement gives every file a holder.
 
     A placement that follows the NoPFS paper literally leaves a sixth of the files without a
     holder."""

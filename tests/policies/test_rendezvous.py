@@ -24,7 +24,7 @@ def held(owner: np.ndarray, nodes: int) -> np.ndarray:
 
 @pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1, 1], [1, 2, 3, 4], [10, 1, 0, 5]])
 def test_nodes_get_files_in_proportion_to_their_weights(weights: list[int]) -> None:
-    """The number of files that a node gets has a binomial distribution. The number lies within five
+    """The number of files that a node gets has a binomial distribution. It must lie within five
     standard deviations of its mean."""
     share = np.array(weights) / sum(weights)
     first = scores(file_keys(FILES), np.array(weights, float)).argmin(axis=1)
@@ -39,7 +39,8 @@ def test_neighbours_lie_on_nodes_of_their_own() -> None:
 
 
 def test_only_files_of_the_node_that_goes_change_hands() -> None:
-    """If one of 4 nodes leaves, its files spread over the other nodes. No other files move.
+    """If one of 4 nodes leaves, its files are distributed over the other nodes. No other files
+    move.
 
     By symmetry, if a node joins, the only files that move are the files that it gets."""
     keys, sizes = file_keys(FILES), np.ones(FILES, np.int64)
@@ -149,6 +150,6 @@ def test_the_next_node_is_that_of_the_next_higher_score() -> None:
             mine = nodes == node
             following[mine] = next_nodes(keys[mine], weights, node)
         nodes = following
-    # Node 2 has the weight 0, so the order of each file has only four nodes. After the fourth node,
-    # next_nodes() returns PFS.
+    # Node 2 has the weight 0, so each file's list of nodes contains only four nodes. After the
+    # fourth node, next_nodes() returns PFS.
     assert (nodes == PFS).all()

@@ -48,9 +48,9 @@ def test_edges_by_hand() -> None:
 
 
 def test_edges_of_shuffles_lie_where_chance_puts_them() -> None:
-    """If epochs are shuffled, the cost of two successive epochs (see the test above) is random. The
-    costs of many pairs of epochs must have the mean and the standard deviation that follow from
-    chance.
+    """If epochs are shuffled, the cost of two successive epochs (see the test above) is random.
+    Over many pairs of epochs, the mean and the standard deviation of the cost must be those that
+    follow from chance.
 
     If the buffer has room for c of n samples, the mean is c (1 - c / n), and the standard deviation
     is c (1 - c / n) / sqrt(n)."""

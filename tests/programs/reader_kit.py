@@ -106,9 +106,9 @@ def mixed_files(root: Path) -> list[Path]:
 
 
 def files_of(root: Path, *patterns: str) -> list[Path]:
-    """Returns the files that match one of `patterns`, sorted. Raises FileNotFoundError if none
-    does, because a reader that finds no file reports nothing in any of its runs. The comparison of
-    these runs would then succeed without testing anything."""
+    """Returns the files that match one of `patterns`, sorted. Raises FileNotFoundError if there is
+    none: without files, a reader would report nothing in any run, and the comparison of its runs
+    would succeed without testing anything."""
     found = sorted(path for pattern in patterns for path in root.glob(pattern))
     if not found:
         raise FileNotFoundError(f"no file of {root} matches {', '.join(patterns)}")

@@ -1,5 +1,5 @@
-/* C readers that read a file through one descriptor or stream. They use the various functions that
- * open files and the various functions that read. */
+/* C readers that read a file through one descriptor or stream, with the various functions that open
+ * files and the various functions that read. */
 #include "readers.h"
 
 #include <fcntl.h>

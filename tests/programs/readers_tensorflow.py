@@ -31,8 +31,8 @@ def import_tensorflow() -> Any:
 
 
 def _elements(dataset: Any) -> list[bytes]:
-    """Returns the strings of a dataset. They are taken in batches, because taking a single string
-    takes longer than reading it."""
+    """Returns the strings of a dataset. Takes them from the dataset in batches, because taking a
+    single string takes longer than reading it."""
     return [each for batch in dataset.batch(64).as_numpy_iterator() for each in batch]
 
 
