@@ -233,7 +233,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=200, help="speed of the source [MB/s]")
     parser.add_argument("--threads", type=int, default=8, help="readers")
     parser.add_argument("--rounds", type=int, default=150, help="later epochs that are compared")
-    parser.add_argument("--only", choices=["content", "metadata"], help="one half alone")
+    parser.add_argument(
+        "--only", choices=["content", "metadata"], help="run only this half of the benchmark"
+    )
     parser.add_argument("--dir", type=Path, help="where the dataset is made")
     parser.add_argument("--tier", type=Path, help="directory of the copies; default: --dir")
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")

@@ -197,7 +197,12 @@ def main() -> int:
         prog="python -m benchmarks.first_epoch.nodes", description=__doc__
     )
     parser.add_argument("--rounds", type=int, default=5, help="pairs of each case")
-    parser.add_argument("--dir", type=Path, default=Path("/dev/shm"), help="for all files")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="directory for all files of the benchmark",
+    )
     parser.add_argument("--json", type=Path, help="write the JSON here, not to standard output")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a limit is missed")
     args = parser.parse_args()

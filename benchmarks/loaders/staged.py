@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--records", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=10, help="of a round")
+    parser.add_argument("--epochs", type=int, default=10, help="number of epochs in a round")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     with scratch(options.dir) as place:

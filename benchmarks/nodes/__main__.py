@@ -27,11 +27,15 @@ ROWS = ("once", "epochs", "waited", "balance", "killed", "replay", "transfer", "
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nodes", description=__doc__)
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help="by default all")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4, 8], help="of `once`")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=[2, 4, 8], help="numbers of nodes for `once`"
+    )
     parser.add_argument("--mib", type=int, default=1024, help="size of the dataset [MiB]")
-    parser.add_argument("--file-kib", type=int, default=1024, help="of a file on average [KiB]")
-    parser.add_argument("--rate", type=float, default=200, help="of the source [MB/s]")
-    parser.add_argument("--link", type=float, default=1000, help="of each node's link [Mbit/s]")
+    parser.add_argument("--file-kib", type=int, default=1024, help="mean size of a file [KiB]")
+    parser.add_argument("--rate", type=float, default=200, help="rate of the source [MB/s]")
+    parser.add_argument(
+        "--link", type=float, default=1000, help="rate of each node's link [Mbit/s]"
+    )
     parser.add_argument("--slow", type=float, default=1, help="divides all rates")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each measurement")
     parser.add_argument("--large-mib", type=int, default=256, help="the file of `transfer` [MiB]")

@@ -101,7 +101,7 @@ def _ours(bed: Testbed, opener: Child) -> Times:
     limit = time.monotonic() + LIMIT_S
     while word.state(catalog.words[entry : entry + 1])[0] != State.PRESENT:
         if time.monotonic() > limit:
-            raise TimeoutError(f"the file did not come within {LIMIT_S} s")
+            raise TimeoutError(f"the file did not arrive within {LIMIT_S} s")
         time.sleep(0.002)
     wall = (time.monotonic_ns() - began_ns) / 1e9
     return wall, _cpu_s(bed, 1) - before[0], _cpu_s(bed, 0) - before[1]

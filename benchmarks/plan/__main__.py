@@ -160,7 +160,7 @@ def results_of(what: str, training: Training, found: dict[str, Any]) -> list[Res
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
-    parser.add_argument("--only", choices=list(TRAININGS), help="one training alone")
+    parser.add_argument("--only", choices=list(TRAININGS), help="measure only this training run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument("--one", nargs=2, metavar=("WHAT", "TRAINING"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -91,7 +91,9 @@ def switch_rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> int:
     """Prints the table as text to standard error, and as JSON to standard output or a file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="runs whose name holds this text")
+    parser.add_argument(
+        "--only", default="", help="simulate only the runs whose name contains this text"
+    )
     parser.add_argument("--json", type=Path, help="where the JSON goes")
     parser.add_argument("--switches", action="store_true", help="switch each behaviour off as well")
     arguments = parser.parse_args()

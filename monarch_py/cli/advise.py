@@ -36,7 +36,7 @@ def _seconds(_context: Any, _parameter: Any, value: str) -> float:
     "--step",
     callback=_seconds,
     required=True,
-    help="How long the training computes for a batch, such as 50ms.",
+    help="How long one training step computes, such as 50ms.",
 )
 @click.option(
     "--most", type=click.IntRange(1), default=16, show_default=True, help="The most workers to try."
@@ -60,7 +60,7 @@ def workers(
     collate: str | None,
     as_json: bool,
 ) -> None:
-    """Name the fewest worker processes that bring batches fast enough.
+    """Find the smallest number of worker processes that make batches fast enough.
 
     MODULE:DATASET names a dataset, or a function that makes one. The command reads samples with 1,
     2, 3 and more workers, until more workers do not help. It then models the time that a worker
@@ -91,7 +91,7 @@ def _show(document: dict[str, Any]) -> None:
         ]
         for row in document["foretold"]
     ]
-    print_table("", ("workers", "ms a batch", "s an epoch"), rows)
+    print_table("", ("workers", "ms per batch", "s per epoch"), rows)
     click.echo(f"Use {counted(document['workers'], 'worker')}.")
     if not document["is_enough"]:
         step = document["step_seconds"] * 1000

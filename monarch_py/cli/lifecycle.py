@@ -173,8 +173,8 @@ def _tell(node: "Node", config_file: Path) -> None:
         click.echo(f"{count} daemons already serve {config_file}, on {listed(node.names)}")
     else:
         click.echo(
-            f"{ran} of {count} daemons already served {config_file}; started the others again, on"
-            f" {listed(node.started)}"
+            f"{ran} of {count} daemons already served {config_file}; the others were started"
+            f" again, on {listed(node.started)}"
         )
 
 

@@ -197,7 +197,7 @@ def _check_record(config: Config, record: list[Listed], name: str) -> None:
 def _other_source(path: Path, name: str) -> SessionError:
     return SessionError(
         f"{path} is not the same directory as on {name} (the inode numbers differ): mount the same"
-        " file system on all nodes, or start each node's daemon by itself with --alone"
+        " file system on all nodes, or start each node's daemon separately with --alone"
     )
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 # keeps a core busy, and rank 0 may scan for minutes. So the ranks poll until all ranks have called
 # `meet`, and only then make a blocking call.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0002, 0.02
-HINT = "start each node's daemon by itself with --alone"
+HINT = "start each node's daemon separately with --alone"
 
 
 class Ranks:

@@ -295,7 +295,7 @@ def _container(config: Config) -> Iterator[Finding]:
     silent = hanging(places)
     answering = [each for each in dict.fromkeys(places) if each not in silent]
     lacking = " ".join(str(each) for each in answering if is_of_the_image(each))
-    text = "a daemon outside this container is out of reach"
+    text = "a daemon outside this container cannot be reached"
     hint = f"mount {shared} of the host at the same paths, or run the daemon inside"
     yield Finding("note", "containers", f"{text}; not mounted: {lacking or 'nothing'}", hint)
 

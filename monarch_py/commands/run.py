@@ -276,7 +276,7 @@ def seen_others(session: SessionDir) -> Iterator[list[str]]:
             return
         if not can_see(found.get("pid_namespace", 0)):
             raise SessionError(
-                "the daemon runs outside this container (in another PID namespace), so that this"
+                "the daemon runs outside this container (in another PID namespace), so this"
                 " command cannot see which jobs use it; run the command outside, or with --force"
             )
         running = jobs_of(PROC / str(each.pid) for each in shares.commands())

@@ -315,7 +315,5 @@ class PathSelection:
         places : files that the daemon could not add to its catalog
         """
         for place in places:
-            why = (
-                "the daemon cannot take this file into its catalog; check that the file can be read"
-            )
+            why = "the daemon cannot add this file to its catalog; check that the file can be read"
             self.problems.append((self.unknown.pop(place), why))

@@ -57,9 +57,7 @@ def _least(
     if key not in at:
         return most
     asked = "no limit" if value is None else tell(value)
-    raise at.of(key).error(
-        f"{asked} is more than the {tell(most)} of the site's limits", _hint(tell(most))
-    )
+    raise at.of(key).error(f"{asked} exceeds the site's limit of {tell(most)}", _hint(tell(most)))
 
 
 def _hint(most: str) -> str:
@@ -78,11 +76,11 @@ def _check_quotas(config: Config, top: Spot) -> None:
                 continue
             taken += tier.quota_bytes
             if taken > most:
-                what = "" if taken == tier.quota_bytes else ", with the tiers before it,"
+                what = "" if taken == tier.quota_bytes else ", together with the tiers before it,"
                 left = most - (taken - tier.quota_bytes)
                 raise at.of("max_storage_quota").error(
-                    f"{format_size(taken)}{what} is more than the {format_size(most)} that the"
-                    f" site's limits allow in {str(directory)!r} and on its file system",
+                    f"{format_size(taken)}{what} exceeds the site's limit of {format_size(most)}"
+                    f" for {str(directory)!r} and its file system",
                     _hint(format_size(left)) if left > 0 else f"remove this level, {ASK}",
                 )
 

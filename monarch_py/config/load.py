@@ -308,7 +308,7 @@ def _check_length(path: Path, spot: Spot, most: int) -> None:
     """
     n_bytes = len(os.fsencode(path))
     if n_bytes > most:
-        raise spot.error(f"the path has {n_bytes} bytes", f"choose one of at most {most}")
+        raise spot.error(f"the path is {n_bytes} bytes long", f"choose one of at most {most}")
 
 
 def _check_places(

@@ -288,8 +288,8 @@ def _table(without: list[Epoch], gained: list[Epoch], *, is_plain: bool) -> Tabl
     is_plain : whether the output goes to a file or a pipe; if so, no box is drawn around the table
     """
     counted = all(epoch.n_bytes is not None for epoch in [*without, *gained])
-    of_source = ", and how much of that reaches the source" if counted else ""
-    table = Table(title=f"What an epoch costs{of_source}")
+    of_source = ", and its load on the source" if counted else ""
+    table = Table(title=f"Cost of an epoch{of_source}")
     if is_plain:
         table.box, table.pad_edge, table.title_justify = None, False, "left"
     table.add_column("\n\nepoch")

@@ -20,7 +20,7 @@ from monarch_py.native import path_hash
 from monarch_py.plan.index import load_arrays, save_arrays
 
 FORMAT = "monarch pack 1"
-_MEND = "make the index anew with `monarch pack DIR -o TAR --index-only`"
+_MEND = "make the index again with `monarch pack DIR -o TAR --index-only`"
 # The arrays of an index file, each (members,) int64 or uint64.
 COLUMNS = ("hashes", "offsets", "sizes", "mtimes_ns")
 

@@ -216,7 +216,7 @@ def _write_large(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path, read: 
                 raise
             is_whole = False  # the file has become shorter
         if not is_whole or _version(os.fstat(file.fileno())) != _version(read.found):
-            raise MonarchError(f"{path}: it has changed; pack it when nobody writes to it")
+            raise MonarchError(f"{path}: it has changed; pack it while no program writes to it")
 
 
 def _closed(found: os.stat_result, group: int) -> int:

@@ -280,7 +280,7 @@ def _check_columns(report: _Report) -> None:
         if np.any(np.diff(column) < 0):
             raise ValueError(f"history.{name} decreases")
     if len(report.rooms) != len(report.tiers):
-        raise ValueError("rooms do not belong to these tiers")
+        raise ValueError("the number of rooms is not the number of tiers")
     places = len(report.tiers) + (report.staging is not None)
     if len(files.copied_bytes) != places or max(files.source, default=0) >= len(report.sources):
         raise ValueError("files do not belong to these tiers and sources")

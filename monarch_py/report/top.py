@@ -171,7 +171,7 @@ def _sources(report: Report, lately: Rates, width: int) -> RenderableType:
     left = seconds_left(report, lately.filled_bytes)
     if left is None:
         return shares.table
-    when = f"at {_rate(lately.filled_bytes)}, all files that have room are copied in"
+    when = f"at {_rate(lately.filled_bytes)}, all files for which there is room are copied in"
     return Group(shares.table, Text(f"{when} {timedelta(seconds=round(left))}", style="dim"))
 
 

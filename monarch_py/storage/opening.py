@@ -1,4 +1,4 @@
-"""The tiers of a configuration as a daemon opens them at its start and closes them at its end."""
+"""Opens the tiers of a configuration when a daemon starts, and closes them when it ends."""
 
 import logging
 

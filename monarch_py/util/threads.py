@@ -1,4 +1,4 @@
-"""Unexpected errors in the threads of a daemon: logged with tracebacks, and listed for `status`."""
+"""Logs unexpected errors in a daemon's threads, with tracebacks, and lists them for `status`."""
 
 import logging
 import threading

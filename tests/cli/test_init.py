@@ -249,7 +249,7 @@ def test_check_warns_of_a_pack_that_cannot_be_read(session: Session, tmp_path: P
     assert done.returncode == 0
     assert done.stderr == (
         "monarch: warning: the pack is not used, and files are read one by one:"
-        f" {pack}.monarch: not the index of a pack (it is not an .npz file); make the index anew"
+        f" {pack}.monarch: not the index of a pack (it is not an .npz file); make the index again"
         " with `monarch pack DIR -o TAR --index-only`\n"
     )
 

@@ -92,8 +92,9 @@ def serve_together(local: Local) -> None:
 
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
-    """Runs a program at this rank that reads every file, and compares the bytes. Returns how many
-    bytes this rank's daemon has received from the other daemons so far."""
+    """Reads every file in a program that this rank's daemon serves, and checks that the files have
+    the same checksums as without Monarch. Returns how many bytes this rank's daemon has received
+    from the other daemons so far."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
@@ -117,7 +118,7 @@ def test_it_comes_back_to_those_that_serve(local: Local, tree: Path) -> None:
     done = local.ranks("start", "-c", local.template)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2 of 3 daemons already served ")
-    assert done.stdout.endswith(f"started the others again, on {socket.gethostname()}#1\n")
+    assert done.stdout.endswith(f"the others were started again, on {socket.gethostname()}#1\n")
     assert {rank: pid_of(local, rank) for rank in (0, 2)} == before
     assert session.log_before.read_bytes() == last_words
     assert b"and why it died" not in session.log.read_bytes()

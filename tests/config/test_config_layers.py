@@ -183,15 +183,15 @@ def test_less_than_the_limits_is_a_users_own_choice(layered: Layered) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("shared_tpool_size: 9\n", "shared_tpool_size: 9 is more than the 8 of the site's limits"),
-        ("scan_rate: 101\n", "scan_rate: 101 is more than the 100 of the site's limits"),
-        ("source_limits: {operations: 51}\n", "source_limits.operations: 51 is more than the 50 "),
-        ("source_limits: {bandwidth: 30MiB}\n", "source_limits.bandwidth: 30 MiB is more than "),
-        (LEVEL.format("4MiB"), "hierarchy[0].max_storage_quota: 4 MiB is more than the 3 MiB "),
+        ("shared_tpool_size: 9\n", "shared_tpool_size: 9 exceeds the site's limit of 8"),
+        ("scan_rate: 101\n", "scan_rate: 101 exceeds the site's limit of 100"),
+        ("source_limits: {operations: 51}\n", "source_limits.operations: 51 exceeds the site's "),
+        ("source_limits: {bandwidth: 30MiB}\n", "source_limits.bandwidth: 30 MiB exceeds the "),
+        (LEVEL.format("4MiB"), "hierarchy[0].max_storage_quota: 4 MiB exceeds the site's "),
         (
             TIER.partition("\n")[0] + "\n" + TIER.partition("\n")[2].replace("1MiB", "2MiB")
             + LEVEL.format("2MiB").partition("\n")[2],
-            "hierarchy[1].max_storage_quota: 4 MiB, with the tiers before it, is more than ",
+            "hierarchy[1].max_storage_quota: 4 MiB, together with the tiers before it, exceeds ",
         ),
     ],
 )  # fmt: skip
@@ -223,7 +223,7 @@ def test_a_limit_holds_for_other_file_systems_below_its_directory(layered: Layer
         mounts.tmpfs("other", 16 << 20)
         text = "sources: [@/pfs]\n" + LEVEL.format("4MiB")
         refused = layered.refusal(text.replace("@/ssd2", "@/ssd/user"))
-        assert "4 MiB is more than the 3 MiB that the site's limits allow in " in refused
+        assert "4 MiB exceeds the site's limit of 3 MiB for " in refused
         (tier,) = layered.load(text.replace("@/ssd2", "@/other")).tiers
         assert tier.quota_bytes == 4 << 20
 

@@ -273,7 +273,7 @@ def test_a_tier_path_that_is_too_long_is_refused(site: Site) -> None:
     long.mkdir()
     message = site.refusal(SMALLEST.replace("@/ssd", str(long)))
     assert message == (
-        f"{site.file}:3: hierarchy[0].mount_point: the path has 181 bytes;"
+        f"{site.file}:3: hierarchy[0].mount_point: the path is 181 bytes long;"
         " choose one of at most 180"
     )
 
@@ -284,7 +284,8 @@ def test_a_switch_file_that_is_too_long_is_refused(site: Site) -> None:
     for n_bytes in (240, 1200):
         message = site.refusal(f"{SMALLEST}switch_file: /{'x' * (n_bytes - 1)}\n")
         assert message == (
-            f"{site.file}:5: switch_file: the path has {n_bytes} bytes; choose one of at most 239"
+            f"{site.file}:5: switch_file: the path is {n_bytes} bytes long; choose one of at"
+            " most 239"
         )
 
 
@@ -303,7 +304,7 @@ def test_a_source_path_that_is_too_long_is_refused(site: Site, by_link: bool) ->
     if by_link:
         (site.root / "short").symlink_to(long)
     message = site.refusal(SMALLEST.replace("@/pfs", "@/short" if by_link else str(long)))
-    assert message.endswith("the path has 1024 bytes; choose one of at most 1023")
+    assert message.endswith("the path is 1024 bytes long; choose one of at most 1023")
 
 
 # --- the staging area ---------------------------------------------------------------------------

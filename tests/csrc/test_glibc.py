@@ -23,7 +23,7 @@ TOUCHES = re.compile(
     "|spawn|mount|root|chdir|unshare|setns|clone|swapo|acct|utx|pututline|^login|^logwtmp|fork|exec|capset"
     "|fallocate|write|handle|shm_|^syslog|^daemon$|^logout$"
 )
-# Functions that TOUCHES matches, but that do not use a file by its name.
+# Functions whose names match TOUCHES, but that do not use a file by its name.
 NO_FILES = re.compile(
     "^(pthread|posix_spawnattr|clnt|auth|svc|xdr|sem_|mq_|epoll|timer|timerfd|eventfd|tss|thrd|hcreate"
     "|sig|argz|__rpc|__mq|__pthread|mutex)|^(regexec|re_exec|rexec|rexec_af|_IO_un_link|_IO_link_in"

@@ -50,7 +50,9 @@ def included(path: Path) -> set[str]:
     """Returns the files of csrc that the file includes. The paths in #include lines are relative to
     csrc."""
     names = set(re.findall(r'^#include "([^"]+)"', path.read_text(), re.M))
-    assert all((CSRC / name).exists() for name in names), f"{path} includes what is not in csrc"
+    assert all((CSRC / name).exists() for name in names), (
+        f"{path} includes a file that is not in csrc"
+    )
     return names
 
 

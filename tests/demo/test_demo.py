@@ -218,7 +218,7 @@ def test_where_fuse_cannot_be_used_that_is_said_and_nothing_is_counted(
     assert status == 0
     assert "The slow source cannot be used: /dev/fuse is missing: get it." in text
     assert "operations" not in text
-    assert "What an epoch costs" in [line.rstrip() for line in text.splitlines()]
+    assert "Cost of an epoch" in [line.rstrip() for line in text.splitlines()]
     assert [len(row) for row in rows(text)] == [3, 3, 3]
     assert list(tmp_path.iterdir()) == []
 

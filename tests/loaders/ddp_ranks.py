@@ -127,7 +127,9 @@ def disagree(rank: int) -> int:
     """Gives the ranks different quotas. Returns 1 if this rank's sampler is refused, otherwise
     0."""
     sampler = LocalFirstSampler(Counted(), 5, ranks_per_node=2, quota=640 + 80 * (rank % 2))
-    found = refused(sampler, "this rank and another rank deal samples by different inputs")
+    found = refused(
+        sampler, "this rank and another rank compute their batches from different inputs"
+    )
     torch.distributed.barrier()
     return found
 

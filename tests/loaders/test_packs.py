@@ -117,7 +117,7 @@ def test_a_small_file_that_changes_is_left_out_and_a_large_one_ends_it(
     with tarfile.open(write_to) as written:
         assert chosen not in written.getnames()
     chosen, old = "large", write_to.read_bytes()
-    with pytest.raises(MonarchError, match=r"large: it .*; pack it when nobody writes to it"):
+    with pytest.raises(MonarchError, match=r"large: it .*; pack it while no program writes to it"):
         write_pack(root, write_to)
     assert write_to.read_bytes() == old
     assert list(tmp_path.glob(".*")) == []
@@ -147,7 +147,7 @@ def test_a_large_file_that_shrinks_is_one_sentence(
         return found
 
     monkeypatch.setattr(os, "fstat", cutting)
-    with pytest.raises(MonarchError, match=r"large: it has changed; pack it when nobody writes"):
+    with pytest.raises(MonarchError, match=r"large: it has changed; pack it while no program writes"):
         write_pack(root, tmp_path / "train.tar")
 
 

@@ -99,8 +99,8 @@ def request(line: Line, **fields: int) -> bytes:
 
 
 def test_a_member_that_asks_for_the_impossible(cluster: Cluster) -> None:
-    """Requests for ranges beyond every file, and for sources and files that do not exist, are
-    refused."""
+    """Requests are refused if their ranges lie beyond the end of any file, or if their source or
+    file does not exist."""
     most = (1 << 64) - 1
     with member(cluster) as connection:
         asked = [
@@ -143,8 +143,8 @@ def test_a_member_that_asks_and_takes_nothing(cluster: Cluster) -> None:
         started = time.monotonic()
         cluster.epoch(1)
         assert time.monotonic() - started < 20
-    # A request contains the file's times. A node sends the file only if it knows the file with the
-    # same times.
+    # A request contains the file's times. A node sends the file only if its catalog has the same
+    # times.
     peer = Peer(partial(connect_link, node.asked_by(1)), 0)
     gets = new_gets([FileId(source=0, path_hash=1, size=SIZE, mtime_ns=1)])
     fetch_ranges(peer, gets)

@@ -164,8 +164,8 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Starts missing daemons. In most calls, then waits until all daemons answer. In some of
-        these calls, also makes the daemon of `node` drop its copies."""
+        """Starts missing daemons. With a probability of 0.6, then waits until all daemons answer.
+        After one in five of these waits, makes the daemon of `node` drop its copies."""
         for node in self.site.nodes:
             if node.daemon is None:
                 self.note_start(node)

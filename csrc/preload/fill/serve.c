@@ -15,16 +15,16 @@
 /* Returns the text with which the log explains why an open gets the source's file. */
 static const char *why_source(const struct session *s, const struct monarch_entry *e) {
     static const char *const reasons[16] = {
-        "source: no reason is recorded",
+        "source: the catalog records no reason",
         "source: no tier has room",
         "source: excluded by the configuration",
         "source: the file has changed",
-        "source: its copy could not be made",
+        "source: the file's copy could not be made",
         "source: the file has attributes that the catalog cannot hold",
     };
-    static const char *const states[] = {"source: no copy yet", "source: its copy is requested",
-                                         "source: its copy is being made",
-                                         "source: its copy could not be opened"};
+    static const char *const states[] = {"source: no copy yet", "source: a copy of the file is requested",
+                                         "source: the file's copy is being made",
+                                         "source: the file's copy could not be opened"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];

@@ -307,7 +307,9 @@ class Copies:
         try:
             catalog.update(entry, fresh)
         except OSError as full:
-            log.warning("%s gets no copy: %s", catalog.path(entry), full)
+            log.warning(
+                "%s gets no copy, because shared memory is full: %s", catalog.path(entry), full
+            )
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return False
         return True

@@ -96,7 +96,7 @@ class Agreement:
         own = digest.hexdigest()
         if store.compare_set(f"monarch/{self._number}", "", own).decode() != own:
             raise ConfigError(
-                "sampler: this rank and another rank deal samples by different inputs; make the"
-                " samplers in the same order on all ranks, with equal arguments, files, state and"
-                " MONARCH_CONFIG"
+                "sampler: this rank and another rank compute their batches from different inputs;"
+                " make the samplers in the same order on all ranks, with equal arguments, files,"
+                " state and MONARCH_CONFIG"
             )

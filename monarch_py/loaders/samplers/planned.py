@@ -43,8 +43,8 @@ def _sampler(plan: Plan, part: PlanPart, rank: int | None) -> ScheduledSampler:
         )
     if not order.set_epoch:
         raise ConfigError(
-            f"set_epoch: {part.name!r} repeats one order in all epochs, which no sampler does;"
-            " write 'set_epoch: true'"
+            f"set_epoch: {part.name!r} repeats one order in all epochs, which a batch sampler"
+            " cannot do; write 'set_epoch: true'"
         )
     more: dict[str, Any] = {
         "rank": rank,

@@ -56,7 +56,7 @@ class SolarSampler(HeldSampler):
     ) -> None:
         super().__init__(files, batch_size, seed, **more)
         if epoch_order and epochs is None:
-            raise ConfigError("epochs: an order of the epochs needs their number; give epochs=")
+            raise ConfigError("epochs: epoch_order needs the number of epochs; give epochs=")
         if epochs is not None and epochs < 1:
             raise ConfigError(f"epochs: {epochs} is out of range; write 1 or more")
         self.cap, self.least = cap, least

@@ -61,13 +61,17 @@ def collate(samples: Sequence[Any]) -> Any:
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
         return _collate_sequences(samples)
-    raise ConfigError(f"collate_fn: there is no default for samples of {type(first)}; give one")
+    raise ConfigError(
+        f"collate_fn: samples of {type(first)} have no default collate_fn; give your own"
+    )
 
 
 def _collate_sequences(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if any(len(sample) != len(first) for sample in samples):
-        raise ConfigError("collate_fn: there is no default for samples of unequal length; give one")
+        raise ConfigError(
+            "collate_fn: samples of unequal length have no default collate_fn; give your own"
+        )
     columns = [collate(column) for column in zip(*samples, strict=True)]
     return type(first)(*columns) if hasattr(first, "_fields") else columns
 
@@ -187,11 +191,12 @@ class _Placing:
         first = items[0]
         if first.dtype.hasobject:
             raise ConfigError(
-                f"collate_fn: there is no default for arrays of {first.dtype}; give one"
+                f"collate_fn: arrays of {first.dtype} have no default collate_fn; give your own"
             )
         if any(item.shape != first.shape or item.dtype != first.dtype for item in items):
             raise ConfigError(
-                "collate_fn: there is no default for arrays that differ in form; give one"
+                "collate_fn: arrays that differ in shape or dtype have no default collate_fn; give"
+                " your own"
             )
         placed = self._room((len(items), *first.shape), first.dtype, first.dtype.str, True)
         np.stack(items, out=view_of(self._slot, placed.offset, placed.shape, first.dtype))

@@ -74,7 +74,7 @@ def test_a_stream_without_a_tracked_descriptor_is_remembered(reader: Reader) -> 
     lib, s = reader.lib, reader.session.s
     fd = reader.at(SIZE)
     lib.progress_end(STREAM, fd)
-    assert not reader.is_read(), "nobody has noted it"
+    assert not reader.is_read(), "the stream was not noted before"
     lib.progress_stream(s, ENTRY, STREAM)
     lib.progress_end(OTHER, fd)
     lib.progress_end(STREAM, -1)

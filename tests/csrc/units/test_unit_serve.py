@@ -202,10 +202,11 @@ def test_of_many_files_that_a_scan_will_find_few_are_reported(opens: Opens) -> N
 
 @pytest.mark.parametrize(
     ("state", "reason", "text"),
-    [(ABSENT, 0, "no copy yet"), (WANTED, 0, "its copy is requested"),
-     (FILLING, 0, "its copy is being made"), (PRESENT, 0, "its copy could not be opened"),
+    [(ABSENT, 0, "no copy yet"), (WANTED, 0, "a copy of the file is requested"),
+     (FILLING, 0, "the file's copy is being made"),
+     (PRESENT, 0, "the file's copy could not be opened"),
      (BYPASS, Reason.CHANGED, "the file has changed"),
-     (BYPASS, Reason.FAILED, "its copy could not be made")],
+     (BYPASS, Reason.FAILED, "the file's copy could not be made")],
 )  # fmt: skip
 def test_the_log_says_why_an_open_gets_the_source(
     opens: Opens, state: int, reason: int, text: str
