@@ -1,5 +1,5 @@
-"""Fixtures for the tests in all folders. A fixture that needs root, FUSE or a mount skips the test
-if it is missing, and reports what is missing."""
+"""Fixtures for the tests in all folders. Some fixtures need root, FUSE or a mount. If the machine
+lacks what a fixture needs, the fixture skips the test and reports what is missing."""
 
 from __future__ import annotations
 

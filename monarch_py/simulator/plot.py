@@ -31,8 +31,8 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draws a JSON document of results (`result`) as a picture, in the format given by the
-    extension of `path`.
+    """Draws the results in a JSON document (see result.py) as a picture. The extension of `path`
+    determines the picture's format.
 
     Each bar is a policy's total time, divided in proportion to the bytes from each place. If the
     policy `perfect` was simulated, a dotted line shows its time. Raises MonarchError if no policy

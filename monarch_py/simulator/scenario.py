@@ -138,9 +138,9 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors gives the same sizes: it uses scipy's ``norm.rvs``, which
-        draws the same numbers from the same state. All sizes are drawn at once, and each size
-        outside [min, max] is then drawn again. A constant law draws nothing.
+        The simulator of the NoPFS authors produces the same sizes, because scipy's ``norm.rvs``,
+        which it uses, draws the same numbers from the same state. All sizes are drawn at once. Then
+        each size outside [min, max] is drawn again. A constant law draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)

@@ -151,7 +151,8 @@ def test_descriptors_are_closed_without_close_range(
     site: Started, file: Path, opens: Path, faulter: Path, plain: str, tmp_path: Path
 ) -> None:
     """The starter and the daemon inherit no descriptors of the program, even without close_range
-    (Linux before 5.9). The daemon is stopped while the test reads the open files of both."""
+    (Linux before 5.9). The daemon is suspended while the test reads the lists of the open files of
+    both processes."""
     site.learn()
     calls = ["any:close_range:0:ENOSYS", "daemon:listen:1:stop"]
     faults = Faulter(faulter, tmp_path / "made", calls)

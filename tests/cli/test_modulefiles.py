@@ -158,8 +158,8 @@ class Cluster:
         )
 
     def shell(self, system: System, script: str, *, user: str = "") -> list[str]:
-        """Runs a script in a shell that has the command `module` and uses the modulefiles of
-        `offer`. Returns the lines that the script prints."""
+        """Runs a script in a shell that has the command `module` and uses the modulefiles that
+        `offer` has written. Returns the lines that the script prints."""
         use = f"set -e\n{system.line}\nmodule use {self.place}/modulefiles\n"
         words = ["bash", "-c", use + script]
         if user:

@@ -61,8 +61,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Callable[..., str]:
-    """Returns a function that writes `SCENARIO` with changes to a file, and returns the file's
-    path. The value None removes a key."""
+    """Returns a function that changes keys of a copy of `SCENARIO`, writes the copy to a file, and
+    returns the file's path. The value None removes a key."""
 
     def write(**changes: Any) -> str:
         path = tmp_path / "mine.yaml"

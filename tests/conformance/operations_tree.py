@@ -26,8 +26,8 @@ Way = dict[str, Any]
 
 
 def plant(root: Path) -> None:
-    """Makes files of several sizes in nested directories, some with holes, a hard link, symbolic
-    links and extended attributes."""
+    """Makes files of several sizes in nested directories. Some of the files have holes or extended
+    attributes. Also makes a hard link and symbolic links."""
     noise, work = random.Random(1), root / "work"
     for folder in FOLDERS:
         (work / folder).mkdir(parents=True)
@@ -157,8 +157,8 @@ class Tree:
 
     def changing(self, *ways: Way) -> None:
         """Must be called before an operation that changes the files or directories `ways`. Calls
-        `changing_file` for each of them, for the file to which each link among them leads, and for
-        everything below each directory among them."""
+        `changing_file` for each of them. For a link, also calls it for the file to which the link
+        leads. For a directory, also calls it for everything below the directory."""
         for way in ways:
             for follow in (True, False):
                 try:

@@ -182,8 +182,8 @@ static void put_part(void) {
     }
 }
 
-/* A peer must keep the limit of every wait, and must send at least LEAST_BYTES_PER_S on average. A
- * peer that does both is never cut off. */
+/* A peer must not exceed the limit of any wait, and must send at least LEAST_BYTES_PER_S on
+ * average. A peer that meets both conditions is never cut off. */
 TEST(an_answer_has_a_least_rate) {
     const uint64_t most_ms = FIRST_MS + BETWEEN_MS + 1000 * SIZE / LEAST_BYTES_PER_S;
     for (int is_late = 0; is_late < 2; is_late++) {

@@ -220,8 +220,9 @@ static int listener_joins(struct pool *of, const struct timespec *until) {
 }
 static void listener_frees(struct pool *of) { note("f"); }
 
-/* The listener first stops accepting descriptors. Then its threads are joined, and finally the
- * listener is freed. If one of its threads hangs, this thread is counted and nothing is freed. */
+/* When an engine stops, its listener first stops accepting descriptors. Then the listener's threads
+ * are joined, and finally the listener is freed. If one of these threads hangs, it is counted among
+ * the threads that hang, and nothing is freed. */
 TEST(a_listener_ends_with_the_engine) {
     const struct listener listener = {
         .ends = listener_ends, .joins = listener_joins, .frees = listener_frees};
@@ -392,9 +393,9 @@ TEST(the_queues_of_peers_are_told) {
     done();
 }
 
-/* The daemon asks the kernel for short time slices. Its policy and its niceness stay. If the
- * kernel does not know short slices, the slice stays too. If syncfs fails, monarch_syncfs returns
- * its errno as a negative number. */
+/* The daemon asks the kernel for short time slices. Its policy and its niceness do not change. If
+ * the kernel does not support short slices, the slice does not change either. If syncfs fails,
+ * monarch_syncfs returns the errno as a negative number. */
 TEST(the_kernel_is_asked_for_short_slices) {
     struct scheduling was = {0}, is = {0};
     SAME(syscall(SYS_sched_getattr, 0, &was, sizeof was, 0), 0);

@@ -456,7 +456,8 @@ TEST(a_new_file_gets_an_entry_within_the_grant) {
     }
 }
 
-/* A new file counts as read only if its program has read the whole file. */
+/* A new file counts as read only if the program that hands its descriptor over has read the
+ * complete file. */
 TEST(a_new_file_is_read_if_its_program_says_so) {
     for (int is_read = 0; is_read < 2; is_read++) {
         make();

@@ -106,9 +106,9 @@ TEST(sums_come_and_go_with_their_copy) {
     done();
 }
 
-/* The server is told when bytes of a file have come, and when files will get no copy. The
- * field `patience` says which requests may go on waiting. When it changes, the server is told once.
- * Without a server, nothing happens. */
+/* The server is told when bytes of a file have arrived, and when files will get no copy. The field
+ * `patience` says which requests may go on waiting. Each change of this field is reported to the
+ * server once. Without a server, nothing happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};
     struct monarch_peer_request wanted = {.source = 3};

@@ -193,8 +193,8 @@ TEST(the_thread_is_woken_when_it_must_act) {
 
 /* monarch_look_at_kept tries to order a fill for each descriptor in the table. If the daemon's
  * policy must order the fill, the look wakes the daemon's loop, once for each file. If another
- * thread has the writer's lock, or if the table is empty or missing, the look orders nothing. It
- * leaves all locks free. */
+ * thread has the writer's lock, or if the table is empty or missing, the look orders nothing. A
+ * look releases every lock that it has taken. */
 TEST(a_look_asks_policy_for_what_is_refused) {
     make();
     monarch_look_at_kept(p);

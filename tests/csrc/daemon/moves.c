@@ -79,7 +79,8 @@ static struct job *job;
 static char buffer[MONARCH_CHUNK];
 static int root;
 
-/* Makes a fill of a file of one block of `size` bytes, without a descriptor of the copy. */
+/* Makes a fill for a file that has `size` bytes, all in one block. The fill has no descriptor of
+ * the copy. */
 static void make(uint64_t size) {
     e = make_engine(4 * MONARCH_CHUNK);
     root = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -173,7 +174,7 @@ TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
  * seen all bytes of the block, it computes the sum from the copy. If the copy cannot be read, the
  * fill fails and the block stays unfinished. */
 TEST(a_block_without_a_sum_fails_the_fill) {
-    /* the copy is read well, is a byte too short, cannot be read, or ends at the first byte */
+    /* the copy is read completely, is a byte too short, cannot be read, or has no bytes */
     const int results[] = {0, 1, -1, MONARCH_CHUNK};
     for (int i = 0; i < 4; i++) {
         make(2 * MONARCH_CHUNK);

@@ -58,7 +58,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use waits in line for the link of the next fetch from the fetch's start on. */
+/* If not NULL, this use joins the line for the link of the next fetch when the fetch starts. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -331,8 +331,8 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* A wait for a link. after_ns: how long the wait lasts. The other fields: the values that the
- * peer's fields have after the wait. is_idle: one more link is idle then. */
+/* A wait for a link. after_ns: how long the wait lasts. is_idle: whether one more link is idle
+ * after the wait. The other fields: the values that the peer's fields have after the wait. */
 struct step {
     uint64_t after_ns, connect_ns;
     unsigned connecting, in_use;

@@ -555,7 +555,7 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
 }
 
 /* A program can recall a descriptor that it has handed over. The daemon then opens the file itself,
- * and replaces the program's descriptor by the new one. This closes the program's descriptor at
+ * and replaces the program's descriptor with the new one. This closes the program's descriptor at
  * once, and the fill continues with the same descriptor number. Without a recall, nothing
  * changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {

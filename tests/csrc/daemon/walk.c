@@ -130,8 +130,8 @@ TEST(a_large_directory_is_shared_out) {
     }
 }
 
-/* A scan of only parts of a source does not report how many names a directory has. It enters
- * subdirectories only if the scan is deep. */
+/* If a scan covers only parts of a source, it does not report how many names a directory has. It
+ * enters subdirectories only if it is deep. */
 TEST(a_scan_of_parts_reports_the_named_directories) {
     for (int is_deep = 0; is_deep < 2; is_deep++) {
         make();
