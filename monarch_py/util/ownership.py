@@ -83,7 +83,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace the files in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
     # The mode of a link has no meaning. A directory with the sticky bit is safe even if others may
-    # write it: only a file's owner and the directory's owner may rename or remove the file.
+    # write to it, because only the owners of a file and of the directory may rename or remove the
+    # file.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:

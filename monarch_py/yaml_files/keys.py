@@ -225,9 +225,9 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # `value` is a group, a mapping inside the mapping at `node`. The spot of a key in a
-            # group does not contain the group's name: the keys are read as if they were directly in
-            # the mapping at `node`.
+            # `value` is a group, that is, a mapping inside the mapping at `node`. The keys of a
+            # group are read as if they were directly in the mapping at `node`, so their spots do
+            # not contain the group's name.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

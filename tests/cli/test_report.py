@@ -165,8 +165,8 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
 
 
 def look_at(output: Path) -> None:
-    """Takes pictures of the page in a browser and checks them: on a wide screen in the light colour
-    scheme, and on a narrow screen in the dark one."""
+    """Takes two pictures of the page in a browser, and checks them. One shows the light colour
+    scheme on a wide screen, the other the dark colour scheme on a narrow screen."""
     desk = shot(output, 1280)
     phone = shot(output, 400, "--blink-settings=preferredColorScheme=0")
     for picture, paper in ((desk, DAY), (phone, NIGHT)):
@@ -568,8 +568,8 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
     assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
-    # If the user may not write to the directory of Monarch's package, pip would install the other
-    # package in a directory that Monarch does not search.
+    # If the user may not write to the directory of Monarch's package, pip installs packages in
+    # another directory, which Monarch does not search.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     packages = Path(monarch_py.__file__).parents[1]

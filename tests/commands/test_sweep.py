@@ -61,8 +61,8 @@ def copies(mount_point: Path) -> list[Path]:
 
 
 # Arguments: the configuration, and 0 or 1. With 0, the program opens the tiers and the staging
-# area, as a daemon does at its start, and kills itself before it makes a control segment. With 1,
-# it kills itself earlier, while it makes the directory for a tier's copies.
+# area, as a daemon does when it starts. Then it kills itself, before it makes a control segment.
+# With 1, it kills itself earlier, while it makes the directory for a tier's copies.
 STARTS = """
 import os, signal, sys
 from pathlib import Path

@@ -10,8 +10,8 @@
 
 #define MS 1000000ULL
 
-/* wait_for replaces poll. If nothing has arrived, it lets the clock advance by the limit of the
- * wait, or by `wait_ns` if that is set and shorter, and calls at_wait, which may send something.
+/* wait_for replaces poll. If nothing has arrived, it advances the clock by the limit of the wait,
+ * or by `wait_ns` if that is set and shorter. Then it calls at_wait, which may send something.
  * limits: the limit of each wait [ms]. least: for each wait, how many bytes must arrive to end it
  * (SO_RCVLOWAT). */
 static uint64_t wait_ns;

@@ -184,8 +184,8 @@ static const uint64_t ranges[][2] = {{0, 0},
                                      {2 * BLOCK, 100},
                                      {2 * BLOCK + 100, 0}};
 
-/* Each range arrives as requested, with correct sums and seals, however few bytes the socket takes
- * at a time, and also if the file's bytes become available little by little. */
+/* Each range arrives as requested, with correct sums and seals. This holds however few bytes the
+ * socket takes at a time, and even if the file's bytes become available little by little. */
 TEST(a_range_arrives_however_it_is_sent) {
     const size_t moved[] = {0, 7, 39, 40, 41, 60, 80, 120, 121, 40000, 500000};
     for (unsigned way = 0; way < sizeof moved / sizeof *moved; way++) {

@@ -21,8 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: if 0 or more, no threads are started, and `starts` is returned as the number of threads
- * for the sources; if negative, the threads are started. */
+/* starts: if it is negative, the threads are started. Otherwise none is started, and start_threads
+ * returns `starts` as if so many threads for the sources had been started. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;
@@ -45,9 +45,10 @@ static int note_option(int option, int value) {
     options[option < 0 ? -option : option] = value;
     return 1;
 }
-/* policy: the scheduling policy that is reported for every thread; -1: the real kernel answers; -2:
- * the calls for scheduling attributes fail, as in a kernel that lacks them. set: the attributes
- * that were set last, in the kernel's format. sets: how often attributes were set. */
+/* policy: the scheduling policy that is reported for every thread. If it is -1, the real kernel
+ * answers. If it is -2, the calls for scheduling attributes fail, as in a kernel that lacks them.
+ * set: the attributes that were set last, in the kernel's format. sets: how often attributes were
+ * set. */
 static int policy = -1, sets;
 static uint64_t set[6];
 static long attributes(long number, ...) {

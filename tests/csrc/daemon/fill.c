@@ -398,8 +398,8 @@ TEST(a_unit_answers_the_demands_for_it) {
 }
 
 /* If a file has only one unit, and the unit comes from the source, demands for the unit are
- * answered at once, before the fill checks at the source whether the file is unchanged. If the unit
- * comes from a peer, the demands are answered only when the fill ends. */
+ * answered at once. Only afterwards does the fill check at the source whether the file is
+ * unchanged. If the unit comes from a peer, the demands are answered only when the fill ends. */
 TEST(a_file_of_one_unit_from_a_peer_answers_later) {
     for (uint64_t units = 1; units < 3; units++)
         for (int is_fetched = 0; is_fetched < 2; is_fetched++) {

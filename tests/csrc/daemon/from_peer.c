@@ -259,9 +259,10 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
     free_engine(e);
 }
 
-/* If a reader waits for the last block, this block comes from the source in two cases: if more than
- * NEAR_END blocks are missing, because the peer's copy is then probably incomplete too, or if the
- * peer was already late with this block. Neither case counts as a failure of the peer. */
+/* If a reader waits for the last block, there are two cases in which this block comes from the
+ * source. In the first case, more than NEAR_END blocks are missing, so the peer's copy is probably
+ * incomplete too. In the second case, the peer was already late with this block. Neither case
+ * counts as a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
     for (int is_asked = 0; is_asked < 2; is_asked++)

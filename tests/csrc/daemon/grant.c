@@ -13,8 +13,8 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* The counters and lists that record what the engine did: how often it rang for its threads and for
- * the daemon, the fills that it ordered, its answers, and the homes that it stored. */
+/* What the engine did, as counters and lists: how often it rang for its threads and for the daemon,
+ * which fills it ordered, how many demands it answered, and which homes it stored. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];

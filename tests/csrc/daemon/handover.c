@@ -263,9 +263,9 @@ TEST(policy_learns_of_new_files_once) {
     done();
 }
 
-/* A descriptor without an order is given up only if three conditions hold: the daemon's policy
- * knows of its file, the daemon's loop has had ITERATIONS iterations since then, and more than
- * ORDER_NS have passed since the descriptor arrived. */
+/* A descriptor without an order is given up only if three conditions hold. The daemon's policy
+ * knows of the descriptor's file. Since it learned of the file, the daemon's loop has had
+ * ITERATIONS iterations. More than ORDER_NS have passed since the descriptor arrived. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};
@@ -386,9 +386,9 @@ TEST(without_the_writer_descriptors_wait) {
 
 /* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* If a fill that reads the descriptor's file from the source is queued already, it is taken over
- * for the descriptor: it becomes a fill of a file in use, and leaves its queue. A fill that asks a
- * peer, or that waits for another descriptor, stays as it is. */
+/* A fill that reads the descriptor's file from the source may already be queued. It is then taken
+ * over for the descriptor: it becomes a fill of a file in use, and leaves its queue. A fill that
+ * asks a peer, or that waits for another descriptor, stays as it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();

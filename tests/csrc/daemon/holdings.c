@@ -267,8 +267,8 @@ TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
     done();
 }
 
-/* monarch_holdings_moved reports the files that this node has begun to keep since the last call, in
- * the order in which it began to keep them. */
+/* monarch_holdings_moved reports the files that this node has begun to keep since the last call.
+ * The files are listed in the order in which the node began to keep them. */
 TEST(files_that_moved_here_are_told_once) {
     const uint64_t most = sizeof h->moved_here / sizeof *h->moved_here;
     const uint64_t counts[] = {0, 1, 2, most};

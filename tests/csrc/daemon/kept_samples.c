@@ -3,8 +3,8 @@
 #include <signal.h>
 #include <stdint.h>
 
-/* The errno of kill(pid, 0), by which the code finds out whether the process that was writing a
- * sample still runs. 0: kill succeeds. */
+/* The code calls kill(pid, 0) to find out whether the process that was writing a sample still runs.
+ * This is the errno of the call; 0: the call succeeds. */
 static int kill_error;
 static int64_t killed;
 static int probe(int pid, int signal) {

@@ -169,8 +169,8 @@ TEST(a_ring_during_a_look_is_not_missed) {
 
 /* --- rings ------------------------------------------------------------------------------------ */
 
-/* The thread is woken when the table is no longer empty, when a descriptor is dropped, and at the
- * end, but not for each further descriptor. */
+/* The thread is woken when the first descriptor is put into the empty table, when a descriptor is
+ * dropped, and when the table ends. It is not woken for each further descriptor. */
 TEST(the_thread_is_woken_when_it_must_act) {
     make();
     for (uint64_t id = 1; id < 4; id++) {

@@ -51,8 +51,8 @@ TEST(a_file_lies_in_the_directories_above_it) {
 }
 
 /* The search for files without a copy starts at a given entry, and examines at most a given number
- * of entries. It leaves out directories, files of other sources, and files that are wanted, that
- * are claimed, or whose old copy is being removed. */
+ * of entries. It finds no directories and no files of other sources. Nor does it find files that
+ * are wanted, files that are claimed, or files whose old copy is being removed. */
 TEST(only_files_that_can_be_filled_ahead_are_found) {
     make();
     char path[16];

@@ -114,9 +114,9 @@ static void check_shown(uint64_t units, int is_shown) {
     SAME(f->left[0], f->units - (is_shown ? units : 0));
 }
 
-/* If any step of a move fails, at the first part of the bytes or a later one, no unit of the move
- * is shown and the fill fails. The fill's result says why. Nothing is read or written after the
- * failure. */
+/* If any step of a move fails, no unit of the move is shown, and the fill fails. It does not matter
+ * whether the step fails at the first part of the bytes or at a later one. The fill's result says
+ * why it has failed. Nothing is read or written after the failure. */
 TEST(no_unit_is_shown_without_its_bytes) {
     const struct {
         int status, error;

@@ -25,8 +25,8 @@ static uint64_t clock_ns(void) { return steps ? time_ns : monarch_now_ns(); }
 static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *end);
 #define monarch_now_ns clock_ns
 #define pthread_cond_timedwait timed_wait
-/* signals, broadcasts: how often a single thread, and how often all threads, were woken from a wait
- * for a link. */
+/* signals: how often one thread was woken from a wait for a link. broadcasts: how often all threads
+ * were woken. */
 static int signals, broadcasts;
 #define pthread_cond_broadcast(condition) (broadcasts++, pthread_cond_broadcast(condition))
 #define pthread_cond_signal(condition) (signals++, pthread_cond_signal(condition))
@@ -309,7 +309,7 @@ TEST(a_thread_waits_only_for_links_in_use) {
 }
 
 /* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait continues, however long the last connect took, and the time of the wait is not
+ * link, the wait continues, however long the last connect took. The time of this wait is not
  * counted. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {

@@ -132,8 +132,8 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* The error of a call is that of the first failed read in its list, even if a later read in the
- * list has failed earlier. */
+/* If several reads of a call fail, the call's error is that of the read that comes first in the
+ * list. This holds even if a read that comes later in the list fails earlier. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);

@@ -180,8 +180,8 @@ TEST(a_source_that_refuses_is_not_asked_again) {
 }
 
 /* Reads with RWF_DONTCACHE leave no pages in the page cache. If the file system refuses such a
- * read, the read continues without the flag from where it stopped, and this source is not asked for
- * such reads again. Interrupted and short reads continue with the flag. If the file cannot be read
+ * read, the read continues without the flag from where it stopped. Later reads of this source do
+ * not use the flag. Interrupted and short reads continue with the flag. If the file cannot be read
  * at all, this says nothing about the file system. */
 TEST(a_source_that_keeps_pages_is_noted) {
     static const long results[][5] = {

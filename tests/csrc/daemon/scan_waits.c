@@ -177,8 +177,8 @@ TEST(a_portion_is_like_its_directory) {
     done();
 }
 
-/* Each name of a directory is examined once, even if the directory has no names, or exactly as many
- * as fill one or two portions. */
+/* Each name of a directory is examined once, even if the directory has no names, or if its names
+ * exactly fill one or two portions. */
 TEST(a_directory_may_have_any_number_of_names) {
     CHECK(mkdir("many", 0700) == 0);
     for (int n = 0; n <= 2 * PORTION + 1; n++) {

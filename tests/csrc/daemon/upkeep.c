@@ -50,8 +50,8 @@ static void done_with(struct monarch_engine *e, struct job *job) {
 static const uint64_t sizes[] = {0,         1,         BLOCK - 1,         BLOCK,
                                  BLOCK + 1, BLOCK * 3, MONARCH_CHUNK - 1, MONARCH_CHUNK + 1};
 
-/* The checksum of a file is computed from the sums of its blocks, whatever the size of the blocks,
- * and wherever single reads of the file end. */
+/* The checksum of a file is computed from the sums of its blocks. It is right whatever the size of
+ * the blocks, and wherever the single reads of the file end. */
 TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     const uint64_t blocks[] = {1000, BLOCK, 2 * MONARCH_CHUNK + 4096};
     const uint64_t size = 2 * MONARCH_CHUNK + 4097;

@@ -456,8 +456,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A sleeping thread wakes without a ring in two cases: when a reader's claim may have ended, and
- * when it is time to return the memory of the thread's buffer. */
+/* A sleeping thread wakes without a ring in two cases. It wakes when a reader's claim may have
+ * ended, and when the thread must return its buffer's memory. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);
