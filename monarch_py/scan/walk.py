@@ -110,8 +110,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named. If this is 0, an existing
-            limit remains as it is; without an existing limit, the limit becomes 0
+        wanted : the new limit for names in directories that `want` named. If it is 0, a limit that
+            was set before remains unchanged; if there was no limit, the limit becomes 0
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)

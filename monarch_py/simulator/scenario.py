@@ -262,8 +262,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Nodes that differ from the other nodes. They have the scenario's common value for each field
-    that is None, and the common capacity for each class that `capacity` does not name.
+    """Nodes that differ from the other nodes. For each field that is None, they have the scenario's
+    common value. For each class that `capacity` does not name, they have the common capacity.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them

@@ -229,8 +229,8 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Returns everything in the directory that has the name of a copy, sorted by number, as
-        (copies,) of LISTED. Files with other names were not made by Monarch.
+        """Lists everything in the directory that has the name of a copy. Returns (copies,) of
+        LISTED, sorted by number. Files with other names were not made by Monarch.
 
         is_sound : whether Monarch can have made the file: it is a regular file of this user, with
             the mode of a copy and no second hard link. Anything else must not be opened, because a

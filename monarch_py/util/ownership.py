@@ -45,8 +45,8 @@ def doubts(directory: Path) -> list[Doubt]:
 
 
 def why_not_private(path: Path) -> str:
-    """Returns why `path` is not a directory that only this user can access (mode 0700), and what to
-    do about it; "" if `path` is private in this sense. Raises OSError if `path` does not exist."""
+    """Returns "" if `path` is a directory that only this user can access (mode 0700). Otherwise
+    returns why it is not, and what to do about it. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -61,8 +61,8 @@ def why_not_private(path: Path) -> str:
 
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields each directory and link on the way to `directory`, from the root down, and `directory`
-    itself; each with its attributes."""
+    """Yields the path and the attributes of each directory and link on the way to `directory`, from
+    the root down, and finally those of `directory` itself."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()

@@ -152,8 +152,8 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 
 
 def run_as(site: Started, place: Path, how: str, uid: int) -> None:
-    """Runs a program as root. First, the program makes `uid` its effective user. If it is not
-    linked with the library, it then loads the library with dlopen. Last, it reads a file through
+    """Runs a program as root. First, the program makes `uid` its effective user ID. If it is not
+    linked with the library, it then loads the library with dlopen. Finally, it reads a file through
     the library. The program keeps root's capabilities, so the library can notice the change of the
     user only by the user ID."""
     program, library = built(site, place, how)

@@ -218,7 +218,8 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
 
 
 def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
-    """The catalog stores the new attributes of a few files without growing, so it is not copied."""
+    """The catalog can store new attributes of a few files without growing, so its entries are not
+    copied to a larger catalog."""
     rows = many(10)
     catalog.add(*batch(rows))
     generation = catalog.c.generation

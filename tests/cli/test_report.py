@@ -62,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns, by the first word of each advised change, the simulated time of the run with this
-    change [s]."""
+    """Returns a dict: the first word of each advised change -> the simulated time of a run with
+    this change [s]."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 

@@ -1,4 +1,4 @@
-"""Which configurations can be read. These include all examples in the documentation."""
+"""Tests which configurations can be read. These include all examples in the documentation."""
 
 from __future__ import annotations
 

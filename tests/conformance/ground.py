@@ -27,8 +27,8 @@ RUN_LIMIT_S = 900.0
 # is limited to BALLAST_RATE bytes per second, so the daemon fills 32 of these files per second.
 BALLAST_RATE = "2MiB"
 BALLAST_FILE = 64 << 10
-# Environment variables of every program, so that its output does not depend on the user's locale
-# and time zone, and Python writes no bytecode files.
+# Environment variables that every program gets. They make its output independent of the user's
+# locale and time zone, and prevent Python from writing bytecode files.
 SETTINGS = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -310,8 +310,9 @@ TEST(a_request_that_comes_slowly_gets_no_more_time) {
     done();
 }
 
-/* A request for bytes that are not available yet waits for a while. Then the answer ends after the
- * bytes that have become available, and its status says whether it is worth asking again. */
+/* A request for bytes that are not available yet waits for a while. After this time, the answer
+ * ends with the bytes that have become available by then. Its status says whether it is worth
+ * asking again. */
 TEST(a_wait_for_bytes_has_an_end) {
     for (int way = 0; way < 4; way++) {
         make(2 * BLOCK);

@@ -222,8 +222,8 @@ static int listener_joins(struct pool *of, const struct timespec *until) {
 static void listener_frees(struct pool *of) { note("f"); }
 
 /* When an engine stops, its listener first stops accepting descriptors. Then the listener's threads
- * are joined, and finally the listener is freed. If one of these threads hangs, it is counted among
- * the threads that hang, and nothing is freed. */
+ * are joined, and finally the listener is freed. If some of these threads hang, the stop returns
+ * their number, and nothing is freed. */
 TEST(a_listener_ends_with_the_engine) {
     const struct listener listener = {
         .ends = listener_ends, .joins = listener_joins, .frees = listener_frees};

@@ -115,9 +115,9 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* If a peer has the complete file, the engine learns the peer's speed from an answer with bytes or
- * from a timeout. If not, it learns nothing of the speed. The answer of a peer that must itself
- * wait for the source says nothing about the speed of this peer. */
+/* The engine learns a peer's speed from an answer with bytes or from a timeout, but only if the
+ * peer has the complete file. Otherwise the peer may itself have to wait for the source, so its
+ * answer says nothing about its speed. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)

@@ -242,9 +242,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The engine forgets a
- * refused demand in two cases: if it was refused because it came too early, or if its slot holds
- * another demand by now. The threads then look at these slots again. The threads are woken, and the
+/* A new grant sets the room in the tiers and the number of the next copy. It makes the engine
+ * forget two kinds of refused demands: those that came too early, and those whose slot holds
+ * another demand by now. The threads are woken, and look at the slots of these demands again. The
  * listener is told of the grant. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};

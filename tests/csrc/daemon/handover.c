@@ -237,8 +237,8 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     done();
 }
 
-/* The daemon's policy learns once of each waiting file without an entry. One call reports files of
- * one source, as many as fit into the caller's array. */
+/* Each waiting file without an entry is reported once to the daemon's policy. One call reports
+ * files of a single source, at most as many as fit into the caller's array. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];

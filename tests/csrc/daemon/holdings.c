@@ -76,8 +76,8 @@ TEST(new_holdings_have_nothing) {
     done();
 }
 
-/* monarch_holdings_keep sets the home of each file in a list, that is, which node keeps the file.
- * It ignores numbers that no file can have. */
+/* monarch_holdings_keep sets the home of each file in a list, that is, the node that keeps the
+ * file. It ignores numbers that no file can have. */
 TEST(homes_are_set_for_their_files) {
     make();
     const uint64_t ids[] = {5, MONARCH_MAX_FILES - 1, MONARCH_MAX_FILES, UINT64_MAX, 6};

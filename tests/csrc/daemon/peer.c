@@ -170,8 +170,8 @@ TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks while an answer comes, or if the answer is late or forged, the peer has failed.
- * This is reported, and so is the next success. */
+/* If a link breaks while an answer arrives, or if the answer is late or forged, the peer has
+ * failed. The failure is reported, and so is the peer's next success. */
 TEST(a_failure_and_the_next_success_are_reported) {
     const unsigned status[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT, MONARCH_PEER_FORGED};
     for (int i = 0; i < 3; i++)

@@ -92,8 +92,8 @@ static void wait_until_idle(void) {
 }
 
 /* A call makes its reads in at most as many threads as the caller allows, and in no more threads
- * than it has reads. It uses its own thread, and starts the others if they do not exist yet. The
- * started threads stay for later calls. */
+ * than it has reads. The calling thread is one of them. The other threads are started if they do
+ * not exist yet, and stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;

@@ -224,8 +224,8 @@ static int rings_of(const pthread_cond_t *condition, int signals) {
     return 0;
 }
 
-/* An allowance of names wakes one idle thread for each full portion of names, and one more. It also
- * wakes all threads that already have names and wait for an allowance. */
+/* An allowance of names wakes one idle thread for each full portion of names, and one further
+ * thread. It also wakes all threads that already have names and wait for an allowance. */
 TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     const struct {
         int64_t wanted, others;

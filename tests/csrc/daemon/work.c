@@ -367,9 +367,9 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
     return f;
 }
 
-/* Units are moved in runs. From the source, a run has as many units as a chunk; from a peer, as
- * many as a block. While readers wait, a run has only one unit. If a file is in use, its first run
- * also has only one unit, because a program will ask for this unit first. */
+/* Units are moved in runs. A run from the source has as many units as a chunk, and a run from a
+ * peer has as many units as a block. While readers wait, a run has only one unit. If a file is in
+ * use, its first run also has only one unit, because a program will ask for this unit first. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {
