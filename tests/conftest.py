@@ -156,7 +156,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class SharedSession(Session):
-    """A session over a slow source with a large dataset. The dataset has files of many formats."""
+    """A session on a slow source with a large dataset. The dataset has files of many formats."""
 
     def __init__(self, directory: Path, mounted: SlowSource, mountpoint: Path, **more: Any) -> None:
         super().__init__(directory, mountpoint, **more)

@@ -60,7 +60,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure of matplotlib. Raises MonarchError if it cannot be written."""
+    """Writes a matplotlib figure to `path`. Raises MonarchError if the file cannot be written."""
     try:
         figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 # Copies leave this share of each memory limit unused, so that the memory of the job can grow.
 HEADROOM = 1 / 16
-# cgroup v1 expresses "no limit" by a number near 2**63.
+# cgroup v1 expresses "no limit" as a number near 2**63.
 NO_LIMIT = 1 << 60
 
 

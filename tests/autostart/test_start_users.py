@@ -93,7 +93,7 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]
 
 
-# How a program gets rights that its user does not have. "none" is for comparison: the program has
+# How a program gets rights that its user does not have. "none" is for comparison: this program has
 # only its user's rights.
 RIGHTS = ["none", "set-uid", "capability"]
 PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]

@@ -372,7 +372,7 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
     """The advised quota fits into the tier's file system. The advised RAM tier takes at most half
-    of the memory that was free at the time when memory was scarcest."""
+    of the free memory, measured when the free memory was lowest."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB
@@ -535,8 +535,8 @@ ODD: tuple[Any, ...] = (0, 1, -1, 5000, 10**9, 10**17, 1e18, 1e-9, None, "x", []
 
 
 def places_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields, for each value in a JSON document, the keys and indices that lead to the value. Of
-    each list, only the first three elements are visited."""
+    """Yields, for each value in a JSON document, the keys and indices that lead to the value.
+    Visits only the first three elements of each list."""
     if isinstance(document, dict | list):
         keys = list(document) if isinstance(document, dict) else range(min(3, len(document)))
         for key in keys:

@@ -166,10 +166,9 @@ class Ground:
         timeout: float = RUN_LIMIT_S,
         **more: str,
     ) -> Run:
-        """Runs a program in the directory `work` of `root`. The program runs under the library if
-        `library` is true. By default, `root` is what `self.root(library)` returns. The environment
-        variable ROOT tells the program the path of `root`. `more` holds further environment
-        variables."""
+        """Runs a program in the directory `work` of `root`, under the library if `library` is true.
+        By default, `root` is what `self.root(library)` returns. The program finds the path of
+        `root` in the environment variable ROOT. `more` holds further environment variables."""
         root = root or self.root(library)
         return subprocess.run(
             [str(word) for word in argv],

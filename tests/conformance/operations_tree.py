@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The timestamp that `plant` gives all files [s since 1970]. A much later timestamp was set during
-# the run.
+# The timestamp that `plant` sets for all files [s since 1970]. If a file's timestamp is much later,
+# it was set during the run.
 OLD = 1_400_000_000
 SIZES = (0, 1, 777, 4095, 4096, 65_536, 70_001, 300_000, 1_500_000, 1 << 20)
 # The files that end with a hole, by their index in SIZES.

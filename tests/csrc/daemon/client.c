@@ -366,8 +366,7 @@ TEST(ranges_without_an_answer_are_cut) {
     done();
 }
 
-/* If a peer sends more than was asked for, the answer is still valid, but the link is shut down.
- */
+/* If a peer sends more than was asked for, the answer is still valid, but the link is shut down. */
 TEST(a_peer_that_sends_too_much_is_cut) {
     for (int more = 0; more < 2; more++) {
         make();

@@ -278,8 +278,8 @@ TEST(a_peer_that_takes_no_request_is_late) {
     }
 }
 
-/* The socket of a link is blocking. A send may take as long as a wait between two frames. Small
- * requests are sent at once (TCP_NODELAY). */
+/* The socket of a link is in blocking mode. The limit of a send is the limit of a wait between two
+ * frames. Small requests are sent at once (TCP_NODELAY). */
 TEST(a_links_socket_has_its_options) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
     struct timeval t;

@@ -11,7 +11,8 @@
 #define BLOCK (3 * MONARCH_PEER_CHUNK / 2)
 #define ROOM (4 << 20)
 
-/* The file that is sent, what the callbacks answer, and how often they were called. */
+/* The file that is sent, the values that the callbacks return, and how often the callbacks were
+ * called. */
 static struct {
     int fd, is_coming, is_recorded, is_good, opens, closes, checks, hashes;
     uint64_t size, there;
@@ -218,7 +219,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Only bytes of the file are counted, not the frames that are sent with them. */
+/* Only the bytes of files are counted. The frames that are sent with them are not. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;

@@ -233,7 +233,8 @@ TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
 }
 
 /* No listing is made from an entry whose directory is not in the catalog, or from an entry that was
- * found outside a walk. The code must not write before the first entry of the table for them. */
+ * found outside a walk. For such entries, nothing must be written in front of the table's first
+ * entry. */
 TEST(an_entry_without_its_directory_changes_nothing_else) {
     make();
     add("gone/file", MONARCH_FILE, MONARCH_NO_PLACE);

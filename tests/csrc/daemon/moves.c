@@ -58,8 +58,8 @@ static int in_pack;
 static int read_pack_of(struct monarch_engine *of, struct job *job, char *to) {
     return in_pack ? 0 : -1;
 }
-/* The copy is read for the sum of a block. If copy_read is negative, these reads fail. Otherwise
- * each read returns copy_read bytes too few. */
+/* The copy is read to compute the sum of a block. If copy_read is negative, these reads fail.
+ * Otherwise each read returns copy_read bytes too few. */
 static int copy_read;
 static ssize_t read_copy(int fd, char *to, size_t n, off_t at) {
     return copy_read < 0 ? -EIO : (ssize_t)n - copy_read;

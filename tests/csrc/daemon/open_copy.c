@@ -22,7 +22,7 @@ static struct monarch_peer_opened out;
 static uint64_t id;
 static const unsigned char key[MONARCH_KEY_BYTES] = "key";
 
-/* 1: the fill ends just before its slot is looked up. */
+/* If set to 1, the fill ends just before its slot is looked up. */
 static int ends_meanwhile;
 static int find_slot(const struct monarch_fills *fills, uint64_t word) {
     if (ends_meanwhile) {
@@ -392,8 +392,8 @@ TEST(the_end_of_a_fill_is_noticed) {
     done();
 }
 
-/* If the fill ends while the request is looked at, the complete copy is opened. Nothing would wake
- * the request if it waited now. */
+/* If the fill ends while the request is being handled, the complete copy is opened. The request
+ * must not wait, because nothing would wake it any more. */
 TEST(a_fill_that_ends_meanwhile_is_not_waited_for) {
     make(SIZE);
     keep(MONARCH_KEPT_HERE);

@@ -2,7 +2,8 @@
 
 #include "checks.h"
 
-/* The pack of a test. The file has bytes computed from seed 5; its members are parts of it. */
+/* The pack of a test. Its file has bytes that are computed from seed 5, and its members are parts
+ * of this file. */
 static struct monarch_engine *e;
 static struct pack *p;
 static struct monarch_member *members;
@@ -287,8 +288,8 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
     }
 }
 
-/* A window may be exactly as long as its limit, to the byte. Its length counts from the start of
- * the page in which the window begins. */
+/* A window may be exactly as long as its limit, but not a byte longer. Its length is counted from
+ * the start of the page in which the window begins. */
 TEST(a_window_ends_at_its_limit) {
     for (int more = 0; more < 2; more++) {
         begin();

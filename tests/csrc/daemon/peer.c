@@ -144,8 +144,8 @@ TEST(idle_links_beyond_the_limit_are_closed) {
     SAME(closed(), (4U << IDLE_LINKS) - 1);
 }
 
-/* A link that the caller has connected is used like any other idle link, also by a thread that
- * waits for a link. The peer counts as one that has worked. */
+/* A link that the caller has connected is used like any other idle link. A thread that waits for a
+ * link may get it too. The peer counts as one that has worked. */
 TEST(a_link_from_the_caller_is_used) {
     make();
     signals = 0;
@@ -356,8 +356,9 @@ static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock,
 }
 
 /* Threads wait for a link until their waits together have lasted WAITS_PER_CONNECT times as long as
- * the last connect took. A wait for a connect of another thread does not count, and ends with the
- * connect. No thread waits longer than LINK_NS, or while no link is in use. */
+ * the last connect took. While another thread connects a link, the time of a wait does not count,
+ * and the wait ends with the connect. A thread waits at most LINK_NS, and only while a link is in
+ * use. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000, n = WAITS_PER_CONNECT;
     const struct {
@@ -402,9 +403,9 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* A small request waits for the links of other threads. A large request that has a slot may
- * wait in line for one of these links. If there is no such line, it does not wait. When a thread
- * connects a link, the sum of the waits is reset to 0. */
+/* A small request waits for the links of other threads. A large request that has a slot waits only
+ * if it can join the line for one of these links. When a thread connects a link, the sum of the
+ * waits is reset to 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();

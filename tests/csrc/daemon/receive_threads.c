@@ -11,7 +11,7 @@
 #include "engine/work.h"
 #include "handover/kept.h"
 
-/* The step that fails in the start of the threads. */
+/* The step at which the start of the threads fails. */
 static enum { NOTHING, MEMORY, EPOLL, EVENTFD, TABLE, BUFFER, THREAD } fails;
 static void *scarce_calloc(size_t n, size_t size) {
     return fails == MEMORY ? NULL : calloc(n, size);

@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The errors that the next calls of dup3 return, ended by 0. */
+/* The errors that the next calls of dup3 return. The list ends with 0. */
 static const int *dup_errors;
 static int dups;
 static int dup_to(int from, int to, int flags) {

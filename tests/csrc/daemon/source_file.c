@@ -203,7 +203,7 @@ TEST(only_a_regular_file_has_an_inode_to_hand_over) {
     done();
 }
 
-/* The source has limits for operations and for bytes. An open counts as one operation, and as no
+/* The source has limits for operations and for bytes. An open counts as one operation and as zero
  * bytes. */
 TEST(an_open_is_an_operation_of_the_limit) {
     make(10);
@@ -508,9 +508,9 @@ static int hand(int flags) {
 
 static int is_claimed(void) { return e->clients->claim[11] != 0; }
 
-/* A handed-over descriptor is used only if it is open just for reading, without O_DIRECT, and
- * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the
- * file. */
+/* A handed-over descriptor is used only if it is open only for reading, without O_DIRECT, and
+ * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the file
+ * itself. */
 TEST(only_a_usable_descriptor_is_taken) {
     for (int way = 0; way < 7; way++) {
         const int flags[] = {O_RDONLY, O_RDWR, O_WRONLY, O_PATH, O_RDONLY, O_RDONLY, O_RDONLY};
