@@ -30,7 +30,7 @@ class OpenTiers:
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
-        # BaseException, because a signal may raise KeyboardInterrupt while the tiers are opened.
+        # BaseException, so that the tiers are closed after a KeyboardInterrupt too.
         except BaseException:
             self.end_unused()
             raise

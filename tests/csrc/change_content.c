@@ -91,8 +91,7 @@ static void op_copy_file_range(void) {
     SAY(close(to));
 }
 
-/* Copies within one file. The kernel refuses the first of the copies, because its ranges overlap.
- * */
+/* Copies within one file. The kernel refuses the first copy, because its ranges overlap. */
 static void op_copy_within(void) {
     int from = reading("f"), to = open(in("f"), O_WRONLY);
     off_t at = 10, to_at = 100, behind = 100000;

@@ -43,8 +43,8 @@ static void unmap_buffer(char *buffer) {
     monarch_unmap_buffer(buffer);
 }
 
-/* Each descriptor that comes with a valid message is passed to do_handed in the end, which closes
- * it. */
+/* Each descriptor that comes with a valid message is finally passed to do_handed, which closes it.
+ * */
 static void end_rest(struct pool *p) { (void)p; }
 static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *c, struct handed *h,
                                         struct job **job);

@@ -508,7 +508,7 @@ static int hand(int flags) {
 
 static int is_claimed(void) { return e->clients->claim[11] != 0; }
 
-/* A handed-over descriptor is used only if it is open only for reading, without O_DIRECT, and
+/* A handed-over descriptor is used if it is open only for reading, is open without O_DIRECT, and
  * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the file
  * itself. */
 TEST(only_a_usable_descriptor_is_taken) {
