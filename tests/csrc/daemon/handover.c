@@ -263,9 +263,10 @@ TEST(policy_learns_of_new_files_once) {
     done();
 }
 
-/* A descriptor without an order is given up only if three conditions hold. The daemon's policy
- * knows of the descriptor's file. Since it learned of the file, the daemon's loop has had
- * ITERATIONS iterations. More than ORDER_NS have passed since the descriptor arrived. */
+/* A descriptor without an order is given up only if three conditions hold. First, the daemon's
+ * policy knows of the descriptor's file. Second, the daemon's loop has had ITERATIONS iterations
+ * since the policy learned of the file. Third, more than ORDER_NS have passed since the descriptor
+ * arrived. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};

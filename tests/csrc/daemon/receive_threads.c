@@ -43,8 +43,7 @@ static void unmap_buffer(char *buffer) {
     monarch_unmap_buffer(buffer);
 }
 
-/* Each descriptor that comes with a valid message is finally passed to do_handed, which closes it.
- * */
+/* Each descriptor that comes with a valid message finally reaches do_handed, which closes it. */
 static void end_rest(struct pool *p) { (void)p; }
 static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *c, struct handed *h,
                                         struct job **job);
@@ -271,8 +270,8 @@ TEST(threads_go_on_if_no_more_can_be_started) {
     done();
 }
 
-/* When the listener's threads are joined, the number of threads that hang is returned. This
- * includes threads that hang in a call on a file system, and the table's thread if it does not end.
+/* When the listener's threads are joined, the number of threads that hang is returned. It includes
+ * threads that hang in a call on a file system. If the table's thread does not end, it counts too.
  * */
 TEST(threads_that_hang_are_counted) {
     make();
