@@ -76,8 +76,9 @@ PRELOAD_FLAGS = [
     # A program may pass a null pointer to open(). The compiler must not assume that this cannot
     # happen, because the kernel must see the pointer and return an error.
     "-fno-delete-null-pointer-checks",
-    # With _FORTIFY_SOURCE, libc's headers replace calls such as read() by calls of variants that
-    # check a buffer's size. The macro is undefined, because the library defines read() itself.
+    # If _FORTIFY_SOURCE is defined, libc's headers replace functions such as read() with variants
+    # that check the size of the buffer. The library defines read() itself, so the macro must be
+    # undefined.
     "-U_FORTIFY_SOURCE",
     "-fvisibility=hidden",
     # A preload library is loaded when the program starts. So its thread-local variable may use the
@@ -88,9 +89,10 @@ PRELOAD_FLAGS = [
     "-Wl,-z,defs,-z,relro,-z,now",
     # Map the library with two mappings instead of four, because every process of a job maps it.
     "-Wl,-z,noseparate-code",
-    # When a program starts, the loader looks up only names of libc for the library. With
-    # -Bsymbolic, calls between our own functions need no look-up. The compiler's start files are
-    # left out: they would look up four more names, and the library does not need them.
+    # When a program starts, the loader should look up as few names as possible for the library.
+    # With -Bsymbolic, calls between the library's own functions need no look-up. The compiler's
+    # start files would need four more look-ups. They are left out, because the library does not
+    # need them.
     "-Wl,-Bsymbolic",
     "-nostartfiles",
     # Leave out functions that only the daemon calls, because every process of a job maps the

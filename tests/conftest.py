@@ -1,5 +1,5 @@
-"""Fixtures for the tests in all folders. A fixture that needs root, FUSE or a mount skips the test
-if it is missing, and reports what is missing."""
+"""Fixtures for the tests in all folders. Some fixtures need root, FUSE or a mount. If the machine
+lacks what a fixture needs, the fixture skips the test and reports what is missing."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class SharedSession(Session):
-    """A session over a slow source with a large dataset. The dataset has files of many formats."""
+    """A session on a slow source with a large dataset. The dataset has files of many formats."""
 
     def __init__(self, directory: Path, mounted: SlowSource, mountpoint: Path, **more: Any) -> None:
         super().__init__(directory, mountpoint, **more)

@@ -24,7 +24,7 @@ class Batch:
     """Entries that a scan has found. They are valid only until the next batch is taken.
 
     entries : (n,) of dtype ENTRY, without their hashes
-    pool : C pointer to a text of `used_bytes` bytes: the paths, and the links' targets
+    pool : C pointer to `used_bytes` bytes of text: the paths, and the targets of symbolic links
     """
 
     entries: Array
@@ -38,15 +38,15 @@ class Walk:
 
     fd : descriptor of the root; the caller closes it
     source : the source's number
-    ops_per_s : limit of operations on the source; 0 for no limit
+    ops_per_s : the largest number of operations per second on the source; 0 for no limit
     doorbell : a C pointer, rung when `take` can return a batch
     directories : the directories to list, relative to the root; None to list the whole tree. With
         is_deep, all subdirectories of these directories are listed too
     known : three values: a catalog's struct monarch_writer *, the session's struct
         monarch_clients *, and a time at which the catalog had no files yet [ns]. The scan skips a
         file if the catalog already has it under the same name and inode number, and if the file's
-        directory has not changed since that time. For a file that a program is reading, the scan
-        takes the attributes that the kernel has cached
+        directory has not changed since that time. If a program is reading a file, the scan uses the
+        attributes of the file that the kernel has cached
     allowed : the limits at the start, in the form of the arguments of `allow`
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
@@ -110,8 +110,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named. If this is 0, an existing
-            limit remains as it is; without an existing limit, the limit becomes 0
+        wanted : the new limit for names in directories that `want` named. If it is 0, a limit that
+            was set before remains unchanged; if there was no limit, the limit becomes 0
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)
@@ -123,7 +123,7 @@ class Walk:
 
     @property
     def up_ino(self) -> int:
-        """The inode that the root's listing gives to ".."; 0 if the root has not been listed."""
+        """The inode number of ".." in the root's listing; 0 if the root has not been listed."""
         return int(lib.monarch_scan_up(self._scan))
 
     def close(self, limit_s: float = END_LIMIT_S) -> int:

@@ -42,7 +42,8 @@ class Measured:
     """The measurements of a run.
 
     epoch_end : (epochs,), when each epoch ended [s]
-    bytes, node_bytes : (epochs, 4), (nodes, 4), the bytes read from each of PLACES
+    bytes, node_bytes : (epochs, 4) and (nodes, 4), the bytes that each epoch, or each node, has
+        read from each of PLACES
     reused : (epochs,), the bytes read from copies that were made in earlier epochs
     stall, compute : (ranks,), how long each rank waited for samples, and how long it computed [s]
     filled : (nodes,), the bytes read from the file system for copies and for other nodes

@@ -31,8 +31,8 @@ def can_draw(path: Path) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draws a JSON document of results (`result`) as a picture, in the format given by the
-    extension of `path`.
+    """Draws the results in a JSON document (see result.py) as a picture. The extension of `path`
+    determines the picture's format.
 
     Each bar is a policy's total time, divided in proportion to the bytes from each place. If the
     policy `perfect` was simulated, a dotted line shows its time. Raises MonarchError if no policy
@@ -60,7 +60,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure of matplotlib. Raises MonarchError if it cannot be written."""
+    """Writes a matplotlib figure to `path`. Raises MonarchError if the file cannot be written."""
     try:
         figure.savefig(path, dpi=90)
     except (OSError, ValueError) as error:

@@ -138,9 +138,9 @@ class SizeLaw(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors gives the same sizes: it uses scipy's ``norm.rvs``, which
-        draws the same numbers from the same state. All sizes are drawn at once, and each size
-        outside [min, max] is then drawn again. A constant law draws nothing.
+        The simulator of the NoPFS authors produces the same sizes, because scipy's ``norm.rvs``,
+        which it uses, draws the same numbers from the same state. All sizes are drawn at once. Then
+        each size outside [min, max] is drawn again. A constant law draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
@@ -262,8 +262,8 @@ class Checkpoint(Keys):
 
 @dataclass(frozen=True, slots=True)
 class NodeOverride(Keys):
-    """Nodes that differ from the other nodes. They have the scenario's common value for each field
-    that is None, and the common capacity for each class that `capacity` does not name.
+    """Nodes that differ from the other nodes. For each field that is None, they have the scenario's
+    common value. For each class that `capacity` does not name, they have the common capacity.
 
     nodes : the nodes that differ, counted from 0
     ranks : the number of ranks on each of them

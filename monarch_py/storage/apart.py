@@ -47,8 +47,8 @@ def make_apart(directory: Path) -> None:
 
 
 def spread_subdirectories(directory: Path) -> None:
-    """Sets FS_TOPDIR_FL, so that ext4 puts each later subdirectory of a directory into another
-    block group. Does nothing on file systems without this flag."""
+    """Sets FS_TOPDIR_FL on a directory. From then on, ext4 puts each new subdirectory of the
+    directory into another block group. Does nothing on file systems without this flag."""
     with suppress(OSError):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -121,7 +121,7 @@ class DamagedManifestError(TierError):
 
 @contextmanager
 def damage_told(path: Path) -> Iterator[None]:
-    """Turns the errors that SQLite raises in the block, and errors from malformed rows, into
+    """Inside a `with` statement, turns SQLite's errors and errors from malformed rows into
     TierError or DamagedManifestError. `path` is the manifest's path."""
     try:
         yield

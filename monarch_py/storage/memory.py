@@ -13,7 +13,7 @@ from pathlib import Path
 
 # Copies leave this share of each memory limit unused, so that the memory of the job can grow.
 HEADROOM = 1 / 16
-# cgroup v1 expresses "no limit" by a number near 2**63.
+# cgroup v1 expresses "no limit" as a number near 2**63.
 NO_LIMIT = 1 << 60
 
 
@@ -57,9 +57,9 @@ def _stat(text: bytes, key: str) -> int:
 
 @lru_cache(maxsize=1)
 def _groups(cgroups: bytes, mount_lines: bytes) -> list[tuple[str, bool]]:
-    """Returns a pair for this process's memory cgroup and for each of the cgroup's ancestors: the
-    directory, and whether it belongs to cgroup v2. The result is cached until the cgroup or the
-    mounts change.
+    """Returns one pair for this process's memory cgroup, and one for each ancestor of the cgroup. A
+    pair consists of a cgroup's directory, and whether the directory belongs to cgroup v2. The
+    result is cached until the cgroup or the mounts change.
 
     cgroups, mount_lines : the content of /proc/self/cgroup and of /proc/self/mounts
     """

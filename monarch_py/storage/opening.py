@@ -30,7 +30,7 @@ class OpenTiers:
         try:
             for number, tier_config in enumerate(config.tiers):
                 self._add(number, tier_config)
-        # BaseException, because a signal may arrive while the tiers are opened.
+        # BaseException, so that the keepers are ended whatever the exception is.
         except BaseException:
             self.end_unused()
             raise

@@ -35,8 +35,8 @@ log = logging.getLogger("monarch.tiers")
 # ROW_BYTES: for its row in the manifest, with a path of typical length. If paths are longer, the
 # measured size of the manifest is used instead (`quota_for_copies`).
 NAME_BYTES, ROW_BYTES = 64, 448
-# The room [bytes] that is kept free for the catalog if the catalog grows on the tier's file system,
-# but at most half of that file system. CATALOG_BYTES are enough for three million files.
+# If the catalog grows on the tier's file system, this much room [bytes] is kept free for the
+# catalog, but never more than half of the file system. It is enough for three million files.
 CATALOG_BYTES = 1 << 30
 # The daemon places small files in up to a thousand portions a second. For each portion it must know
 # how much room the tier's directories take. Finding this out takes several system calls, so the
@@ -163,8 +163,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more room than their size rounded up to whole blocks: the copy's
-        # number -> how many bytes more it occupies.
+        # The copies that occupy more room than their size, rounded up to complete blocks: number of
+        # the copy -> how many bytes more the copy occupies.
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.
@@ -196,8 +196,8 @@ class Tier:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Turns errors in the block into TierErrors that name the tier. The file system may be
-        read-only, for example, or completely full."""
+        """Inside a `with` statement, turns errors of the file system into TierErrors that name the
+        tier. The file system may be read-only, for example, or completely full."""
         try:
             yield
         except TierError:
@@ -229,8 +229,8 @@ class Tier:
     # --- content at start -------------------------------------------------------------------
 
     def listing(self) -> Array:
-        """Returns everything in the directory that has the name of a copy, sorted by number, as
-        (copies,) of LISTED. Files with other names were not made by Monarch.
+        """Lists everything in the directory that has the name of a copy. Returns (copies,) of
+        LISTED, sorted by number. Files with other names were not made by Monarch.
 
         is_sound : whether Monarch can have made the file: it is a regular file of this user, with
             the mode of a copy and no second hard link. Anything else must not be opened, because a
@@ -306,9 +306,9 @@ class Tier:
         return NAME_BYTES + (ROW_BYTES if self.config.persistent else 0)
 
     def quota_for_copies(self) -> int:
-        """The part of the quota that copies may fill [bytes]: the quota without the room of the
-        tier's directories and manifest, and without `slack_of`. Raises OSError if the tier's
-        directory cannot be examined."""
+        """The part of the quota that copies may fill [bytes]: the quota, minus the room that the
+        tier's directories and manifest take, minus the slack (`slack_of`). Raises OSError if the
+        tier's directory cannot be examined."""
         now_s = time.monotonic()
         if now_s >= self._next_overhead_s:
             try:

@@ -45,8 +45,8 @@ def doubts(directory: Path) -> list[Doubt]:
 
 
 def why_not_private(path: Path) -> str:
-    """Returns why `path` is not a directory that only this user can access (mode 0700), and what to
-    do about it; "" if `path` is private in this sense. Raises OSError if `path` does not exist."""
+    """Returns "" if `path` is a directory that only this user can access (mode 0700). Otherwise
+    returns why it is not, and what to do about it. Raises OSError if `path` does not exist."""
     found = path.lstat()
     owner = found.st_uid
     if owner != os.geteuid():
@@ -61,8 +61,8 @@ def why_not_private(path: Path) -> str:
 
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields each directory and link on the way to `directory`, from the root down, and `directory`
-    itself; each with its attributes."""
+    """Yields the path and the attributes of each directory and link on the way to `directory`, from
+    the root down, and finally those of `directory` itself."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()
@@ -83,7 +83,8 @@ def _doubt(path: Path, st: os.stat_result) -> Doubt | None:
         text = f"{path} belongs to {user_name(st.st_uid)}, who can replace the files in it"
         return Doubt(not _may_be_root(st.st_uid), text, hint)
     # The mode of a link has no meaning. A directory with the sticky bit is safe even if others may
-    # write it: only a file's owner and the directory's owner may rename or remove the file.
+    # write to it, because only the owners of a file and of the directory may rename or remove the
+    # file.
     if stat.S_ISLNK(st.st_mode) or st.st_mode & stat.S_ISVTX:
         return None
     if st.st_mode & stat.S_IWOTH:

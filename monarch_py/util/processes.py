@@ -75,7 +75,8 @@ class Identity:
     """The identity of a process, which need not be a child of this process. A later process with
     the same PID has another identity.
 
-    began : the result of the function `began`; 0 for a process that had ended already
+    began : the result of the function `began`; 0 if the process had already ended when `began` was
+        called
     """
 
     pid: int

@@ -22,7 +22,8 @@ def handle(numbers: Iterable[signal.Signals], handler: Handler | signal.Handlers
 
 @contextmanager
 def handling(numbers: Iterable[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Installs a handler for the duration of the block, then restores the earlier handlers."""
+    """Installs a handler for the duration of a `with` statement, then restores the earlier
+    handlers."""
     old = {number: signal.getsignal(number) for number in numbers}
     handle(old, handler)
     try:

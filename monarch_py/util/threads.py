@@ -29,7 +29,7 @@ def failures() -> list[str]:
 
 
 def note_all_failures() -> None:
-    """From now on, notes the exceptions that end threads of this process."""
+    """Makes this process note, from now on, every exception that ends one of its threads."""
 
     def note(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None and ended.exc_type is not SystemExit:

@@ -63,7 +63,7 @@ class Keys:
     """The base of dataclasses that declare keys.
 
     GROUPS : name of an inner mapping -> the class that declares the mapping's keys. A class with
-        groups inherits from the classes of its groups. So it has the fields of all keys
+        groups inherits from the classes of its groups, so it has a field for each of their keys
     WRAPPERS : names of inner mappings. A key has the same effect inside such a mapping as outside
     IGNORED : name of a key that has no effect -> the warning for a user who writes the key
     SCALAR : the key that is set if the user writes a scalar in place of the mapping; '' for none
@@ -157,9 +157,9 @@ def read_as(node: yaml.Node, spot: Spot, keys: type[K], **more: Any) -> K:
 
 
 def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
-    """Reads the keys that the mapping at `node` has. Returns a dict from the name of each key's
-    field in `keys` to the key's value. Required keys may be missing. Raises ConfigError if a key or
-    a value does not fit."""
+    """Reads the keys that the mapping at `node` has. Returns the value of each key, by the name of
+    the key's field in `keys`. Required keys may be missing. Raises ConfigError if a key or a value
+    does not fit."""
     given: dict[str, Any] = {}
     _read_entries(node, spot, keys, keys, given)
     return given
@@ -225,9 +225,9 @@ def _read_entries(
         elif name in known:
             given[known[name].field.name] = known[name].kind.parse(value, here)
         else:
-            # `value` is a group, a mapping inside the mapping at `node`. The spot of a key in a
-            # group does not contain the group's name: the keys are read as if they were directly in
-            # the mapping at `node`.
+            # `value` is a group, that is, a mapping inside the mapping at `node`. The keys of a
+            # group are read as if they were directly in the mapping at `node`, so their spots do
+            # not contain the group's name.
             inner = replace(here, key_path=spot.key_path)
             _read_entries(value, inner, whole, place.GROUPS.get(name, place), given)
 

@@ -12,7 +12,8 @@ NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
 # a large data file out of memory if the user names one by mistake.
 MAX_FILE_BYTES = 1 << 20
-# The most characters of a key or a value that a message shows. A value may be a whole file.
+# The largest number of characters of a key or a value that a message shows. A value may be as long
+# as a file.
 MOST_SHOWN = 80
 
 

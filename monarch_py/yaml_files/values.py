@@ -237,8 +237,8 @@ Directory = Annotated[Path, directory("/the/dataset")]
 
 
 def _is_usable(text: str) -> bool:
-    """Whether the text can be a part of a path. System calls fail in unexpected ways with other
-    text."""
+    """Whether the text can be a part of a path. If it cannot, system calls with this text fail in
+    unexpected ways."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:

@@ -26,8 +26,8 @@ def site(session_factory: Callable[..., Session], files: Files) -> Iterator[Star
 
 @pytest.fixture
 def short_lived(session_factory: Callable[..., Session], files: Files) -> Iterator[Started]:
-    """A session whose daemon ends 2 s after the last program that used the daemon has ended. In the
-    fixture `site`, the daemon ends after 60 s."""
+    """A session whose daemon ends 2 s after the end of the last program that used it. The daemon of
+    the fixture `site` ends only after 60 s."""
     yield from started(lambda: session_factory(files.root, autostart=True, idle_exit="2s"))
 
 

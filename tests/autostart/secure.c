@@ -1,7 +1,7 @@
-/* Arguments: FILE LIBRARY [UID]. If UID is given, makes it the effective user. Then loads LIBRARY
- * with dlopen, unless the program was linked with the library (USE_LINKED). Opens FILE through the
- * library. Prints AT_SECURE, whether the library is mapped, and the number of bytes read from
- * FILE. */
+/* Arguments: FILE LIBRARY [UID]. If UID is given, makes it the effective user ID. Then loads
+ * LIBRARY with dlopen, unless the program was linked with the library (USE_LINKED). Opens FILE
+ * through the library. Prints AT_SECURE, whether the library is mapped, and the number of bytes
+ * read from FILE. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -83,8 +83,8 @@ class Started:
 
     def is_starting(self) -> bool:
         """Returns whether a starter holds the claim, which is a lock on the file `starts`. The
-        method `starters` may miss a new starter: its command line is not set until a moment after
-        the program continues."""
+        method `starters` may miss a new starter, because it searches command lines. A new starter
+        gets its command line only a moment after the program has continued."""
         try:
             claim = os.open(self.session.paths.starts, os.O_RDONLY)
         except FileNotFoundError:
@@ -101,8 +101,8 @@ class Started:
         wait_until(lambda: not self.is_starting(), what="the end of the starter")
 
     def starts(self) -> int:
-        """Returns how many starts are recorded, without those that were not needed. The recorded
-        time of a start that was not needed is an odd number."""
+        """Returns how many starts are recorded. A start that was not needed does not count; its
+        recorded time is an odd number."""
         file = self.session.paths.starts
         data = file.read_bytes() if file.exists() else b""
         times = [int.from_bytes(data[at : at + 8], sys.byteorder) for at in range(0, len(data), 8)]

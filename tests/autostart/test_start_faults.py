@@ -20,8 +20,8 @@ from support.session import wait_until
 
 HERE = Path(__file__).parent
 # The system calls at which a process is killed before the start is recorded. At the first call, the
-# killed process is the child that makes the starter's process. At the others, it is the starter's
-# process: at its first steps, while it takes the claim, or while it holds the claim.
+# child that makes the starter's process is killed. At the other calls, the starter's process itself
+# is killed: at its first steps, while it takes the claim, or while it holds the claim.
 UNCOUNTED = ["beside:clone", *sized([], ["beside:close_range", "beside:flock"]), "beside:pwrite64"]
 # The system calls at which a process is killed after the start is recorded. The starter is killed
 # before or after its exec. The daemon is killed when it has its lock, or when it is nearly ready.
@@ -151,7 +151,8 @@ def test_descriptors_are_closed_without_close_range(
     site: Started, file: Path, opens: Path, faulter: Path, plain: str, tmp_path: Path
 ) -> None:
     """The starter and the daemon inherit no descriptors of the program, even without close_range
-    (Linux before 5.9). The daemon is stopped while the test reads the open files of both."""
+    (Linux before 5.9). The daemon is suspended while the test reads the lists of the open files of
+    both processes."""
     site.learn()
     calls = ["any:close_range:0:ENOSYS", "daemon:listen:1:stop"]
     faults = Faulter(faulter, tmp_path / "made", calls)

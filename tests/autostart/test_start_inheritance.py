@@ -22,8 +22,8 @@ from monarch_py.daemon.server import Daemon
 
 # --- what the daemon does not inherit ------------------------------------------------------------
 
-# Changes signals, umask, limits and descriptors, as a launcher or a careless script may do for the
-# first rank, and then reads the file.
+# Changes signals, umask, limits and descriptors, and then reads the file. A launcher or a careless
+# script may make such changes for the first rank.
 ROUGH = """
 trap '' TERM INT HUP USR1 PIPE; umask 777
 ulimit -S -v 4000000; ulimit -S -t 100; ulimit -S -f 99999; ulimit -S -n 64

@@ -21,9 +21,9 @@ LINES = {
 def test_the_interpreter_is_the_one_that_has_installed_the_library(
     site: Started, files: Files, tmp_path: Path, line: str
 ) -> None:
-    """The library starts the interpreter that the first line of bin/monarch names; pip has written
-    this line. If the installation was moved, or the path is too long for a first line, the library
-    starts the Python in the directory of bin/monarch."""
+    """The library starts the interpreter that the first line of bin/monarch names. pip has written
+    this line. If the installation was moved, or if the interpreter's path is too long for a line
+    with `#!`, the library starts the Python in the directory of bin/monarch."""
     first, name = LINES[line]
     site.learn()
     python = installed(site, tmp_path, first.format(tmp_path), name)

@@ -93,7 +93,7 @@ def test_an_ordinary_user_is_served_with_the_tiers_of_the_site(
     assert not [path for path in session.tiers[0].rglob("*") if path.is_file()]
 
 
-# How a program gets rights that its user does not have. "none" is for comparison: the program has
+# How a program gets rights that its user does not have. "none" is for comparison: this program has
 # only its user's rights.
 RIGHTS = ["none", "set-uid", "capability"]
 PROGRAMS = [(how, rights) for how in ("linked", "loads") for rights in RIGHTS]
@@ -152,8 +152,8 @@ def test_a_program_with_other_rights_than_its_users_starts_nothing(
 
 
 def run_as(site: Started, place: Path, how: str, uid: int) -> None:
-    """Runs a program as root. First, the program makes `uid` its effective user. If it is not
-    linked with the library, it then loads the library with dlopen. Last, it reads a file through
+    """Runs a program as root. First, the program makes `uid` its effective user ID. If it is not
+    linked with the library, it then loads the library with dlopen. Finally, it reads a file through
     the library. The program keeps root's capabilities, so the library can notice the change of the
     user only by the user ID."""
     program, library = built(site, place, how)

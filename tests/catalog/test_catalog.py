@@ -89,9 +89,9 @@ def test_what_is_added_is_found_and_nothing_else(
 
 
 def test_each_file_is_found_by_what_is_its_own_alone(catalog: Catalog) -> None:
-    """Two sources have files of the same paths, and some paths are the beginning of other paths. A
-    path always leads to its own entry, whichever entry is given as a guess. A hash leads to its
-    entry only if the right source is given."""
+    """Two sources have files with the same paths, and some paths are the beginning of other paths.
+    A path always leads to its own entry, whichever entry the caller passes as a guess. A hash leads
+    to its entry only if the caller passes the right source."""
     paths = [b"a", b"ab", b"a/b", b"a/bc", b"b"]
     rows = [(source, path, 7) for source in (0, 1) for path in paths]
     ids, _ = catalog.add(*batch(rows))
@@ -209,8 +209,8 @@ def test_copies_published_again_and_again_outgrow_no_index(catalog: Catalog) -> 
 
 
 def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int) -> None:
-    """Replaces each file by a file whose inode number is larger by `more`. Checks that the file's
-    entry is then found by the new number."""
+    """Replaces each file with a file whose inode number is larger by `more`. Checks that the
+    entry of the replaced file is then found by the new number."""
     entries, _ = batch([(source, path, ino + more) for source, path, ino in rows])
     for entry in range(len(rows)):
         catalog.update(entry, entries[entry : entry + 1])
@@ -218,7 +218,8 @@ def replace_all(catalog: Catalog, rows: list[tuple[int, bytes, int]], more: int)
 
 
 def test_the_catalog_has_room_for_new_attributes(catalog: Catalog) -> None:
-    """The catalog stores the new attributes of a few files without growing, so it is not copied."""
+    """The catalog can store new attributes of a few files without growing, so its entries are not
+    copied to a larger catalog."""
     rows = many(10)
     catalog.add(*batch(rows))
     generation = catalog.c.generation

@@ -36,8 +36,8 @@ class Running:
 
 @contextmanager
 def running(session: Session, *words: str) -> Iterator[Running]:
-    """Runs a command while the block runs, and kills it at the block's end. If possible, the
-    command is forked from a process that has already loaded its modules."""
+    """Runs a command for the duration of a `with` statement, then kills the command. If possible,
+    the command is forked from a process that has already loaded its modules."""
     command, environment = session.command(*words), session.env(preload=False)
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         forked = fork_monarch(command[3:], environment, out.fileno(), err.fileno())

@@ -89,9 +89,9 @@ def hits(site: SiteSession, number: int, **environment: str) -> int:
 
 @contextmanager
 def under_run(site: SiteSession, script: str = "", **environment: str) -> Iterator[None]:
-    """Runs a shell under `monarch run` while the block runs. The shell first runs `script`, which
-    by default reads a file of the first dataset. Then it writes a line `reads`, and the block
-    begins."""
+    """Runs a shell under `monarch run` for the duration of a `with` statement. The shell first runs
+    `script`, which by default reads a file of the first dataset. Then the shell writes a line
+    `reads`, and the body of the `with` statement begins."""
     script = f"{script or 'cat $MONARCH_SOURCE/a >/dev/null'}; echo reads >&2; read line"
     with subprocess.Popen(
         [sys.executable, "-m", "monarch_py", "run", "-q", "--", "bash", "-c", script],

@@ -390,8 +390,9 @@ def test_run_ends_its_own_daemon_and_tells_what_was_gained(session: Session) -> 
     share = 100 / (1 + totals["misses"])
     gain = f"{totals['opens']:,} opens of dataset files, 1 ({share:.1f} %) from copies"
     assert done.stderr.startswith(f"monarch: {gain}")
-    # The copy was made either from the data that the program has read (0 bytes are read to fill
-    # it), or from the data that the daemon has read (the whole file).
+    # The copy was made from data that the program has read, or from data that the daemon has read.
+    # In the first case, the fill has read 0 bytes from the source; in the second, the complete
+    # file.
     by_fills = totals["source_bytes_read_by_fills"]
     assert by_fills in (0, FILES["a"])
     assert f"({format_size(by_fills)} to fill copies, " in done.stderr

@@ -431,8 +431,8 @@ def test_a_tier_that_another_daemon_holds_is_a_problem(
 def test_a_daemon_that_can_have_no_tier_is_a_problem(
     session_factory: Factory, served: Session
 ) -> None:
-    """If another daemon holds all tiers, doctor reports a problem, and `monarch run` gives the same
-    reason."""
+    """If another daemon holds all tiers, doctor reports a problem, and `monarch run` reports the
+    same reason."""
     tiers = [{"mount_point": served.tiers[0], "max_storage_quota": MIB}]
     other = session_factory(served.source, tiers=tiers)
     status, findings = examined(other)

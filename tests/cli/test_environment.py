@@ -1,4 +1,4 @@
-"""`monarch env`, whose lines are evaluated in shells. Also `monarch` commands that are started
+"""Tests `monarch env`, whose output is evaluated by shells, and `monarch` commands that are started
 under the library."""
 
 from __future__ import annotations
@@ -110,8 +110,9 @@ def test_the_lines_are_taken_back(session: Session) -> None:
 def test_commands_leave_the_library_that_a_module_puts_before_them(
     session_factory: Callable[..., Session], tree: Path
 ) -> None:
-    """A `monarch` command that is started under the library runs without the library.
-    Otherwise, a daemon's reads of the source would be served from the daemon's own copies."""
+    """If a `monarch` command is started under the library, it executes itself again without the
+    library. Otherwise, a daemon's reads of the source would be served from the daemon's own
+    copies."""
     session = session_factory(tree)
     with session.log.open("ab") as log:
         session.daemon = subprocess.Popen(

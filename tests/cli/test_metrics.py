@@ -1,5 +1,5 @@
-"""The output of `monarch metrics`: printed, written to a file, served on a Unix socket, and scraped
-by a real Prometheus."""
+"""Tests the output of `monarch metrics` in four forms: printed, written to a file, served on a Unix
+socket, and scraped by a real Prometheus."""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ class Cluster:
         )
 
     def shell(self, system: System, script: str, *, user: str = "") -> list[str]:
-        """Runs a script in a shell that has the command `module` and uses the modulefiles of
-        `offer`. Returns the lines that the script prints."""
+        """Runs a script in a shell that has the command `module` and uses the modulefiles that
+        `offer` has written. Returns the lines that the script prints."""
         use = f"set -e\n{system.line}\nmodule use {self.place}/modulefiles\n"
         words = ["bash", "-c", use + script]
         if user:
@@ -406,8 +406,8 @@ def test_the_python_of_the_job_is_no_matter(cluster: Cluster) -> None:
 
 @pytest.mark.long
 def test_pip_makes_such_an_installation(cluster: Cluster) -> None:
-    """`pip install --prefix` makes the same commands as `install` above. They still work after the
-    installation has been moved."""
+    """`pip install --prefix` makes the same commands as `install` above. These commands still work
+    after the installation has been moved."""
     made, first = cluster.place / "opt" / "made", cluster.place / "opt" / "pip.first"
     install(made, cluster.python)
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(first)]

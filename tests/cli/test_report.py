@@ -62,8 +62,8 @@ def advice_of(monarch: Monarch, file: Path, *words: str) -> dict[str, Any]:
 
 
 def changes_of(monarch: Monarch, file: Path, *words: str) -> dict[str, float]:
-    """Returns a dict from the first word of each advised change to the simulated time [s] of the
-    run with this change."""
+    """Returns a dict: the first word of each advised change -> the simulated time of a run with
+    this change [s]."""
     advice = advice_of(monarch, file, *words)
     return {c["what"].split()[0]: c["simulated_seconds"] for c in advice["changes"]}
 
@@ -157,16 +157,16 @@ def test_a_real_run(ran: tuple[Path, dict[str, Any]], monarch: Monarch) -> None:
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.3)
     best = advice["changes"][0]["simulated_seconds"]
-    # The best change gives room for all files, so that each file is read from the source once. In
-    # this run, twice as many bytes were read from the source: all files in the first epoch, and
-    # half of the files in each of the two later epochs.
+    # With the best change, all files have room, so each file is read from the source only once. In
+    # the reported run, twice as many bytes were read from the source: all files in the first epoch,
+    # and half of the files in each of the two later epochs.
     assert best == pytest.approx(advice["simulated_seconds"] / 2, rel=0.2)
     look_at(output)
 
 
 def look_at(output: Path) -> None:
-    """Takes pictures of the page in a browser and checks them: on a wide screen in the light colour
-    scheme, and on a narrow screen in the dark one."""
+    """Takes two pictures of the page in a browser, and checks them. One shows the light colour
+    scheme on a wide screen, the other the dark colour scheme on a narrow screen."""
     desk = shot(output, 1280)
     phone = shot(output, 400, "--blink-settings=preferredColorScheme=0")
     for picture, paper in ((desk, DAY), (phone, NIGHT)):
@@ -236,8 +236,8 @@ def test_a_run_with_a_daemon_that_has_served_before(
 def test_more_files_than_groups(
     session_factory: Factory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A report has the sizes of at most MOST_GROUPS groups of files. If there are more files than
-    groups, the sums over the groups equal the sums over the files that `monarch ls` lists."""
+    """A report contains the sizes of at most MOST_GROUPS groups of files. If there are more files
+    than groups, the sums over the groups equal the sums over the files that `monarch ls` lists."""
     groups = 20
     monkeypatch.setattr("monarch_py.commands.record.MOST_GROUPS", groups)
     source, places = tmp_path / "many", (tmp_path / "a", tmp_path / "b")
@@ -356,10 +356,10 @@ TIERS = (("raise", 1), ("put", 4))
 
 
 def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
-    """The advice says how long a run with more room would take. This run is limited by its source.
-    It has read the dataset from the source once in the first epoch, and half of it in each of the
-    other three. With room for all files, it would read the dataset once from the source and three
-    times from the tier."""
+    """The advice says how long a run with more room would take. The reported run was limited by its
+    source. It read the complete dataset from the source in the first epoch, and half of the dataset
+    in each of the other three epochs. With room for all files, it would read the dataset once from
+    the source and three times from the tier."""
     file = write(made_report(epochs=4, share=0.5), tmp_path)
     advice = advice_of(monarch, file)
     assert advice["simulated_seconds"] == pytest.approx(advice["measured_seconds"], rel=0.05)
@@ -372,7 +372,7 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
     """The advised quota fits into the tier's file system. The advised RAM tier takes at most half
-    of the memory that was free at the time when memory was scarcest."""
+    of the free memory, measured when the free memory was lowest."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB
@@ -535,8 +535,8 @@ ODD: tuple[Any, ...] = (0, 1, -1, 5000, 10**9, 10**17, 1e18, 1e-9, None, "x", []
 
 
 def places_in(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields, for each value in a JSON document, the keys and indices that lead to the value. Of
-    each list, only the first three elements are visited."""
+    """Yields, for each value in a JSON document, the keys and indices that lead to the value.
+    Visits only the first three elements of each list."""
     if isinstance(document, dict | list):
         keys = list(document) if isinstance(document, dict) else range(min(3, len(document)))
         for key in keys:
@@ -568,8 +568,8 @@ def test_a_package_that_is_missing(
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     assert done.returncode == 1
     assert done.stderr == "monarch: the page needs nosuchpackage; pip install nosuchpackage\n"
-    # If the user may not write to the directory of Monarch's package, pip would install the other
-    # package in a directory that Monarch does not search.
+    # If the user may not write to the directory of Monarch's package, pip installs packages in
+    # another directory, which Monarch does not search.
     monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
     done = monarch("report", str(file), "-o", str(tmp_path / "o.html"))
     packages = Path(monarch_py.__file__).parents[1]

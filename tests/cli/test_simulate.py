@@ -61,8 +61,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Callable[..., str]:
-    """Returns a function that writes `SCENARIO` with changes to a file, and returns the file's
-    path. The value None removes a key."""
+    """Returns a function that changes keys of a copy of `SCENARIO`, writes the copy to a file, and
+    returns the file's path. The value None removes a key."""
 
     def write(**changes: Any) -> str:
         path = tmp_path / "mine.yaml"
@@ -296,8 +296,8 @@ def test_the_worked_example_gives_what_the_page_says(run: Run, tmp_path: Path) -
     page = (PAGES / "simulator.md").read_text().partition("\n## The model")[0]
     (example,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
     rows = re.findall(r"^\| `([a-z-]+)`[^|]*\| ([\d,]+) s \|", page, re.M)
-    # The example is run at a fiftieth of its size, and takes a fiftieth of the time. Only the
-    # staging buffer is reduced by less, because it must have room for batches.
+    # The example is run at a fiftieth of its size, and takes a fiftieth of the time. The staging
+    # buffer must have room for batches, so it is the only size that is reduced by a smaller factor.
     small = example.replace("1281167", "25623").replace("48GiB", "983MiB")
     small = small.replace("2GiB, threads", "160MiB, threads")
     (tmp_path / "mine.yaml").write_text(small)

@@ -18,8 +18,8 @@ from monarch_py.ipc.jobs import Jobs
 
 
 def test_no_job_ends_or_empties_the_daemon_of_another(site: SiteSession) -> None:
-    """While a command of job 2 uses the daemon that job 1 has started, job 1 can neither clear nor
-    stop it."""
+    """A command of job 2 uses the daemon that job 1 has started. Until the command ends, job 1 can
+    neither clear nor stop this daemon."""
     one, two = {"MONARCH_JOB": "day-1", **site.of(0)}, {"SLURM_JOB_ID": "98765432", **site.of(1)}
     assert site.command_line("start", **one).returncode == 0
     pid = int(site.connection.ask("where")["pid"])

@@ -1,4 +1,5 @@
-"""Which configurations share the site's daemon, and what the commands tell users about it."""
+"""Tests which configurations share the site's daemon, and what the commands tell users about
+this."""
 
 from __future__ import annotations
 
@@ -105,8 +106,8 @@ def test_a_wrong_configuration_is_told_before_the_training_starts(site: SiteSess
 
 
 def test_the_sites_module_alone_is_silent(site: SiteSession) -> None:
-    """No daemon runs. A program prints a warning if its environment names a dataset. If only the
-    site's module is loaded, the program prints nothing."""
+    """No daemon runs. If a program's environment names a dataset, the program prints a warning. If
+    only the site's module is loaded, the program prints nothing."""
     assert site.run(["true"]).stderr == ""
     said = site.run(["true"], env=site.of(0)).stderr
     assert said.startswith(f"monarch: no daemon serves {site.config}; all reads go to the source.")

@@ -113,8 +113,8 @@ def test_a_program_that_runs_already_is_served_too(old_site: SiteSession) -> Non
 
 
 def test_changes_in_an_added_source_are_seen(site: SiteSession) -> None:
-    """A program reads the new bytes of a file that was open for writing when the source was added,
-    and of a file that was written later."""
+    """One file is open for writing when its source is added, and another file is written later. A
+    program reads the new bytes of both files."""
     assert site.command_line("start", **site.of(0)).returncode == 0
     early, late = site.datasets[1] / "a", site.datasets[1] / "b"
     with early.open("r+b") as writer:

@@ -301,8 +301,8 @@ sys.stdin.read()
 
 @contextmanager
 def holding(session: Session, how: str, *paths: Path, preload: bool = True) -> Iterator[int]:
-    """Runs a process that keeps the files open until the block's end. If `how` is "map", the
-    process maps the first file and closes that file's descriptor. Yields the process ID."""
+    """Runs a process that keeps the files open until the `with` statement ends. If `how` is "map",
+    the process maps the first file and closes that file's descriptor. Yields the process ID."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, how, *map(str, paths)],
         env=session.env(preload),

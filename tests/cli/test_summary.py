@@ -1,5 +1,5 @@
-"""The summary of `monarch run`: its numbers match those that the source has counted, its lines fit
-into 80 columns, and it says what the user should change."""
+"""Tests the summary of `monarch run`. Its numbers match those that the source has counted, its
+lines fit into 80 columns, and it says what the user should change."""
 
 from __future__ import annotations
 
@@ -362,8 +362,8 @@ def test_what_the_configuration_leaves_out_is_said() -> None:
 def test_what_a_run_has_read_is_not_said_to_be_unused(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Copies of files that the run has just read are not called unused, although the summary may be
-    made before the daemon's loop has counted these reads."""
+    """Copies of files that the run has just read are not called unused. This holds even if the
+    summary is made before the daemon's loop has counted these reads."""
     slow = slow_factory()
     for number in range(200):
         (slow.backing / f"{number:03d}").write_bytes(b"x" * 20_000)

@@ -404,8 +404,8 @@ def test_a_file_that_a_program_has_changed_stays_at_the_source(
 def test_copies_of_an_earlier_session_are_there(
     session_factory: Factory, old_source: Path, tmp_path: Path
 ) -> None:
-    """`monarch warm` counts copies of an earlier session as already there, even copies that the
-    daemon finds only while `monarch warm` runs."""
+    """`monarch warm` counts copies of an earlier session among the copies that existed already.
+    This includes copies that the daemon finds only while `monarch warm` runs."""
     many = Files(old_source.with_name("many")).wait_until_old().root
     tier = tmp_path / "kept"
     tier.mkdir()

@@ -1,5 +1,5 @@
-"""`monarch warm` on a slow source: it is interrupted, it runs beside other commands and a job, and
-it shows its progress."""
+"""Tests `monarch warm` on a slow source: the command is interrupted, runs beside other commands and
+a job, and shows its progress."""
 
 from __future__ import annotations
 

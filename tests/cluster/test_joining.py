@@ -1,5 +1,5 @@
-"""Starts of a cluster that go wrong: ranks that never join the others, two starts at the same
-time, and the messages of a failed start."""
+"""Starts of a cluster that go wrong, and the messages of these failed starts. Some ranks never join
+the others, or two starts run at the same time."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_rank_that_cannot_load_mpi(
 
 
 def test_a_rank_that_is_something_else(tree: Path, local_factory: Callable[..., Local]) -> None:
-    # The third rank runs `true`, so the other two wait for it in MPI. The limit is short, because
-    # each rank that waits keeps a core busy.
+    # The third rank runs `true`, so the other two wait in MPI for it to join. The limit is short,
+    # because each rank that waits keeps a core busy.
     done = start_with(local_factory(tree, 3), "true", join_limit_s=0.6)
     said = [line for line in done.stderr.splitlines() if line.startswith("monarch: ")]
     assert re.match(
@@ -88,10 +88,10 @@ def test_two_starts_at_once(tree: Path, local_factory: Callable[..., Local]) -> 
 
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_what_has_the_address_of_a_daemon_that_died(tmp_path: Path, is_ours: bool) -> None:
-    """A node's daemon died and cannot be started again, because its address is in use. If a process
-    holds the session's lock, it is the node's earlier daemon, which still has the address but does
-    not answer. The error then contains the process ID of this daemon. Otherwise the error says that
-    the port must be freed."""
+    """A node's daemon has died and cannot be started again, because its address is in use. If a
+    process holds the session's lock, this process is the node's earlier daemon: it still has the
+    address, but does not answer. The error then contains its process ID. Otherwise the error says
+    that the port must be freed."""
     session = SessionDir(tmp_path)
     lock = hold(session.lock) if is_ours else os.open(session.lock, os.O_CREAT)
     silent = rf"its earlier daemon \(process {os.getpid()}\) does not answer; end that process"

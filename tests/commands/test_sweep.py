@@ -61,8 +61,8 @@ def copies(mount_point: Path) -> list[Path]:
 
 
 # Arguments: the configuration, and 0 or 1. With 0, the program opens the tiers and the staging
-# area, as a daemon does at its start, and kills itself before it makes a control segment. With 1,
-# it kills itself earlier, while it makes the directory for a tier's copies.
+# area, as a daemon does when it starts. Then it kills itself, before it makes a control segment.
+# With 1, it kills itself earlier, while it makes the directory for a tier's copies.
 STARTS = """
 import os, signal, sys
 from pathlib import Path
@@ -210,8 +210,8 @@ def test_a_daemon_in_a_container_is_stopped(
     session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
-    the daemon's lock is not valid in the test's namespace. If this daemon is suspended, `sweep`
-    cannot end it, and reports that it does not end."""
+    the daemon's lock is not valid in the test's namespace. `sweep` cannot end such a daemon if it
+    is suspended, and reports this."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

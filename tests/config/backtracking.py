@@ -55,8 +55,9 @@ def _translate(step: re.Match[str], glob: str) -> str:
 
 
 def _translate_set(step: re.Match[str], glob: str) -> str:
-    """Translates a glob's set of characters, such as [a-z], into a set of a regular expression.
-    Escapes each member, because `--` and `[` have a special meaning in such a set."""
+    """Translates a glob's character set, such as [a-z], into a character set of a regular
+    expression. Escapes each member, because `--` and `[` have a special meaning in a regular
+    expression's set."""
     rest, members = step["set"], []
     while rest:
         if len(rest) >= 3 and rest[1] == "-":

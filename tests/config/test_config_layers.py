@@ -1,5 +1,5 @@
-"""Settings in the site's file, the user's file, the environment and the command line: which value
-counts if the same key is set in several of these places."""
+"""Tests which value of a key counts if the key is set in several places: the site's file, the
+user's file, the environment and the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which configurations can be read. These include all examples in the documentation."""
+"""Tests which configurations can be read. These include all examples in the documentation."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_an_empty_variable_is_as_good_as_none(site: Site, monkeypatch: pytest.Mo
 def test_user_is_the_accounts_name_where_nobody_sets_it(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the environment does not set USER, as in a container or under cron, $USER stands for the
+    """If USER is not set in the environment, as in a container or under cron, $USER stands for the
     account's name."""
     name = pwd.getpwuid(os.geteuid()).pw_name
     (site.root / name).mkdir()
@@ -367,8 +367,8 @@ def test_the_examples_of_the_documentation_work(
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
     (site.root / "plan.npz").touch()
-    # An example with `limits` is a site's configuration. All its paths are on one disk here, but
-    # the limits are for different disks. So let each path count as a disk of its own.
+    # An example with `limits` is a site's configuration. Its limits are for different disks, but
+    # here all its paths are on one disk. So let each path count as a disk of its own.
     if "\nlimits:" in here:
         monkeypatch.setattr(limits, "_device", hash)
         monkeypatch.setenv("MONARCH_SITE_CONFIG", str(site.file))

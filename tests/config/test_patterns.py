@@ -1,5 +1,5 @@
-"""Patterns: what they match, which ones are refused, and that they match the same paths as slow
-reference implementations."""
+"""Tests patterns: which paths they match, which patterns are refused, and whether they match the
+same paths as slow reference implementations."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_the_examples_can_be_used(
 
 
 def test_a_default_lies_within_its_bounds() -> None:
-    """The declared default of each tuning key is valid by the schema. Nothing else checks the
+    """The declared default of each tuning key conforms to the schema. Nothing else checks the
     defaults, because they are not read from a file."""
     at_default = {name: each.field.default for name, each in declared(Tuning).items()}
     VALIDATOR.validate({**SMALLEST, "tuning": at_default})

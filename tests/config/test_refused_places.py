@@ -1,5 +1,5 @@
-"""Configurations that do not fit the file systems are refused: because of a path, a directory or a
-quota, or because sources and tiers contain each other."""
+"""Configurations that do not fit the file systems are refused. The reason may be a path, a
+directory or a quota, or that sources and tiers contain each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Configurations with mistakes in their text are refused: in YAML, keys, types, sizes, counts."""
+"""Configurations with mistakes in their text are refused. The mistakes concern the YAML syntax,
+keys, types, sizes and counts."""
 
 from __future__ import annotations
 

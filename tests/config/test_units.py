@@ -1,4 +1,5 @@
-"""Sizes: which texts are read, which are refused, and that a written size can be read again."""
+"""Tests which texts are accepted as sizes and which are refused, and that a formatted size can be
+read again."""
 
 from __future__ import annotations
 

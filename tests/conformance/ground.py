@@ -27,8 +27,8 @@ RUN_LIMIT_S = 900.0
 # is limited to BALLAST_RATE bytes per second, so the daemon fills 32 of these files per second.
 BALLAST_RATE = "2MiB"
 BALLAST_FILE = 64 << 10
-# Environment variables of every program, so that its output does not depend on the user's locale
-# and time zone, and Python writes no bytecode files.
+# Environment variables that every program gets. They make its output independent of the user's
+# locale and time zone, and prevent Python from writing bytecode files.
 SETTINGS = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
@@ -166,10 +166,9 @@ class Ground:
         timeout: float = RUN_LIMIT_S,
         **more: str,
     ) -> Run:
-        """Runs a program in the directory `work` of `root`. The program runs under the library if
-        `library` is true. By default, `root` is what `self.root(library)` returns. The environment
-        variable ROOT tells the program the path of `root`. `more` holds further environment
-        variables."""
+        """Runs a program in the directory `work` of `root`, under the library if `library` is true.
+        By default, `root` is what `self.root(library)` returns. The program finds the path of
+        `root` in the environment variable ROOT. `more` holds further environment variables."""
         root = root or self.root(library)
         return subprocess.run(
             [str(word) for word in argv],

@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The timestamp that `plant` gives all files [s since 1970]. A much later timestamp was set during
-# the run.
+# The timestamp that `plant` sets for all files [s since 1970]. If a file's timestamp is much later,
+# it was set during the run.
 OLD = 1_400_000_000
 SIZES = (0, 1, 777, 4095, 4096, 65_536, 70_001, 300_000, 1_500_000, 1 << 20)
 # The files that end with a hole, by their index in SIZES.
@@ -26,8 +26,8 @@ Way = dict[str, Any]
 
 
 def plant(root: Path) -> None:
-    """Makes files of several sizes in nested directories, some with holes, a hard link, symbolic
-    links and extended attributes."""
+    """Makes files of several sizes in nested directories. Some of the files have holes or extended
+    attributes. Also makes a hard link and symbolic links."""
     noise, work = random.Random(1), root / "work"
     for folder in FOLDERS:
         (work / folder).mkdir(parents=True)
@@ -157,8 +157,8 @@ class Tree:
 
     def changing(self, *ways: Way) -> None:
         """Must be called before an operation that changes the files or directories `ways`. Calls
-        `changing_file` for each of them, for the file to which each link among them leads, and for
-        everything below each directory among them."""
+        `changing_file` for each of them. For a link, also calls it for the file to which the link
+        leads. For a directory, also calls it for everything below the directory."""
         for way in ways:
             for follow in (True, False):
                 try:

@@ -1,6 +1,6 @@
-"""Random file operations have the same results under the library as without it: on files without
-copies, on files that are being filled, on copies, and on copies of files that the operations have
-written."""
+"""Random file operations have the same results under the library as without it. The tests cover
+four kinds of files: files without a copy, files that are being filled, files with a copy, and files
+whose copy was made after the operations had written to them."""
 
 from __future__ import annotations
 

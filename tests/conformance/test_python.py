@@ -71,7 +71,7 @@ def load_tests(*args):
 def plant(root: Path, others: bool) -> None:
     """Copies the interpreter's regression tests to lib/test below `root`.
 
-    others : whether to copy the tests that are not in FAST too
+    others : whether to copy not only the tests in FAST, but all tests
     """
     spec = find_spec("test.regrtest")
     # Every Python has the package `test`, but a Linux distribution may have moved most of its
@@ -117,8 +117,8 @@ def outcomes(ground: Ground, library: bool, *words: str) -> Outcomes:
     root = ground.root(library)
     report = root / "outcomes.xml"
     run = ground.run(
-        # -j is not used, because it would start a process for each test module. For most modules,
-        # the start takes as long as the tests.
+        # Do not use -j, because it would start a process for each test module. For most modules,
+        # the start of a process takes as long as the tests.
         [sys.executable, "-m", "test", "--junit-xml", report, "--tempdir", root / "tmp", *words],
         library=library,
         PYTHONPATH=str(root / "lib"),

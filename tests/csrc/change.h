@@ -18,7 +18,7 @@ extern const char *outside; /* a directory outside the source, on the same file 
 const char *in(const char *name);
 const char *out(const char *name);
 
-/* Prints what a call returned and the name of its error. Returns the same value as the call. */
+/* Prints the value that a call returned, and the name of its error. Returns the value. */
 long say_as(const char *what, long result);
 #define SAY(call) say_as(#call, (long)(call))
 

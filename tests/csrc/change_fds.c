@@ -51,8 +51,8 @@ BY_FD(linkat_empty, linkat(fd, "", AT_FDCWD, in("h"), AT_EMPTY_PATH))
 BY_FD(write_fails, write(fd, "x", 1))
 BY_FD(ftruncate_fails, ftruncate(fd, 1))
 
-/* With AT_EMPTY_PATH, an empty path means the descriptor's file. A path that is not empty still
- * means the file that it names. */
+/* With AT_EMPTY_PATH, an empty path means the file of the descriptor. A path that is not empty has
+ * its usual meaning. */
 BY_FD(empty_path_flag_with_a_path, fchownat(fd, in("g"), 12345, -1, AT_EMPTY_PATH))
 BY_FD(empty_path_flag_with_another, utimensat(fd, in("g"), some_times, AT_EMPTY_PATH))
 

@@ -172,9 +172,9 @@ static const uint64_t lengths[] = {0,
                                    MONARCH_PEER_CHUNK + 1,
                                    2 * MONARCH_PEER_CHUNK + 5};
 
-/* All bytes of a range arrive, in memory or in the file, however the answer is divided into frames
- * and however few bytes the kernel moves at a time. Each piece is reported once, with its sum and
- * digest. */
+/* All bytes of a range arrive, whether they are stored in memory or in the file. This holds however
+ * the answer is divided into frames, and however few bytes the kernel moves at a time. Each piece
+ * is reported once, with its sum and digest. */
 TEST(a_range_arrives_however_it_is_received) {
     const size_t moved[] = {0, 41, 1000, 300000};
     for (int in_memory = 0; in_memory < 2; in_memory++)
@@ -366,8 +366,7 @@ TEST(ranges_without_an_answer_are_cut) {
     done();
 }
 
-/* If a peer sends more than was asked for, the answer is still valid, but the link is shut down.
- */
+/* If a peer sends more than was asked for, the answer is still valid, but the link is shut down. */
 TEST(a_peer_that_sends_too_much_is_cut) {
     for (int more = 0; more < 2; more++) {
         make();

@@ -10,8 +10,8 @@
 
 #define MS 1000000ULL
 
-/* wait_for replaces poll. If nothing has arrived, it lets the clock advance by the limit of the
- * wait, or by `wait_ns` if that is set and shorter, and calls at_wait, which may send something.
+/* wait_for replaces poll. If nothing has arrived, it advances the clock by the limit of the wait,
+ * or by `wait_ns` if that is set and shorter. Then it calls at_wait, which may send something.
  * limits: the limit of each wait [ms]. least: for each wait, how many bytes must arrive to end it
  * (SO_RCVLOWAT). */
 static uint64_t wait_ns;
@@ -182,8 +182,8 @@ static void put_part(void) {
     }
 }
 
-/* A peer must keep the limit of every wait, and must send at least LEAST_BYTES_PER_S on average. A
- * peer that does both is never cut off. */
+/* A peer must not exceed the limit of any wait, and must send at least LEAST_BYTES_PER_S on
+ * average. A peer that meets both conditions is never cut off. */
 TEST(an_answer_has_a_least_rate) {
     const uint64_t most_ms = FIRST_MS + BETWEEN_MS + 1000 * SIZE / LEAST_BYTES_PER_S;
     for (int is_late = 0; is_late < 2; is_late++) {
@@ -278,8 +278,8 @@ TEST(a_peer_that_takes_no_request_is_late) {
     }
 }
 
-/* The socket of a link is blocking. A send may take as long as a wait between two frames. Small
- * requests are sent at once (TCP_NODELAY). */
+/* The socket of a link is in blocking mode. The limit of a send is the limit of a wait between two
+ * frames. Small requests are sent at once (TCP_NODELAY). */
 TEST(a_links_socket_has_its_options) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
     struct timeval t;

@@ -11,7 +11,8 @@
 #define BLOCK (3 * MONARCH_PEER_CHUNK / 2)
 #define ROOM (4 << 20)
 
-/* The file that is sent, what the callbacks answer, and how often they were called. */
+/* The file that is sent, the values that the callbacks return, and how often the callbacks were
+ * called. */
 static struct {
     int fd, is_coming, is_recorded, is_good, opens, closes, checks, hashes;
     uint64_t size, there;
@@ -184,8 +185,8 @@ static const uint64_t ranges[][2] = {{0, 0},
                                      {2 * BLOCK, 100},
                                      {2 * BLOCK + 100, 0}};
 
-/* Each range arrives as requested, with correct sums and seals, however few bytes the socket takes
- * at a time, and also if the file's bytes become available little by little. */
+/* Each range arrives as requested, with correct sums and seals. This holds however few bytes the
+ * socket takes at a time, and even if the file's bytes become available little by little. */
 TEST(a_range_arrives_however_it_is_sent) {
     const size_t moved[] = {0, 7, 39, 40, 41, 60, 80, 120, 121, 40000, 500000};
     for (unsigned way = 0; way < sizeof moved / sizeof *moved; way++) {
@@ -218,7 +219,7 @@ TEST(a_range_arrives_however_it_is_sent) {
     }
 }
 
-/* Only bytes of the file are counted, not the frames that are sent with them. */
+/* Only the bytes of files are counted. The frames that are sent with them are not. */
 TEST(the_bytes_of_files_are_counted) {
     make(2 * BLOCK);
     uint64_t all = 0, bytes;
@@ -310,8 +311,9 @@ TEST(a_request_that_comes_slowly_gets_no_more_time) {
     done();
 }
 
-/* A request for bytes that are not available yet waits for a while. Then the answer ends after the
- * bytes that have become available, and its status says whether it is worth asking again. */
+/* A request for bytes that are not available yet waits for a while. After this time, the answer
+ * ends with the bytes that have become available by then. Its status says whether it is worth
+ * asking again. */
 TEST(a_wait_for_bytes_has_an_end) {
     for (int way = 0; way < 4; way++) {
         make(2 * BLOCK);

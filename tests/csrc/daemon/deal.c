@@ -18,9 +18,9 @@ static int holds(int32_t sample, uint32_t node) {
     return 0;
 }
 
-/* Returns the largest number of samples that can go to nodes that hold them, if each node takes at
- * most the number of samples in `room`. Sets taken_by[i] to the node that takes sample i, or to -1
- * if no node takes it. */
+/* Returns the largest number of samples that can be taken by nodes that hold them, if each node
+ * takes at most the number of samples in `room`. Sets taken_by[i] to the node that takes sample i,
+ * or to -1 if no node takes it. */
 static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int32_t *taken_by) {
     int32_t count[NODES] = {0};
     int best = 0;
@@ -64,7 +64,7 @@ static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int
     return best;
 }
 
-/* Checks everything that monarch_plan_deal promises for a single step. */
+/* Checks for a single step everything that monarch_plan_deal promises. */
 static void check_step(int is_capped, const int32_t *samples, int32_t count, const int32_t *out,
                        const int64_t *starts, const int32_t *loads) {
     uint32_t per_node = deal.ranks / deal.nodes;

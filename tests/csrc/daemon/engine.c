@@ -21,8 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: if 0 or more, no threads are started, and `starts` is returned as the number of threads
- * for the sources; if negative, the threads are started. */
+/* starts: if it is negative, the threads are started. Otherwise none is started, and start_threads
+ * returns `starts` as if so many threads for the sources had been started. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;
@@ -45,9 +45,10 @@ static int note_option(int option, int value) {
     options[option < 0 ? -option : option] = value;
     return 1;
 }
-/* policy: the scheduling policy that is reported for every thread; -1: the real kernel answers; -2:
- * the calls for scheduling attributes fail, as in a kernel that lacks them. set: the attributes
- * that were set last, in the kernel's format. sets: how often attributes were set. */
+/* policy: the scheduling policy that is reported for every thread. If it is -1, the real kernel
+ * answers. If it is -2, the calls for scheduling attributes fail, as in a kernel that lacks them.
+ * set: the attributes that were set last, in the kernel's format. sets: how often attributes were
+ * set. */
 static int policy = -1, sets;
 static uint64_t set[6];
 static long attributes(long number, ...) {
@@ -220,8 +221,9 @@ static int listener_joins(struct pool *of, const struct timespec *until) {
 }
 static void listener_frees(struct pool *of) { note("f"); }
 
-/* The listener first stops accepting descriptors. Then its threads are joined, and finally the
- * listener is freed. If one of its threads hangs, this thread is counted and nothing is freed. */
+/* When an engine stops, its listener first stops accepting descriptors. Then the listener's threads
+ * are joined, and finally the listener is freed. If some of these threads hang, the stop returns
+ * their number, and nothing is freed. */
 TEST(a_listener_ends_with_the_engine) {
     const struct listener listener = {
         .ends = listener_ends, .joins = listener_joins, .frees = listener_frees};
@@ -392,9 +394,9 @@ TEST(the_queues_of_peers_are_told) {
     done();
 }
 
-/* The daemon asks the kernel for short time slices. Its policy and its niceness stay. If the
- * kernel does not know short slices, the slice stays too. If syncfs fails, monarch_syncfs returns
- * its errno as a negative number. */
+/* The daemon asks the kernel for short time slices. Its policy and its niceness do not change. If
+ * the kernel does not support short slices, the slice does not change either. If syncfs fails,
+ * monarch_syncfs returns the errno as a negative number. */
 TEST(the_kernel_is_asked_for_short_slices) {
     struct scheduling was = {0}, is = {0};
     SAME(syscall(SYS_sched_getattr, 0, &was, sizeof was, 0), 0);

@@ -169,8 +169,8 @@ TEST(a_copy_without_room_leaves_nothing) {
     done();
 }
 
-/* If the file system cannot reserve room at all, the copy is made without a reservation. Any other
- * error of the reservation ends the fill. */
+/* If the file system cannot reserve room at all, the copy is made without a reservation. If the
+ * reservation fails with any other error, the fill ends. */
 TEST(a_file_system_that_reserves_nothing_still_takes_copies) {
     const int errors[] = {EOPNOTSUPP, ENOSYS, EIO, ENOSPC};
     struct statfs fs;
@@ -192,8 +192,9 @@ TEST(a_file_system_that_reserves_nothing_still_takes_copies) {
     done();
 }
 
-/* If an order names peers, they are asked first, and the source file is not opened yet. Without a
- * peer or a pack, the file is opened at once. The open counts as an answer of the source. */
+/* If an order names peers, they are asked first, and the source file is not opened yet. If the
+ * order has neither a peer nor a pack, the file is opened at once. This open counts as an answer of
+ * the source. */
 TEST(a_fill_opens_the_source_at_once_only_without_peers) {
     const int peers[][2] = {{-1, -1}, {0, -1}, {3, 0}, {3, 4}};
     for (int i = 0; i < 4; i++) {
@@ -293,8 +294,8 @@ TEST(a_file_of_too_many_units_has_no_map) {
 
 /* --- whole fills ------------------------------------------------------------------------------ */
 
-/* Fills the file in runs of at most `run` units. If `backwards` is set, fills the last block first,
- * and passes no stream for the sums of the blocks. Returns the fill. */
+/* Fills the file in runs of at most `run` units, and returns the fill. If `backwards` is set, fills
+ * the last block first, and passes no stream in which the sums of the blocks could be computed. */
 static struct fill *fill_all(uint64_t run, int backwards) {
     struct fill *f = monarch_fill_begin(e, job);
     CHECK(f);
@@ -398,8 +399,8 @@ TEST(a_unit_answers_the_demands_for_it) {
 }
 
 /* If a file has only one unit, and the unit comes from the source, demands for the unit are
- * answered at once, before the fill checks at the source whether the file is unchanged. If the unit
- * comes from a peer, the demands are answered only when the fill ends. */
+ * answered at once. Only afterwards does the fill check at the source whether the file is
+ * unchanged. If the unit comes from a peer, the demands are answered only when the fill ends. */
 TEST(a_file_of_one_unit_from_a_peer_answers_later) {
     for (uint64_t units = 1; units < 3; units++)
         for (int is_fetched = 0; is_fetched < 2; is_fetched++) {

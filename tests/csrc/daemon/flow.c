@@ -1,5 +1,5 @@
-/* Tests copy/flow.c, which measures the throughput of endpoints, and copy/job.c: how orders fail,
- * and how copies are named and removed. */
+/* Tests two files. copy/flow.c measures the throughput of endpoints. copy/job.c determines how
+ * orders fail, and how copies are named and removed. */
 #include "set_clock.h"
 
 #include "copy/flow.c"

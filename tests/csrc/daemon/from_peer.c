@@ -115,9 +115,9 @@ TEST(bytes_of_a_peer_are_asked_for_and_noted) {
     free_engine(e);
 }
 
-/* If a peer has the complete file, the engine learns the peer's speed from an answer with bytes or
- * from a timeout. If not, it learns nothing of the speed. The answer of a peer that must itself
- * wait for the source says nothing about the speed of this peer. */
+/* The engine learns a peer's speed from an answer with bytes or from a timeout, but only if the
+ * peer has the complete file. Otherwise the peer may itself have to wait for the source, so its
+ * answer says nothing about its speed. */
 TEST(only_a_peer_that_has_the_file_tells_its_speed) {
     const uint32_t status[] = {MONARCH_PEER_OK, MONARCH_PEER_TIMEOUT, MONARCH_PEER_UNKNOWN_FILE};
     for (int has_it = 0; has_it < 3; has_it++)
@@ -259,9 +259,10 @@ TEST(a_node_that_was_named_is_asked_as_the_owner) {
     free_engine(e);
 }
 
-/* If a reader waits for the last block, this block comes from the source in two cases: if more than
- * NEAR_END blocks are missing, because the peer's copy is then probably incomplete too, or if the
- * peer was already late with this block. Neither case counts as a failure of the peer. */
+/* If a reader waits for the last block, there are two cases in which this block comes from the
+ * source. In the first case, more than NEAR_END blocks are missing, so the peer's copy is probably
+ * incomplete too. In the second case, the peer was already late with this block. Neither case
+ * counts as a failure of the peer. */
 TEST(a_reader_of_the_last_block_does_not_wait_for_a_peer) {
     const uint64_t at = (BLOCKS - 1) * BLOCK, n = BLOCK - 3;
     for (int is_asked = 0; is_asked < 2; is_asked++)

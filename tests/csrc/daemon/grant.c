@@ -13,8 +13,8 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* The counters and lists that record what the engine did: how often it rang for its threads and for
- * the daemon, the fills that it ordered, its answers, and the homes that it stored. */
+/* What the engine did, as counters and lists: how often it rang for its threads and for the daemon,
+ * which fills it ordered, how many demands it answered, and which homes it stored. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];
@@ -242,9 +242,9 @@ static void note_grant(struct pool *of) {
     granted++;
 }
 
-/* A new grant sets the room in the tiers and the number of the next copy. The engine forgets a
- * refused demand in two cases: if it was refused because it came too early, or if its slot holds
- * another demand by now. The threads then look at these slots again. The threads are woken, and the
+/* A new grant sets the room in the tiers and the number of the next copy. It makes the engine
+ * forget two kinds of refused demands: those that came too early, and those whose slot holds
+ * another demand by now. The threads are woken, and look at the slots of these demands again. The
  * listener is told of the grant. */
 TEST(a_grant_begins_anew) {
     const struct listener listener = {.granted = note_grant};

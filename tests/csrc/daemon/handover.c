@@ -237,8 +237,8 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     done();
 }
 
-/* The daemon's policy learns once of each waiting file without an entry. One call reports files of
- * one source, as many as fit into the caller's array. */
+/* Each waiting file without an entry is reported once to the daemon's policy. One call reports
+ * files of a single source, at most as many as fit into the caller's array. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];
@@ -263,9 +263,10 @@ TEST(policy_learns_of_new_files_once) {
     done();
 }
 
-/* A descriptor without an order is given up only if three conditions hold: the daemon's policy
- * knows of its file, the daemon's loop has had ITERATIONS iterations since then, and more than
- * ORDER_NS have passed since the descriptor arrived. */
+/* A descriptor without an order is given up only if three conditions hold. First, the daemon's
+ * policy knows of the descriptor's file. Second, the daemon's loop has had ITERATIONS iterations
+ * since the policy learned of the file. Third, more than ORDER_NS have passed since the descriptor
+ * arrived. */
 TEST(a_descriptor_waits_for_policy_and_for_a_while) {
     make();
     struct handed h = {.since_ns = time_ns, .told_at = UINT32_MAX};
@@ -386,9 +387,9 @@ TEST(without_the_writer_descriptors_wait) {
 
 /* --- how a fill is ordered for a descriptor --------------------------------------------------- */
 
-/* If a fill that reads the descriptor's file from the source is queued already, it is taken over
- * for the descriptor: it becomes a fill of a file in use, and leaves its queue. A fill that asks a
- * peer, or that waits for another descriptor, stays as it is. */
+/* A fill that reads the descriptor's file from the source may already be queued. It is then taken
+ * over for the descriptor: it becomes a fill of a file in use, and leaves its queue. A fill that
+ * asks a peer, or that waits for another descriptor, stays as it is. */
 TEST(a_queued_fill_is_taken_over) {
     for (int way = 0; way < 3; way++) {
         make();
@@ -456,7 +457,8 @@ TEST(a_new_file_gets_an_entry_within_the_grant) {
     }
 }
 
-/* A new file counts as read only if its program has read the whole file. */
+/* A new file counts as read only if the program that hands its descriptor over has read the
+ * complete file. */
 TEST(a_new_file_is_read_if_its_program_says_so) {
     for (int is_read = 0; is_read < 2; is_read++) {
         make();

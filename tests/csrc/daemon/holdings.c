@@ -76,8 +76,8 @@ TEST(new_holdings_have_nothing) {
     done();
 }
 
-/* monarch_holdings_keep sets the home of each file in a list, that is, which node keeps the file.
- * It ignores numbers that no file can have. */
+/* monarch_holdings_keep sets the home of each file in a list, that is, the node that keeps the
+ * file. It ignores numbers that no file can have. */
 TEST(homes_are_set_for_their_files) {
     make();
     const uint64_t ids[] = {5, MONARCH_MAX_FILES - 1, MONARCH_MAX_FILES, UINT64_MAX, 6};
@@ -106,9 +106,9 @@ TEST(sums_come_and_go_with_their_copy) {
     done();
 }
 
-/* The server is told when bytes of a file have come, and when files will get no copy. The
- * field `patience` says which requests may go on waiting. When it changes, the server is told once.
- * Without a server, nothing happens. */
+/* The server is told when bytes of a file have arrived, and when files will get no copy. The field
+ * `patience` says which requests may go on waiting. Each change of this field is reported to the
+ * server once. Without a server, nothing happens. */
 TEST(requests_that_wait_are_woken) {
     const struct monarch_peer_bounds bounds = {.threads = 1};
     struct monarch_peer_request wanted = {.source = 3};
@@ -267,8 +267,8 @@ TEST(a_request_is_settled_unless_its_file_may_be_filled_here) {
     done();
 }
 
-/* monarch_holdings_moved reports the files that this node has begun to keep since the last call, in
- * the order in which it began to keep them. */
+/* monarch_holdings_moved reports the files that this node has begun to keep since the last call.
+ * The files are listed in the order in which the node began to keep them. */
 TEST(files_that_moved_here_are_told_once) {
     const uint64_t most = sizeof h->moved_here / sizeof *h->moved_here;
     const uint64_t counts[] = {0, 1, 2, most};

@@ -3,8 +3,8 @@
 #include <signal.h>
 #include <stdint.h>
 
-/* The errno of kill(pid, 0), by which the code finds out whether the process that was writing a
- * sample still runs. 0: kill succeeds. */
+/* The code calls kill(pid, 0) to find out whether the process that was writing a sample still runs.
+ * This is the errno of the call; 0: the call succeeds. */
 static int kill_error;
 static int64_t killed;
 static int probe(int pid, int signal) {
@@ -89,8 +89,9 @@ TEST(the_sample_of_a_killed_process_is_stored_by_another) {
     free(kept);
 }
 
-/* A sample that does not fit is never stored later. monarch_kept_put returns 1 only for the first
- * sample that does not fit. Smaller samples still find room, up to the last byte. */
+/* If a sample does not fit, no later call stores it either. monarch_kept_put returns 1 only for the
+ * first sample that does not fit. Smaller samples are still stored, up to the last byte of the
+ * memory. */
 TEST(the_first_sample_without_room_is_told) {
     const char bytes[ROOM + 1] = "twenty-one bytes long";
     make();

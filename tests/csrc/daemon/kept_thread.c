@@ -47,7 +47,7 @@ static int can_lock = 1;
 static int lock_soon(struct monarch_writer *w) {
     return can_lock && pthread_mutex_lock(&w->lock) == 0;
 }
-/* The answer to each attempt of the table to order a fill. */
+/* What the table gets as the answer when it tries to order a fill. */
 #include "handover/handed.h"
 static enum monarch_answer answers = MONARCH_NOT_YET;
 static int orders;
@@ -169,8 +169,8 @@ TEST(a_ring_during_a_look_is_not_missed) {
 
 /* --- rings ------------------------------------------------------------------------------------ */
 
-/* The thread is woken when the table is no longer empty, when a descriptor is dropped, and at the
- * end, but not for each further descriptor. */
+/* The thread is woken when the first descriptor is put into the empty table, when a descriptor is
+ * dropped, and when the table ends. It is not woken for each further descriptor. */
 TEST(the_thread_is_woken_when_it_must_act) {
     make();
     for (uint64_t id = 1; id < 4; id++) {
@@ -193,8 +193,8 @@ TEST(the_thread_is_woken_when_it_must_act) {
 
 /* monarch_look_at_kept tries to order a fill for each descriptor in the table. If the daemon's
  * policy must order the fill, the look wakes the daemon's loop, once for each file. If another
- * thread has the writer's lock, or if the table is empty or missing, the look orders nothing. It
- * leaves all locks free. */
+ * thread has the writer's lock, or if the table is empty or missing, the look orders nothing. A
+ * look releases every lock that it has taken. */
 TEST(a_look_asks_policy_for_what_is_refused) {
     make();
     monarch_look_at_kept(p);

@@ -51,8 +51,8 @@ TEST(a_file_lies_in_the_directories_above_it) {
 }
 
 /* The search for files without a copy starts at a given entry, and examines at most a given number
- * of entries. It leaves out directories, files of other sources, and files that are wanted, that
- * are claimed, or whose old copy is being removed. */
+ * of entries. It finds no directories and no files of other sources. Nor does it find files that
+ * are wanted, files that are claimed, or files whose old copy is being removed. */
 TEST(only_files_that_can_be_filled_ahead_are_found) {
     make();
     char path[16];
@@ -233,7 +233,8 @@ TEST(a_new_file_of_the_root_makes_its_listing_incomplete) {
 }
 
 /* No listing is made from an entry whose directory is not in the catalog, or from an entry that was
- * found outside a walk. The code must not write before the first entry of the table for them. */
+ * found outside a walk. For such entries, nothing must be written in front of the table's first
+ * entry. */
 TEST(an_entry_without_its_directory_changes_nothing_else) {
     make();
     add("gone/file", MONARCH_FILE, MONARCH_NO_PLACE);

@@ -58,8 +58,8 @@ static int in_pack;
 static int read_pack_of(struct monarch_engine *of, struct job *job, char *to) {
     return in_pack ? 0 : -1;
 }
-/* The copy is read for the sum of a block. If copy_read is negative, these reads fail. Otherwise
- * each read returns copy_read bytes too few. */
+/* The copy is read to compute the sum of a block. If copy_read is negative, these reads fail.
+ * Otherwise each read returns copy_read bytes too few. */
 static int copy_read;
 static ssize_t read_copy(int fd, char *to, size_t n, off_t at) {
     return copy_read < 0 ? -EIO : (ssize_t)n - copy_read;
@@ -79,7 +79,8 @@ static struct job *job;
 static char buffer[MONARCH_CHUNK];
 static int root;
 
-/* Makes a fill of a file of one block of `size` bytes, without a descriptor of the copy. */
+/* Makes a fill for a file that has `size` bytes, all in one block. The fill has no descriptor of
+ * the copy. */
 static void make(uint64_t size) {
     e = make_engine(4 * MONARCH_CHUNK);
     root = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -113,9 +114,9 @@ static void check_shown(uint64_t units, int is_shown) {
     SAME(f->left[0], f->units - (is_shown ? units : 0));
 }
 
-/* If any step of a move fails, at the first part of the bytes or a later one, no unit of the move
- * is shown and the fill fails. The fill's result says why. Nothing is read or written after the
- * failure. */
+/* If any step of a move fails, no unit of the move is shown, and the fill fails. It does not matter
+ * whether the step fails at the first part of the bytes or at a later one. The fill's result says
+ * why it has failed. Nothing is read or written after the failure. */
 TEST(no_unit_is_shown_without_its_bytes) {
     const struct {
         int status, error;
@@ -173,7 +174,7 @@ TEST(a_file_of_a_pack_is_shown_with_its_bytes) {
  * seen all bytes of the block, it computes the sum from the copy. If the copy cannot be read, the
  * fill fails and the block stays unfinished. */
 TEST(a_block_without_a_sum_fails_the_fill) {
-    /* the copy is read well, is a byte too short, cannot be read, or ends at the first byte */
+    /* the copy is read completely, is a byte too short, cannot be read, or has no bytes */
     const int results[] = {0, 1, -1, MONARCH_CHUNK};
     for (int i = 0; i < 4; i++) {
         make(2 * MONARCH_CHUNK);

@@ -37,8 +37,8 @@ TEST(only_fills_that_no_program_uses_are_withdrawn) {
     done();
 }
 
-/* Of a file's two holders, the one with fewer orders is asked first. If both have equally many
- * orders, the number of the file decides: each holder comes first for every second file. */
+/* A file may have two holders. The holder with fewer orders is asked first. If both have equally
+ * many orders, the number of the file decides: each holder comes first for every second file. */
 TEST(the_holder_with_fewer_orders_is_asked_first) {
     make();
     struct monarch_home homes[4];

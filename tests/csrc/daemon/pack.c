@@ -2,7 +2,8 @@
 
 #include "checks.h"
 
-/* The pack of a test. The file has bytes computed from seed 5; its members are parts of it. */
+/* The pack of a test. Its file has bytes that are computed from seed 5, and its members are parts
+ * of this file. */
 static struct monarch_engine *e;
 static struct pack *p;
 static struct monarch_member *members;
@@ -256,8 +257,8 @@ TEST(windows_hold_ordered_members_and_little_else) {
     }
 }
 
-/* A gap between two ordered members is read together with them if the gap is small, or not longer
- * than the ordered bytes before it. */
+/* Two ordered members are read together with the gap between them if the gap is small, or if it is
+ * not longer than the ordered bytes before it. */
 TEST(a_gap_is_read_along_up_to_a_limit) {
     const uint64_t small = JOINED_BYTES, size = 40000;
     const struct {
@@ -287,8 +288,8 @@ TEST(a_gap_is_read_along_up_to_a_limit) {
     }
 }
 
-/* A window may be exactly as long as its limit, to the byte. Its length counts from the start of
- * the page in which the window begins. */
+/* A window may be exactly as long as its limit, but not a byte longer. Its length is counted from
+ * the start of the page in which the window begins. */
 TEST(a_window_ends_at_its_limit) {
     for (int more = 0; more < 2; more++) {
         begin();
@@ -304,8 +305,9 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* If fills of the members directly before the requested member are ordered too, and these members
- * are in no other window, the window begins with them. It contains at most LOOKS_BACK of them. */
+/* A window begins with the requested member, or with the members directly before it. Such a member
+ * is included only if its fill is ordered too and no other window contains it. At most LOOKS_BACK
+ * of these members are included. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
     for (int i = 0; i < 200; i++)
@@ -547,8 +549,8 @@ TEST(an_engine_that_stops_reads_no_pack) {
     done();
 }
 
-/* While a thread waits for a window that is being read, it reads the next ordered members that are
- * in no window, and no others. */
+/* While a thread waits for a window that another thread reads, it reads the next ordered members
+ * that are in no window. It reads no other members. */
 TEST(a_thread_that_waits_reads_the_next_window) {
     begin();
     for (int i = 0; i < 200; i++)

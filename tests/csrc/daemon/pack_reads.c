@@ -1,5 +1,5 @@
-/* Tests copy/pack.c: a pack that ends too early, its first member, orders that ask a peer first,
- * and the limit of a thread's wait for another thread's read. */
+/* Tests copy/pack.c: a pack that ends too early, the first member of a pack, and orders that ask a
+ * peer first. Also tests the time limit of a thread that waits while another thread reads. */
 #include <pthread.h>
 #include <time.h>
 

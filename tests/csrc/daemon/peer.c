@@ -25,8 +25,8 @@ static uint64_t clock_ns(void) { return steps ? time_ns : monarch_now_ns(); }
 static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock, const struct timespec *end);
 #define monarch_now_ns clock_ns
 #define pthread_cond_timedwait timed_wait
-/* signals, broadcasts: how often a single thread, and how often all threads, were woken from a wait
- * for a link. */
+/* signals: how often one thread was woken from a wait for a link. broadcasts: how often all threads
+ * were woken. */
 static int signals, broadcasts;
 #define pthread_cond_broadcast(condition) (broadcasts++, pthread_cond_broadcast(condition))
 #define pthread_cond_signal(condition) (signals++, pthread_cond_signal(condition))
@@ -58,7 +58,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use waits in line for the link of the next fetch from the fetch's start on. */
+/* If not NULL, this use joins the line for the link of the next fetch when the fetch starts. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {
@@ -144,8 +144,8 @@ TEST(idle_links_beyond_the_limit_are_closed) {
     SAME(closed(), (4U << IDLE_LINKS) - 1);
 }
 
-/* A link that the caller has connected is used like any other idle link, also by a thread that
- * waits for a link. The peer counts as one that has worked. */
+/* A link that the caller has connected is used like any other idle link. A thread that waits for a
+ * link may get it too. The peer counts as one that has worked. */
 TEST(a_link_from_the_caller_is_used) {
     make();
     signals = 0;
@@ -170,8 +170,8 @@ TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     monarch_peer_free(p);
 }
 
-/* If a link breaks while an answer comes, or if the answer is late or forged, the peer has failed.
- * This is reported, and so is the next success. */
+/* If a link breaks while an answer arrives, or if the answer is late or forged, the peer has
+ * failed. The failure is reported, and so is the peer's next success. */
 TEST(a_failure_and_the_next_success_are_reported) {
     const unsigned status[] = {MONARCH_PEER_CUT, MONARCH_PEER_TIMEOUT, MONARCH_PEER_FORGED};
     for (int i = 0; i < 3; i++)
@@ -309,7 +309,7 @@ TEST(a_thread_waits_only_for_links_in_use) {
 }
 
 /* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait continues, however long the last connect took, and the time of the wait is not
+ * link, the wait continues, however long the last connect took. The time of this wait is not
  * counted. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
@@ -331,8 +331,8 @@ TEST(a_thread_gets_the_link_of_another) {
     }
 }
 
-/* A wait for a link. after_ns: how long the wait lasts. The other fields: the values that the
- * peer's fields have after the wait. is_idle: one more link is idle then. */
+/* A wait for a link. after_ns: how long the wait lasts. is_idle: whether one more link is idle
+ * after the wait. The other fields: the values that the peer's fields have after the wait. */
 struct step {
     uint64_t after_ns, connect_ns;
     unsigned connecting, in_use;
@@ -356,8 +356,9 @@ static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock,
 }
 
 /* Threads wait for a link until their waits together have lasted WAITS_PER_CONNECT times as long as
- * the last connect took. A wait for a connect of another thread does not count, and ends with the
- * connect. No thread waits longer than LINK_NS, or while no link is in use. */
+ * the last connect took. While another thread connects a link, the time of a wait does not count,
+ * and the wait ends with the connect. A thread waits at most LINK_NS, and only while a link is in
+ * use. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000, n = WAITS_PER_CONNECT;
     const struct {
@@ -402,9 +403,9 @@ TEST(a_thread_connects_after_enough_waits) {
     }
 }
 
-/* A small request waits for the links of other threads. A large request that has a slot may
- * wait in line for one of these links. If there is no such line, it does not wait. When a thread
- * connects a link, the sum of the waits is reset to 0. */
+/* A small request waits for the links of other threads. A large request that has a slot waits only
+ * if it can join the line for one of these links. When a thread connects a link, the sum of the
+ * waits is reset to 0. */
 TEST(small_requests_wait_for_links) {
     for (int is_small = 0; is_small < 2; is_small++) {
         make();

@@ -92,8 +92,8 @@ static void wait_until_idle(void) {
 }
 
 /* A call makes its reads in at most as many threads as the caller allows, and in no more threads
- * than it has reads. It uses its own thread, and starts the others if they do not exist yet. The
- * started threads stay for later calls. */
+ * than it has reads. The calling thread is one of them. The other threads are started if they do
+ * not exist yet, and stay for later calls. */
 TEST(threads_are_started_as_they_are_needed) {
     const struct {
         uint64_t n;
@@ -132,8 +132,8 @@ TEST(the_first_failure_is_told) {
         }
 }
 
-/* The error of a call is that of the first failed read in its list, even if a later read in the
- * list has failed earlier. */
+/* If several reads of a call fail, the call's error is that of the read that comes first in the
+ * list. This holds even if a read that comes later in the list fails earlier. */
 TEST(an_earlier_failure_replaces_a_later_one) {
     struct call c = {.n = 10, .failed = 10};
     fail(&c, 5, EIO);

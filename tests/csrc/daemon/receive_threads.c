@@ -11,7 +11,7 @@
 #include "engine/work.h"
 #include "handover/kept.h"
 
-/* The step that fails in the start of the threads. */
+/* The step at which the start of the threads fails. */
 static enum { NOTHING, MEMORY, EPOLL, EVENTFD, TABLE, BUFFER, THREAD } fails;
 static void *scarce_calloc(size_t n, size_t size) {
     return fails == MEMORY ? NULL : calloc(n, size);
@@ -43,7 +43,7 @@ static void unmap_buffer(char *buffer) {
     monarch_unmap_buffer(buffer);
 }
 
-/* Each descriptor that comes with a valid message ends in do_handed, which closes it. */
+/* Each descriptor that comes with a valid message finally reaches do_handed, which closes it. */
 static void end_rest(struct pool *p) { (void)p; }
 static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *c, struct handed *h,
                                         struct job **job);
@@ -270,8 +270,9 @@ TEST(threads_go_on_if_no_more_can_be_started) {
     done();
 }
 
-/* The join of the listener's threads returns how many threads hang: those that hang in a call on a
- * file system, and the table's thread if it does not end. */
+/* When the listener's threads are joined, the number of threads that hang is returned. This
+ * includes threads that hang in a call on a file system, and also the table's thread if it does not
+ * end. */
 TEST(threads_that_hang_are_counted) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);

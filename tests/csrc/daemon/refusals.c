@@ -7,7 +7,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The errors that the next calls of dup3 return, ended by 0. */
+/* The errors that the next calls of dup3 return. The list ends with 0. */
 static const int *dup_errors;
 static int dups;
 static int dup_to(int from, int to, int flags) {
@@ -29,9 +29,9 @@ static int control(int fd, int what, int flags) {
     }
     return fcntl(fd, what, flags);
 }
-/* A list for the next reads with RWF_DONTCACHE: for each read, its error, or the most bytes that it
- * may read. The list ends with 99. If there is no list, or at its end, the reads fail with
- * EOPNOTSUPP. */
+/* The results of the next reads with RWF_DONTCACHE: for each read, its error, or the largest number
+ * of bytes that it may read. The list ends with 99. Reads fail with EOPNOTSUPP if there is no list,
+ * or if its end is reached. */
 static const long *drop_results;
 static int drop_reads;
 #include "shared/sys.h"
@@ -96,7 +96,7 @@ static void done(int zero) {
     SAME(open_descriptors(), before);
 }
 
-/* The daemon replaces the program's open file by its own, and thereby closes the program's file.
+/* The daemon replaces the program's open file with its own, and thereby closes the program's file.
  * This also works if the daemon's descriptor is 0, and if dup3 at first fails with EINTR or
  * EBUSY. */
 TEST(a_descriptor_is_replaced_at_last) {
@@ -180,8 +180,8 @@ TEST(a_source_that_refuses_is_not_asked_again) {
 }
 
 /* Reads with RWF_DONTCACHE leave no pages in the page cache. If the file system refuses such a
- * read, the read continues without the flag from where it stopped, and this source is not asked for
- * such reads again. Interrupted and short reads continue with the flag. If the file cannot be read
+ * read, the read continues without the flag from where it stopped. Later reads of this source do
+ * not use the flag. Interrupted and short reads continue with the flag. If the file cannot be read
  * at all, this says nothing about the file system. */
 TEST(a_source_that_keeps_pages_is_noted) {
     static const long results[][5] = {

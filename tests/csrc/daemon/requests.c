@@ -143,8 +143,8 @@ TEST(changes_mark_the_files_that_they_concern) {
     free_engine(e);
 }
 
-/* The daemon's loop sleeps only if its doorbell has not been rung since the loop last read it, and
- * for at most the given time. */
+/* The daemon's loop sleeps only if its doorbell has not been rung since the loop last read it. It
+ * sleeps for at most the given time. */
 TEST(a_ring_before_the_sleep_is_not_missed) {
     make();
     monarch_ring_doorbell(m);

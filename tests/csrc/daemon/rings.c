@@ -79,9 +79,9 @@ TEST(one_thread_of_each_origin_is_woken) {
     }
 }
 
-/* If a thread is about to look for work itself, it wakes no thread of its own origin. But threads
- * of its origin that are about to sleep look for work once more, because the first thread takes
- * only one piece of the work. */
+/* If a thread is about to look for work itself, it wakes no thread of its own origin. But it takes
+ * only one piece of the work, so other threads of its origin that are about to sleep look for work
+ * once more. */
 TEST(a_thread_that_looks_wakes_only_the_other_origin) {
     for (int bits = 0; bits < 4; bits++)
         for (int own = 0; own < MONARCH_ORIGINS; own++) {

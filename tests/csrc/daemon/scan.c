@@ -104,8 +104,9 @@ TEST(the_last_wants_are_remembered) {
     done();
 }
 
-/* A new want moves the queued tasks that it covers, directories and portions of names, to the
- * queues of wanted tasks. A covered task that is found later goes into these queues directly. */
+/* When a want is added, the queued tasks that it covers move to the queues of wanted tasks. These
+ * tasks may be directories or portions of names. A covered task that is found later is put into
+ * these queues directly. */
 TEST(a_want_moves_what_it_covers) {
     make(2);
     struct task *other = add("x", 0), *file = add("a/b", 0), *deep = add("a/b/c", 0);
@@ -223,8 +224,8 @@ static int rings_of(const pthread_cond_t *condition, int signals) {
     return 0;
 }
 
-/* An allowance of names wakes one idle thread for each full portion of names, and one more. It also
- * wakes all threads that already have names and wait for an allowance. */
+/* An allowance of names wakes one idle thread for each full portion of names, and one further
+ * thread. It also wakes all threads that already have names and wait for an allowance. */
 TEST(an_allowance_wakes_as_many_threads_as_it_has_work_for) {
     const struct {
         int64_t wanted, others;
@@ -435,7 +436,7 @@ TEST(the_first_error_is_kept) {
 }
 
 /* A task is a directory or a portion of names, and is wanted or not. While a task of any of these
- * four kinds is left, the scan is unfinished. A wanted directory may always begin. Another wanted
+ * four kinds is left, the scan is unfinished. A wanted directory may always begin. Any other wanted
  * task needs an allowance for wanted tasks, and an unwanted task needs one for unwanted tasks. */
 TEST(each_kind_of_task_is_enough) {
     for (int kind = 0; kind < 4; kind++)

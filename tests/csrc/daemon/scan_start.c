@@ -125,8 +125,8 @@ TEST(a_scan_starts_or_leaves_nothing) {
     close(here);
 }
 
-/* The threads that could be started do the whole scan. If no thread could be started, the scan
- * reports an error. */
+/* If only some of the threads can be started, they do the complete scan. If no thread can be
+ * started, the scan reports an error. */
 TEST(missing_threads_are_not_waited_for) {
     for (int started = 0; started < 4; started++) {
         make();

@@ -125,9 +125,9 @@ static void count_wanted(void) {
 }
 
 /* Instead of waiting, the thread scans wanted directories, whose names may have an allowance of
- * their own. The thread waits only if there is no wanted directory, or if it is scanning
- * DEEPEST wanted directories already, each begun in the middle of the one before. This limit exists
- * because the thread's stack is small. */
+ * their own. It waits only if there is no wanted directory, or if DEEPEST scans of wanted
+ * directories are nested already, each begun within the one before. The nesting is limited because
+ * the thread's stack is small. */
 TEST(wanted_directories_are_listed_meanwhile) {
     make_directory("d");
     for (unsigned n = 0; n < DEEPEST + 3; n++) {
@@ -177,8 +177,8 @@ TEST(a_portion_is_like_its_directory) {
     done();
 }
 
-/* Each name of a directory is examined once, even if the directory has no names, or exactly as many
- * as fill one or two portions. */
+/* Each name of a directory is examined once, even if the directory has no names, or if its names
+ * exactly fill one or two portions. */
 TEST(a_directory_may_have_any_number_of_names) {
     CHECK(mkdir("many", 0700) == 0);
     for (int n = 0; n <= 2 * PORTION + 1; n++) {

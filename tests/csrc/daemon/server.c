@@ -238,8 +238,9 @@ static void *bring_bytes(void *arg) {
     return NULL;
 }
 
-/* If bytes arrive at the moment when a connection begins to wait for them, the thread finds the
- * bytes when it looks, or the connection is woken, or hand_back tells the thread to look again. */
+/* Bytes may arrive at the moment when a connection begins to wait for them. Then one of three
+ * things happens: the thread finds the bytes when it looks, the connection is woken, or hand_back
+ * tells the thread to look again. */
 TEST(a_wake_beside_the_begin_of_a_wait_is_not_missed) {
     pthread_t thread;
     make(1, 1);

@@ -29,8 +29,8 @@ static int control(int epoll, int how, int fd, struct epoll_event *event) {
     return epoll_ctl(epoll, how, fd, event);
 }
 
-/* If `is_scripted` is set, a wait for events calls at_wait, and then returns one event with the
- * name event_name, or no event if event_name is UINT64_MAX. ticks: the limits of the waits. */
+/* If `is_scripted` is set, a wait for events calls at_wait. The wait then returns one event with
+ * the name event_name, or no event if event_name is UINT64_MAX. ticks: the limits of the waits. */
 static int waits_left, ticks[8], ticked, is_scripted;
 static uint64_t event_name;
 static void (*at_wait)(void);
@@ -267,8 +267,8 @@ static enum monarch_peer_io_state yield_twice(connection *c, const struct monarc
 }
 
 /* A thread may continue with one connection without a wait. From time to time, it still closes
- * other connections that are late, so a peer that never stops reading does not delay the deadlines
- * of other connections. */
+ * other connections that are late. So a peer that never stops reading cannot keep late connections
+ * of other peers open. */
 TEST(a_busy_thread_keeps_the_deadlines) {
     make();
     is_scripted = 0;
@@ -304,8 +304,8 @@ TEST(a_thread_without_events_keeps_the_deadlines) {
 
 /* --- refusals of the kernel ------------------------------------------------------------------- */
 
-/* If a new connection cannot be watched, or there is no memory for its seals, the server does not
- * take it: the caller keeps the socket, and the connection's place in the server stays free. */
+/* If a new connection cannot be watched, or if there is no memory for its seals, the server refuses
+ * it. The caller then keeps the socket, and the connection's place in the server stays free. */
 TEST(a_refused_connection_stays_the_callers) {
     make();
     int two[2];

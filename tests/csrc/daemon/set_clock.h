@@ -1,4 +1,4 @@
-/* Replaces the clock by a clock that stands still at `time_ns`, which the test sets. Include this
+/* Replaces the clock with one that always shows `time_ns`, which the test sets. Include this
  * file before a file of csrc, so that the calls in that file go to this clock. */
 #pragma once
 

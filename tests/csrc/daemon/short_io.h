@@ -9,8 +9,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* The most bytes that one call moves. If 0, the calls are made unchanged and are never interrupted.
- */
+/* The largest number of bytes that one call moves. If it is 0, the calls are made unchanged and are
+ * never interrupted. */
 static size_t most_moved;
 static unsigned moves; /* number of calls made while most_moved is not 0 */
 

@@ -203,7 +203,7 @@ TEST(only_a_regular_file_has_an_inode_to_hand_over) {
     done();
 }
 
-/* The source has limits for operations and for bytes. An open counts as one operation, and as no
+/* The source has limits for operations and for bytes. An open counts as one operation and as zero
  * bytes. */
 TEST(an_open_is_an_operation_of_the_limit) {
     make(10);
@@ -508,9 +508,9 @@ static int hand(int flags) {
 
 static int is_claimed(void) { return e->clients->claim[11] != 0; }
 
-/* A handed-over descriptor is used only if it is open just for reading, without O_DIRECT, and
- * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the
- * file. */
+/* A handed-over descriptor is used if it is open only for reading, is open without O_DIRECT, and
+ * belongs to the catalog's file. Otherwise the daemon closes it, ends the claim, and opens the file
+ * itself. */
 TEST(only_a_usable_descriptor_is_taken) {
     for (int way = 0; way < 7; way++) {
         const int flags[] = {O_RDONLY, O_RDWR, O_WRONLY, O_PATH, O_RDONLY, O_RDONLY, O_RDONLY};
@@ -555,7 +555,7 @@ TEST(the_claim_ends_with_the_descriptor_that_was_handed_over) {
 }
 
 /* A program can recall a descriptor that it has handed over. The daemon then opens the file itself,
- * and replaces the program's descriptor by the new one. This closes the program's descriptor at
+ * and replaces the program's descriptor with the new one. This closes the program's descriptor at
  * once, and the fill continues with the same descriptor number. Without a recall, nothing
  * changes. */
 TEST(a_recalled_descriptor_is_replaced_under_its_number) {

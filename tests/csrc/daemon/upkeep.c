@@ -50,8 +50,8 @@ static void done_with(struct monarch_engine *e, struct job *job) {
 static const uint64_t sizes[] = {0,         1,         BLOCK - 1,         BLOCK,
                                  BLOCK + 1, BLOCK * 3, MONARCH_CHUNK - 1, MONARCH_CHUNK + 1};
 
-/* The checksum of a file is computed from the sums of its blocks, whatever the size of the blocks,
- * and wherever single reads of the file end. */
+/* The checksum of a file is computed from the sums of its blocks. It is right whatever the size of
+ * the blocks, and wherever the single reads of the file end. */
 TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     const uint64_t blocks[] = {1000, BLOCK, 2 * MONARCH_CHUNK + 4096};
     const uint64_t size = 2 * MONARCH_CHUNK + 4097;
@@ -165,9 +165,9 @@ TEST(a_check_that_is_abandoned_finds_no_damage) {
     done_with(e, job);
 }
 
-/* A comparison reads the file at the source, counts its bytes, and finds out whether they are still
- * those of the copy. If the file no longer has the attributes in the catalog, it has changed and is
- * not read. */
+/* A comparison reads the file at the source, counts the bytes, and finds out whether the copy still
+ * has the same bytes. If the file no longer has the attributes in the catalog, it has changed and
+ * is not read. */
 TEST(a_comparison_asks_the_source) {
     const int status[] = {[A_BYTE] = MONARCH_SOURCE_CHANGED, [SHORTER] = MONARCH_SOURCE_CHANGED,
                           [LONGER] = MONARCH_SOURCE_CHANGED, [GONE] = MONARCH_SOURCE_CHANGED,
@@ -215,8 +215,8 @@ TEST(a_comparison_finds_other_bytes) {
     done_with(e, job);
 }
 
-/* A file has changed if it is shorter than its attributes said when it was opened. If it cannot be
- * read, this is an error of the source. */
+/* If the file is shorter than its attributes showed when it was opened, it has changed. If it
+ * cannot be read, this is an error of the source. */
 TEST(a_comparison_notices_that_the_file_ends_early) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, 2 * BLOCK);
@@ -346,9 +346,9 @@ TEST(a_copy_that_is_shorter_or_gone_fails) {
     done_with(e, job);
 }
 
-/* A file is read in several steps, up to its size at the time of the order. If the file now ends
- * exactly where a step begins, the step reads 0 bytes. The file has then changed, as when it ends
- * within a step. */
+/* A file is read in several steps, up to the size that it had when the order was made. If the file
+ * now ends exactly where a step begins, the step reads 0 bytes. This counts as a change of the
+ * file, just as if the file ended within a step. */
 TEST(a_file_that_ends_between_two_reads_has_changed) {
     const off_t ends[] = {0, 1, MONARCH_CHUNK - 1, MONARCH_CHUNK, MONARCH_CHUNK + 1};
     for (int kind = MONARCH_CHECK; kind <= MONARCH_COMPARE; kind++)

@@ -130,8 +130,8 @@ TEST(a_large_directory_is_shared_out) {
     }
 }
 
-/* A scan of only parts of a source does not report how many names a directory has. It enters
- * subdirectories only if the scan is deep. */
+/* If a scan covers only parts of a source, it does not report how many names a directory has. It
+ * enters subdirectories only if it is deep. */
 TEST(a_scan_of_parts_reports_the_named_directories) {
     for (int is_deep = 0; is_deep < 2; is_deep++) {
         make();
@@ -263,7 +263,7 @@ TEST(a_path_that_is_too_long_is_left_out) {
 }
 
 /* A directory is settled if both its mtime and its ctime are more than YOUNG_NS older than
- * `since_ns`, a time at which the catalog was still empty. */
+ * `since_ns`. At the time `since_ns`, the catalog was still empty. */
 TEST(a_directory_is_settled_if_it_is_old) {
     struct stat st;
     struct monarch_writer *w = monarch_writer_new();
@@ -292,8 +292,8 @@ TEST(a_directory_is_settled_if_it_is_old) {
     done();
 }
 
-/* In a settled directory, a file that the catalog already has is not looked up at the source,
- * provided that the directory still shows the catalog's inode number for the file's name. */
+/* A file in a settled directory is not looked up at the source if the catalog already has it. The
+ * name in the directory must still have the inode number that the catalog has for the file. */
 TEST(a_known_file_is_not_asked_about) {
     struct monarch_writer *w = monarch_writer_new();
     struct monarch_entry e;

@@ -13,8 +13,7 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Replacements for the clock, for sleeps, for starting threads and for rings, and what they record.
- */
+/* Replacements for the clock, sleeps, thread starts and rings, and what they record. */
 static uint64_t time_ns = 1000000000000, slept_ns;
 static int naps, rests_ended, bells_rung, starts, starts_fail, unlocked;
 static struct {
@@ -367,9 +366,9 @@ static struct fill *fill_of(uint64_t units, uint64_t unit_bytes, struct job *job
     return f;
 }
 
-/* Units are moved in runs. From the source, a run has as many units as a chunk; from a peer, as
- * many as a block. While readers wait, a run has only one unit. If a file is in use, its first run
- * also has only one unit, because a program will ask for this unit first. */
+/* Units are moved in runs. A run from the source has as many units as a chunk, and a run from a
+ * peer has as many units as a block. While readers wait, a run has only one unit. If a file is in
+ * use, its first run also has only one unit, because a program will ask for this unit first. */
 TEST(units_are_moved_in_runs) {
     const uint64_t unit = MONARCH_UNIT, chunk = MONARCH_CHUNK / unit;
     const struct {
@@ -456,8 +455,8 @@ TEST(a_rest_lasts_as_long_as_the_work_asks) {
     SAME(slept_ns, MOST_REST_NS);
 }
 
-/* A sleeping thread wakes without a ring in two cases: when a reader's claim may have ended, and
- * when it is time to return the memory of the thread's buffer. */
+/* A sleeping thread wakes without a ring in two cases. It wakes when a reader's claim may have
+ * ended, and when the thread must return its buffer's memory. */
 TEST(a_thread_wakes_by_itself_when_it_has_to) {
     struct worker w = {0};
     SAME(next_look(&w, 0), 0);
