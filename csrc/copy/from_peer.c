@@ -23,9 +23,9 @@
 /* The longest wait [ns] for a peer that answers COMING, if no reader waits for the bytes. During
  * this wait, the thread does nothing but serve other readers that wait. */
 #define COMING_NS 30000000000ULL
-/* A peer sends the last block only when its own copy of the file is complete. If a reader waits for
- * the last block while this node's copy lacks more blocks than this, the peer's copy is probably
- * incomplete too. Then the reader gets the block from the source. */
+/* A peer sends the last block only when its own copy of the file is complete. If this node's copy
+ * lacks more than NEAR_END blocks, the peer's copy is probably incomplete too. Then a reader that
+ * waits for the last block gets it from the source. */
 #define NEAR_END 4
 /* The pause [ns] before a peer that is still starting is asked again. */
 #define STARTING_NS 100000000L

@@ -36,8 +36,8 @@ struct grant {
     /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the last demand in this slot whose file had no order when a thread looked at
-     * the demand. Threads skip this demand from then on. */
+    /* By demand slot: the latest demand for whose file a thread has found no order. Threads skip
+     * this demand from then on. */
     uint64_t refused[MONARCH_DEMANDS];
     /* By demand slot: 1 if the threads skip the demand in `refused` only until the next grant. That
      * is the case if there was no grant, or the file was FILLING, when a thread looked at the

@@ -120,7 +120,9 @@ class PackIndex:
             or any(column.shape != (count,) for column in columns)
             or named != count
         ):
-            raise ValueError("its columns and names differ in number, or a column has a wrong type")
+            raise ValueError(
+                "the length of a column is not the number of names, or a column has a wrong type"
+            )
         index = cls(text["pack_bytes"], text["pack_mtime_ns"], pool, *columns)
         ends, most = index.offsets + index.sizes, index.pack_bytes
         for numbers in (index.offsets, index.sizes, ends):  # `ends` may have overflowed

@@ -58,8 +58,8 @@ def first_fit(
     rooms: Sequence[TierRoom],
     preferred: npt.NDArray[np.int32] | None = None,
 ) -> npt.NDArray[np.int32]:
-    """Returns the fastest tier with room for each file, (files,), without eviction (Dantas 2022,
-    4.1.2); NOWHERE if no tier has room for the file.
+    """Assigns each file to the fastest tier that still has room for it, and evicts no file (Dantas
+    2022, 4.1.2). Returns the tier of each file, (files,); NOWHERE if no tier has room for the file.
 
     If every file is read once an epoch, eviction cannot reduce the reads from the source: it only
     exchanges one miss for another.

@@ -112,10 +112,10 @@ ByThreads = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SizeLaw(Keys):
-    """The law of file sizes [bytes]: a normal law. A size outside [min, max] is drawn again (NoPFS,
-    section 6.1).
+    """The distribution of file sizes [bytes]: a normal distribution. A size outside [min, max] is
+    drawn again (NoPFS, section 6.1).
 
-    mean : the mean of the normal law
+    mean : the mean of the normal distribution
     std : its standard deviation
     min : smaller sizes are redrawn
     max : larger sizes are redrawn

@@ -292,7 +292,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_loads_nothing(monarch: Monarch, tmp_path: Path) -> None:
     output, page = page_of(monarch, write(made_report(), tmp_path))
     assert all(link.startswith(("#", "data:")) for link in page.loaded)
-    # SVG names its formats by addresses at www.w3.org, but no browser fetches these addresses.
+    # SVG identifies its XML namespaces by URLs at www.w3.org, but no browser fetches them.
     others = {url for url in re.findall(r"//([^/\s]+)/", output.read_text())}
     assert others <= {"www.w3.org"}
 

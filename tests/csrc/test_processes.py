@@ -33,8 +33,8 @@ CASES = [
     for name in re.findall(r'^    \{"(\w+)", \w+\},', path.read_text(), re.M)
     if name not in PARTS
 ]
-# Cases that get no copy: they read no file that has a copy, or they open the path of such a file
-# only while the path leads to another file.
+# Cases in which no read is served from a copy. Either the case reads only files without copies, or
+# it opens the path of a file that has a copy only while this path leads to a different file.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",

@@ -1,15 +1,15 @@
 /* Changes a POSIX lock in one thread while the library closes a descriptor of the same file in
  * another thread. When a program locks a descriptor of a copy, the library opens the source's file
- * and takes the lock on this file. For this, it duplicates the new descriptor to a high number, and
- * then closes the low number that the open returned.
+ * and takes the lock on this file. The open returns a low descriptor number. The library duplicates
+ * this descriptor to a high number, and then closes the low number.
  *
  *   lock_race lock|unlock|convert|wait FILE
  *
  * The program has two descriptors of FILE. One thread locks the second descriptor by flock. If the
- * library then closes a descriptor, the thread is held before this close. Meanwhile another thread
- * takes, releases or converts a POSIX lock through the first descriptor, or gets a POSIX lock for
- * which it was already waiting. Prints whether there was a close, and which ranges a child finds
- * locked.
+ * library closes a descriptor during this call, the program pauses the thread just before the
+ * close. Meanwhile another thread takes, releases or converts a POSIX lock through the first
+ * descriptor, or gets a POSIX lock for which it was already waiting. Prints whether there was a
+ * close, and which ranges a child finds locked.
  */
 #include <fcntl.h>
 #include <pthread.h>

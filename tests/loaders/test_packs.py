@@ -147,7 +147,9 @@ def test_a_large_file_that_shrinks_is_one_sentence(
         return found
 
     monkeypatch.setattr(os, "fstat", cutting)
-    with pytest.raises(MonarchError, match=r"large: it has changed; pack it while no program writes"):
+    with pytest.raises(
+        MonarchError, match=r"large: it has changed; pack it while no program writes"
+    ):
         write_pack(root, tmp_path / "train.tar")
 
 

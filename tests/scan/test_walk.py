@@ -130,8 +130,9 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
     """The names in a wanted directory come before nearly all others.
 
-    The value "d" of `directory` stands for the directory that comes first in the listing of the
-    root. A walk without wanted directories lists this directory last."""
+    The value "d" of `directory` stands for the first directory that os.listdir returns for the
+    root. If no directory is wanted, the walk comes to this one last, because it takes the newest
+    directory first."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory

@@ -78,7 +78,7 @@ static void begin(struct links *l, uint32_t who) {
     links_ask(l, now, asked);
 }
 
-/* The transfer that links.c ends must have no bytes left. */
+/* Ends the transfer that links.c chooses. In the model, this transfer must have no bytes left. */
 static void end(struct links *l) {
     double when = links_next(l);
     advance(l, when);

@@ -22,9 +22,9 @@ static const char *why_source(const struct session *s, const struct monarch_entr
         "source: the file's copy could not be made",
         "source: the file has attributes that the catalog cannot hold",
     };
-    static const char *const states[] = {"source: no copy yet", "source: a copy of the file is requested",
-                                         "source: the file's copy is being made",
-                                         "source: the file's copy could not be opened"};
+    static const char *const states[] = {
+        "source: no copy yet", "source: a copy of the file is requested",
+        "source: the file's copy is being made", "source: the file's copy could not be opened"};
     uint64_t word = __atomic_load_n(&e->word, __ATOMIC_ACQUIRE);
     if (monarch_entry_is_changed(s, e))
         return reasons[MONARCH_CHANGED];

@@ -155,8 +155,9 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether background fills leave the processors to programs. This is so while no processor
-        is idle, and the sources are so fast that programs hardly wait for them."""
+        """Whether background fills leave the processors to programs. They do so under two
+        conditions: no processor is idle, and the sources are so fast that programs hardly wait for
+        them."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:

@@ -190,8 +190,8 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns the nodes that the fill of each file asks for the file, (n, MONARCH_ASKED), see
-        `NodePolicy.route`."""
+        """Returns, for each file, the nodes from which its fill requests the file, (n,
+        MONARCH_ASKED); see `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
