@@ -30,7 +30,14 @@ from monarch_py.scan.record import record_sources
 from monarch_py.simulator.engine import Measured, measure
 from monarch_py.simulator.jobs import job_of
 from monarch_py.simulator.result import PLACES
-from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import (
+    Curve,
+    Dataset,
+    Rates,
+    Scenario,
+    SizeDistribution,
+    StorageClass,
+)
 
 PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
@@ -113,7 +120,7 @@ def scenario(nodes: int, epochs: int) -> Scenario:
         batch_per_rank=BATCH,
         drop_last=True,
         seed=1,
-        dataset=Dataset(FILES * nodes, SizeLaw(SIZE)),
+        dataset=Dataset(FILES * nodes, SizeDistribution(SIZE)),
         rates=Rates(compute=COMPUTE, preprocess=1e12, network=LINK, pfs_link=LINK),
         pfs=Curve(clients),
         classes=(

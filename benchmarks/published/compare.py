@@ -18,7 +18,14 @@ from typing import Any
 from benchmarks.published.behaviours import AS_PUBLISHED, Behaviour
 from benchmarks.published.run import simulate
 from monarch_py.simulator.result import Result
-from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import (
+    Curve,
+    Dataset,
+    Rates,
+    Scenario,
+    SizeDistribution,
+    StorageClass,
+)
 from monarch_py.util.units import MIB
 
 __all__ = ["NAMES", "Difference", "compare", "load_records", "scenario_of"]
@@ -78,7 +85,9 @@ def scenario_of(record: Mapping[str, Any]) -> Scenario:
         for name, (key, threads) in zip(_CLASSES, inputs["prefetch_threads"].items(), strict=True)
         for curve in [_curve(inputs["storage_classes_read_MBps"][key])]
     )
-    law = SizeLaw(inputs["mu_MB"] * MIB, inputs["sigma_MB"] * MIB, inputs["min_MB"] * MIB)
+    distribution = SizeDistribution(
+        inputs["mu_MB"] * MIB, inputs["sigma_MB"] * MIB, inputs["min_MB"] * MIB
+    )
     rates = (inputs[name] * MIB for name in ("c", "beta", "b_c", "b_fs"))
     return Scenario(
         name=f"{record['dataset']}/{record['params']}/{inputs['E']} epochs",
@@ -88,7 +97,7 @@ def scenario_of(record: Mapping[str, Any]) -> Scenario:
         batch_per_rank=inputs["batch_per_worker"],
         drop_last=inputs["drop_last"],
         seed=inputs["seed"],
-        dataset=Dataset(inputs["F"], law),
+        dataset=Dataset(inputs["F"], distribution),
         rates=Rates(*rates),
         pfs=_curve(inputs["pfs_t"]),
         classes=classes,

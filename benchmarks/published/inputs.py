@@ -139,9 +139,9 @@ def _refuse(scenario: Scenario) -> None:
 
 def _sizes(scenario: Scenario, random: np.random.RandomState) -> Floats:
     dataset = scenario.dataset
-    if dataset.law is None:
+    if dataset.distribution is None:
         return scenario.sizes().astype(np.float64)
-    return dataset.law.draw(random, dataset.files)
+    return dataset.distribution.draw(random, dataset.files)
 
 
 def _orders(

@@ -22,7 +22,7 @@ from monarch_py.simulator.scenario import (
     Dataset,
     Rates,
     Scenario,
-    SizeLaw,
+    SizeDistribution,
     StorageClass,
 )
 from monarch_py.util.units import GIB, MIB, counted, format_size
@@ -308,7 +308,7 @@ class _Model:
             epochs=self._epochs,
             batch_per_rank=max(1, min(BATCH, files // nodes)),
             drop_last=False,
-            dataset=Dataset(files, SizeLaw(mean=mean)),
+            dataset=Dataset(files, SizeDistribution(mean=mean)),
             rates=Rates(
                 compute=self._compute or UNLIMITED,
                 preprocess=UNLIMITED,

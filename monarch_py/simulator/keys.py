@@ -16,7 +16,7 @@ from monarch_py.errors import ConfigError
 from monarch_py.simulator.scenario import (
     Dataset,
     Scenario,
-    SizeLaw,
+    SizeDistribution,
     least_share,
     scanned_sizes,
 )
@@ -24,8 +24,8 @@ from monarch_py.util.spelling import hint
 from monarch_py.yaml_files.keys import declared, missing, read_as
 from monarch_py.yaml_files.nodes import Spot, load_document
 
-# At least this share of the sizes that are drawn from a law must lie between min and max. With a
-# smaller share, redrawing would take too long.
+# At least this share of the sizes that are drawn from a distribution must lie between min and max.
+# With a smaller share, redrawing would take too long.
 LEAST_SHARE = 1e-3
 # Keys of the daemon's configuration that no scenario has. A file with one of these keys is a
 # configuration that the user has named by mistake.
@@ -118,8 +118,8 @@ def _dataset(dataset: Dataset, spot: Spot) -> Dataset:
         for name in ("files", "size"):
             if name not in spot:
                 raise missing(spot, Dataset, name)
-        assert dataset.law is not None
-        _check_law(dataset.law, spot.of("size"))
+        assert dataset.distribution is not None
+        _check_distribution(dataset.distribution, spot.of("size"))
         return dataset
     for name in ("files", "size"):
         if name in spot:
@@ -131,17 +131,20 @@ def _dataset(dataset: Dataset, spot: Spot) -> Dataset:
         raise spot.of("scan").error(problem, "give another path") from None
 
 
-def _check_law(law: SizeLaw, spot: Spot) -> None:
-    if law.min > law.max:
+def _check_distribution(distribution: SizeDistribution, spot: Spot) -> None:
+    if distribution.min > distribution.max:
         raise spot.of("min").error("is larger than max", "swap the two")
-    if law.constant is None and least_share(law) < LEAST_SHARE:
+    if distribution.constant is None and least_share(distribution) < LEAST_SHARE:
         raise spot.error(
-            "hardly any size of this law lies between min and max",
+            "hardly any size of this distribution lies between min and max",
             "move min or max towards the mean",
         )
-    if law.constant is not None and not law.min <= law.constant <= law.max:
+    if (
+        distribution.constant is not None
+        and not distribution.min <= distribution.constant <= distribution.max
+    ):
         raise spot.of("mean").error("does not lie between min and max", "change one of the three")
-    if law.constant == 0:
+    if distribution.constant == 0:
         raise spot.of("mean").error("files of 0 bytes need no storage", "write a size")
 
 

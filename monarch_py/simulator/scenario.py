@@ -111,7 +111,7 @@ ByThreads = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class SizeLaw(Keys):
+class SizeDistribution(Keys):
     """The distribution of file sizes [bytes]: a normal distribution. A size outside [min, max] is
     drawn again (NoPFS, section 6.1).
 
@@ -140,7 +140,7 @@ class SizeLaw(Keys):
 
         The simulator of the NoPFS authors produces the same sizes, because scipy's ``norm.rvs``,
         which it uses, draws the same numbers from the same state. All sizes are drawn at once. Then
-        each size outside [min, max] is drawn again. A constant law draws nothing.
+        each size outside [min, max] is drawn again. A constant distribution draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
@@ -158,39 +158,40 @@ class SizeLaw(Keys):
         return np.asarray(sizes, np.float64)
 
 
-def least_share(law: SizeLaw) -> float:
-    """Returns the probability, from 0 to 1, that a size drawn from the normal law lies in [min,
-    max]."""
-    if law.constant is not None:
+def least_share(distribution: SizeDistribution) -> float:
+    """Returns the probability, from 0 to 1, that a size drawn from the normal distribution lies in
+    [min, max]."""
+    if distribution.constant is not None:
         return 1.0
     below, above = (
-        0.5 * (1 + math.erf((edge - law.mean) / (law.std * math.sqrt(2))))
-        for edge in (law.min, law.max)
+        0.5 * (1 + math.erf((edge - distribution.mean) / (distribution.std * math.sqrt(2))))
+        for edge in (distribution.min, distribution.max)
     )
     return above - below
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset(Keys):
-    """The files that training reads: a number of files with a law of sizes, or existing files.
+    """The files that training reads: a number of files with a distribution of sizes, or existing
+    files.
 
     files : the number of files
-    size : the law of their sizes
+    size : the distribution of their sizes
     scan : in place of files and size: the directory of the dataset, or a `.npy` file with the
         sizes. The files of a directory are numbered in the order of their paths
     """
 
     files: Annotated[Number, Key(default="none")] = 0
-    law: Annotated[SizeLaw | None, Key("size")] = None
+    distribution: Annotated[SizeDistribution | None, Key("size")] = None
     scan: Annotated[Path, Kind(path, "path", TEXT)] | None = None
 
     def sizes(self, seed: int) -> Ints:
         """Returns the sizes of all files, (files,) [bytes]: integers of at least 1, determined by
         the seed."""
-        if self.law is None:
+        if self.distribution is None:
             assert self.scan is not None
             return scanned_sizes(self.scan)
-        drawn = self.law.draw(np.random.RandomState(seed), self.files)
+        drawn = self.distribution.draw(np.random.RandomState(seed), self.files)
         return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
 

@@ -19,7 +19,7 @@ from monarch_py.simulator.scenario import (
     Dataset,
     Rates,
     Scenario,
-    SizeLaw,
+    SizeDistribution,
     StorageClass,
 )
 
@@ -62,7 +62,7 @@ def scenario(
         batch_per_rank=batch,
         drop_last=True,
         seed=1,
-        dataset=Dataset(files, SizeLaw(1)),
+        dataset=Dataset(files, SizeDistribution(1)),
         rates=Rates(machine.compute, machine.preprocess, machine.network, FAST),
         pfs=Curve(machine.pfs),
         classes=(

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monarch_py.simulator.scenario import Curve, Dataset, Rates, Scenario, SizeLaw, StorageClass
+from monarch_py.simulator.scenario import (
+    Curve,
+    Dataset,
+    Rates,
+    Scenario,
+    SizeDistribution,
+    StorageClass,
+)
 
 __all__ = ["scenario"]
 
@@ -41,7 +48,7 @@ def scenario(
         batch_per_rank=8,
         drop_last=True,
         seed=5,
-        dataset=Dataset(files, SizeLaw(size) if size else SizeLaw(1000.0, 500.0)),
+        dataset=Dataset(files, SizeDistribution(size) if size else SizeDistribution(1000.0, 500.0)),
         rates=Rates(6 * MB, 20 * MB, 240 * MB, 240 * MB),
         pfs=Curve(curve if pfs is None else pfs),
         classes=storage[:classes],

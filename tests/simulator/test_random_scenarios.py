@@ -21,7 +21,7 @@ from monarch_py.simulator.scenario import (
     NodeOverride,
     Rates,
     Scenario,
-    SizeLaw,
+    SizeDistribution,
     StorageClass,
 )
 
@@ -43,7 +43,7 @@ def random_scenario(seed: int) -> Scenario:
     per_step = nodes * ranks * batch
     files = int(random.integers(4 * per_step, 30 * per_step))
     totals = np.cumsum(np.sort(random.uniform(1, 400, nodes))[::-1])
-    law = SizeLaw(100) if seed % 2 else SizeLaw(100, 40, 1)
+    distribution = SizeDistribution(100) if seed % 2 else SizeDistribution(100, 40, 1)
 
     def storage(name: str, capacity: float, threads: int, rate: float) -> StorageClass:
         curve = Curve({threads: rate})
@@ -63,7 +63,7 @@ def random_scenario(seed: int) -> Scenario:
         batch_per_rank=batch,
         drop_last=bool(seed % 3),
         seed=seed,
-        dataset=Dataset(files, law),
+        dataset=Dataset(files, distribution),
         rates=Rates(rate(1, 3.5), rate(1.5, 4), rate(2, 4), rate(2, 4)),
         pfs=Curve(dict(enumerate(totals.tolist(), 1))),
         overrides=() if seed % 5 else (NodeOverride((0,), ranks=1),),
@@ -163,7 +163,7 @@ def test_what_has_an_owner_is_read_once(runs: list[Any]) -> None:
 def test_belady_hits_most_of_all_that_evict(runs: list[Any]) -> None:
     compared = 0
     for scenario, _, ran in runs:
-        if scenario.dataset.law is None or scenario.dataset.law.std:
+        if scenario.dataset.distribution is None or scenario.dataset.distribution.std:
             continue  # only files of one size
         for best, others in EVICTING.items():
             for other in others:

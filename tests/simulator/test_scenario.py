@@ -13,7 +13,7 @@ import yaml
 
 from monarch_py.errors import ConfigError
 from monarch_py.simulator.keys import load_scenario, shipped_scenarios
-from monarch_py.simulator.scenario import Dataset, Scenario, SizeLaw, least_share
+from monarch_py.simulator.scenario import Dataset, Scenario, SizeDistribution, least_share
 from monarch_py.util.units import GIB, MIB
 
 # The example scenario, as a user writes it.
@@ -127,7 +127,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("files missing", {"dataset": {"size": {"mean": 5}}}, "dataset.files: is missing"),
     ("a size of 0", {"dataset": {"files": 9, "size": {"mean": 0}}}, "dataset.size.mean: files of"),
     (
-        "a law that nothing fits",
+        "a distribution that nothing fits",
         {"dataset": {"files": 9, "size": {"mean": "1KiB", "std": 1, "min": "1GiB"}}},
         "dataset.size: hardly any size",
     ),
@@ -211,29 +211,38 @@ def test_sizes_of_a_directory_and_of_a_list(write: Write, tmp_path: Path) -> Non
             load_scenario(write(dataset={"scan": str(tmp_path / name)}))
 
 
-def one_at_a_time(law: SizeLaw, files: int, seed: int) -> tuple[list[float], float]:
+def one_at_a_time(
+    distribution: SizeDistribution, files: int, seed: int
+) -> tuple[list[float], float]:
     """Draws sizes one by one, like NoPFS's simulator. Returns the sizes, and the next random number
     of the generator."""
     state = np.random.RandomState(seed)
-    sizes = [law.mean + law.std * state.standard_normal() for _ in range(files)]
+    sizes = [distribution.mean + distribution.std * state.standard_normal() for _ in range(files)]
     for at in range(files):
-        while not law.min <= sizes[at] <= law.max:
-            sizes[at] = law.mean + law.std * state.standard_normal()
+        while not distribution.min <= sizes[at] <= distribution.max:
+            sizes[at] = distribution.mean + distribution.std * state.standard_normal()
     return sizes, state.random_sample()
 
 
 @pytest.mark.parametrize(
-    "law", [SizeLaw(107.7, 100.0), SizeLaw(5.0, 20.0, 1.0), SizeLaw(5.0, 20.0, 1.0, 9.0)]
+    "distribution",
+    [
+        SizeDistribution(107.7, 100.0),
+        SizeDistribution(5.0, 20.0, 1.0),
+        SizeDistribution(5.0, 20.0, 1.0, 9.0),
+    ],
 )
 @pytest.mark.parametrize("files", [1, 2, 1001])
-def test_the_law_is_drawn_as_one_by_one(law: SizeLaw, files: int) -> None:
+def test_the_distribution_is_drawn_as_one_by_one(
+    distribution: SizeDistribution, files: int
+) -> None:
     state = np.random.RandomState(3)
-    drawn = law.draw(state, files)
-    assert (drawn.tolist(), state.random_sample()) == one_at_a_time(law, files, 3)
+    drawn = distribution.draw(state, files)
+    assert (drawn.tolist(), state.random_sample()) == one_at_a_time(distribution, files, 3)
 
 
 def test_sizes_are_whole_and_of_the_seed() -> None:
-    dataset = Dataset(1000, SizeLaw(112_931.6, 104_857.6))
+    dataset = Dataset(1000, SizeDistribution(112_931.6, 104_857.6))
     assert dataset.sizes(42).dtype == np.int64 and dataset.sizes(42).min() >= 1
     assert (dataset.sizes(42) == dataset.sizes(42)).all()
     assert (dataset.sizes(42) != dataset.sizes(43)).any()
@@ -242,8 +251,8 @@ def test_sizes_are_whole_and_of_the_seed() -> None:
 def test_the_share_that_fits() -> None:
     # The expected values are from tables of the normal distribution: 84.13 % of the draws lie above
     # (mean - std), and 68.27 % lie between (mean - std) and (mean + std).
-    assert least_share(SizeLaw(1.0, 1.0)) == pytest.approx(0.8413, abs=1e-4)
-    assert least_share(SizeLaw(1.0, 1.0, 0.0, 2.0)) == pytest.approx(0.6827, abs=1e-4)
+    assert least_share(SizeDistribution(1.0, 1.0)) == pytest.approx(0.8413, abs=1e-4)
+    assert least_share(SizeDistribution(1.0, 1.0, 0.0, 2.0)) == pytest.approx(0.6827, abs=1e-4)
 
 
 @pytest.mark.parametrize("path", shipped_scenarios().values(), ids=lambda path: path.stem)
