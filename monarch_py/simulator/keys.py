@@ -119,7 +119,7 @@ def _dataset(dataset: Dataset, spot: Spot) -> Dataset:
             if name not in spot:
                 raise missing(spot, Dataset, name)
         assert dataset.distribution is not None
-        _check_distribution(dataset.distribution, spot.of("size"))
+        _check_sizes(dataset.distribution, spot.of("size"))
         return dataset
     for name in ("files", "size"):
         if name in spot:
@@ -131,20 +131,17 @@ def _dataset(dataset: Dataset, spot: Spot) -> Dataset:
         raise spot.of("scan").error(problem, "give another path") from None
 
 
-def _check_distribution(distribution: SizeDistribution, spot: Spot) -> None:
-    if distribution.min > distribution.max:
+def _check_sizes(sizes: SizeDistribution, spot: Spot) -> None:
+    if sizes.min > sizes.max:
         raise spot.of("min").error("is larger than max", "swap the two")
-    if distribution.constant is None and least_share(distribution) < LEAST_SHARE:
+    if sizes.constant is None and least_share(sizes) < LEAST_SHARE:
         raise spot.error(
             "hardly any size of this distribution lies between min and max",
             "move min or max towards the mean",
         )
-    if (
-        distribution.constant is not None
-        and not distribution.min <= distribution.constant <= distribution.max
-    ):
+    if sizes.constant is not None and not sizes.min <= sizes.constant <= sizes.max:
         raise spot.of("mean").error("does not lie between min and max", "change one of the three")
-    if distribution.constant == 0:
+    if sizes.constant == 0:
         raise spot.of("mean").error("files of 0 bytes need no storage", "write a size")
 
 

@@ -158,14 +158,14 @@ class SizeDistribution(Keys):
         return np.asarray(sizes, np.float64)
 
 
-def least_share(distribution: SizeDistribution) -> float:
+def least_share(sizes: SizeDistribution) -> float:
     """Returns the probability, from 0 to 1, that a size drawn from the normal distribution lies in
     [min, max]."""
-    if distribution.constant is not None:
+    if sizes.constant is not None:
         return 1.0
     below, above = (
-        0.5 * (1 + math.erf((edge - distribution.mean) / (distribution.std * math.sqrt(2))))
-        for edge in (distribution.min, distribution.max)
+        0.5 * (1 + math.erf((edge - sizes.mean) / (sizes.std * math.sqrt(2))))
+        for edge in (sizes.min, sizes.max)
     )
     return above - below
 
