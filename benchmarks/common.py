@@ -88,7 +88,7 @@ def build(source: Path, directory: Path, *flags: str) -> Path:
 def touch_memory(size: int) -> None:
     """Touches `size` bytes of free memory, or half of what is available if that is less.
 
-    A virtual machine may not get a page of memory from its host until the page is first used. This
+    A virtual machine may get a page of memory from its host only when the page is first used. This
     first use takes about 8 us for a page of 4 KiB, several times as long as copying the page.
     Touching the memory in advance keeps that time out of the measurement: Linux allocates the most
     recently freed pages first, so the measured run gets the pages that were touched here.

@@ -125,7 +125,7 @@ def test_every_file_says_what_it_is(rows: dict[str, list[tuple[str, str]]]) -> N
     assert silent == []
 
 
-# Names that must not be used again. The glossary (docs/architecture.md) explains why.
+# Names that must not be used again. The words in use are in docs/architecture.md.
 RETIRED = {
     "Ahead", "Card", "Chosen", "Client", "Course", "Follower", "Here", "Holdings", "Homes", "Keeps",
     "KeepsAll", "Neighbours", "Placing", "Teller", "Told", "Unmet", "Wanted", "Way",

@@ -57,8 +57,8 @@ from support import lines
 # - With 219 lines of Python, no output replaces an input, `config check` finds packs and plans that
 #   cannot be used, odd names are quoted, and messages name the limit of a shell that is too low.
 # - With 219 lines of Python, starts with low limits and failures of the daemon's threads are
-#   reported, messages say when other people's files take a tier's room, and from its beginning, a
-#   job uses the copies of an earlier job.
+#   reported, messages say when other people's files take a tier's room, and a job uses the copies
+#   of an earlier job from its beginning.
 # - 19 lines of C ask for short time slices. Where programs use all processors, a first epoch takes
 #   up to a third less time.
 # - 6 lines of Python let the daemon's loop rest longer while the scan is far enough ahead of a job.

@@ -199,7 +199,7 @@ def groups(text: str) -> list[str]:
     unknown = [name for name in chosen if name not in GROUPS]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)} is not a group; the groups are {', '.join(GROUPS)}"
+            f"unknown: {', '.join(unknown)}; the groups are {', '.join(GROUPS)}"
         )
     return chosen
 

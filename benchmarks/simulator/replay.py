@@ -66,8 +66,7 @@ class Replay:
             return calibrate(load_config(daemon.config))
 
     def run(self, share: float, threads: int) -> dict[str, Any]:
-        """Runs the training program with a tier whose size is `share` times the size of the
-        dataset."""
+        """Runs the training program with a tier that has room for `share` times the dataset."""
         with (
             tempfile.TemporaryDirectory(dir=self.args.tier) as tier,
             Daemon(self.place, self.slow.mountpoint, Path(tier), self._room(share)) as daemon,

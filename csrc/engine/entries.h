@@ -1,5 +1,6 @@
-/* The queues of orders, and the tables that look up queued orders and unfinished fills by entry.
- * The caller of each function holds the pool's lock, unless no other thread sees the queue. */
+/* The queues of orders, and the tables in which queued orders and unfinished fills are looked up by
+ * entry. The caller of each function holds the pool's lock, unless no other thread sees the
+ * queue. */
 #pragma once
 
 #include "engine/pool.h"

@@ -36,8 +36,8 @@ struct grant {
     /* the fills that the engine has ordered since Python last took this list */
     struct monarch_placed placed[MONARCH_PLACED];
     uint64_t placed_count;
-    /* By demand slot: the latest demand for whose file a thread has found no order. Threads skip
-     * this demand from then on. */
+    /* By demand slot: the latest demand in this slot whose file had no order when a thread looked
+     * at the demand. Threads skip this demand from then on, even if a fill was ordered. */
     uint64_t refused[MONARCH_DEMANDS];
     /* By demand slot: 1 if the threads skip the demand in `refused` only until the next grant. That
      * is the case if there was no grant, or the file was FILLING, when a thread looked at the
@@ -48,9 +48,9 @@ struct grant {
     uint32_t leaves;
 };
 
-/* Number of buckets in each hash table that looks up queued orders or fills by entry. A search
- * through the queues would take too long: the order that a reader waits for may be far from the
- * front. */
+/* Number of buckets in each hash table in which queued orders or fills are looked up by entry. A
+ * search through the queues would take too long: the order that a reader waits for may be far from
+ * the front. */
 #define MONARCH_BUCKETS 1024
 /* Number of slots reserved for fills from the source. Fills from peers must leave them free,
  * because other nodes wait for files that this node reads from the source. */

@@ -281,8 +281,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order, which the thread then begins. If a peer already has its share of the
- * threads, sets aside the orders that ask this peer. */
+/* Takes the next order, which the thread then begins. First sets aside orders at the front of the
+ * queue, as long as the peer that the first order asks already has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];

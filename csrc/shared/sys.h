@@ -104,8 +104,8 @@ static inline void *sys_map_aligned(int fd, unsigned long n, int prot, unsigned 
 }
 #ifdef __SANITIZE_THREAD__
 /* Makes the range inaccessible instead of unmapping it. ThreadSanitizer does not see direct system
- * calls. If a later mapping got the same addresses, ThreadSanitizer would report its accesses as
- * races with accesses to the old mapping. */
+ * calls. If a later mapping got the same addresses, ThreadSanitizer would report accesses to the
+ * new mapping as races with accesses to the old mapping. */
 static inline void sys_unmap(const void *p, unsigned long n) {
     sys_map_over((void *)p, -1, n, PROT_NONE);
 }

@@ -228,7 +228,7 @@ class Daemon:
             self._mark_open_for_writing(source.real_path)
             with self.deciding():
                 if len(self.config.sources) >= MAX_SOURCES:
-                    why = f"the daemon already serves {MAX_SOURCES} sources, the most possible"
+                    why = f"the daemon serves {MAX_SOURCES} sources already, and can serve no more"
                     raise SessionError(f"{source.path}: {why}; stop it once no job needs it")
                 self._take_in(source)
         # Programs may have opened more files of the source for writing between the call of

@@ -196,7 +196,7 @@ class Tier:
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:
-        """Inside a `with` statement, turns errors of the file system into TierErrors that name the
+        """Inside a `with` statement, turns MonarchErrors and OSErrors into TierErrors that name the
         tier. The file system may be read-only, for example, or completely full."""
         try:
             yield

@@ -62,7 +62,7 @@ def why_not_private(path: Path) -> str:
 
 def _way(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
     """Yields the path and the attributes of each directory and link on the way to `directory`, from
-    the root down, and finally those of `directory` itself."""
+    the root down, including those of `directory` itself."""
     left = list(reversed(directory.absolute().parts))
     path, links = Path(left.pop()), 0
     yield path, path.lstat()

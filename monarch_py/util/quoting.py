@@ -10,9 +10,9 @@ _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\", "'": "\\'"}
 
 
 def quoted(name: str) -> str:
-    """Returns the name unchanged if it has no control characters. Otherwise returns it in the form
-    $'...', which bash turns back into the name. A name that begins with $' is quoted too, so that
-    no two names look the same."""
+    """Returns the name unchanged if it has no control characters and does not begin with $'.
+    Otherwise returns it in the form $'...', which bash turns back into the name. Names that begin
+    with $' are quoted so that no two names look the same."""
     if not _HAS_ODD.search(name) and not name.startswith("$'"):
         return name
     return f"$'{_TO_ESCAPE.sub(_escape, name)}'"

@@ -29,7 +29,7 @@ def failures() -> list[str]:
 
 
 def note_all_failures() -> None:
-    """Makes this process note, from now on, every exception that ends one of its threads."""
+    """Makes this process note, from now on, exceptions that end its threads."""
 
     def note(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_value is not None and ended.exc_type is not SystemExit:

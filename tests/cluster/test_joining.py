@@ -1,5 +1,5 @@
-"""Starts of a cluster that go wrong, and the messages of these failed starts. Some ranks never join
-the others, or two starts run at the same time."""
+"""Tests starts of a cluster: ranks that never join the others, two starts at the same time, and the
+messages of failed starts."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def test_every_machine_sees_all(started: Machines, config: Path) -> None:
 
 
 def test_files_come_over_the_links(started: Machines, config: Path, tree: Path) -> None:
-    """The machines read all files, one machine after the other. If another machine has a copy of a
-    file, the file is read from that machine, not from the source."""
+    """The machines read all files, one machine after the other. If a file is kept by another
+    machine, it is read from that machine, not from the source."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)
     wait_until(

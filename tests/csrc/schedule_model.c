@@ -124,8 +124,8 @@ static int is_used_up(const struct known *k) {
     return unit == k->fill->units;
 }
 
-/* Returns the order for whose fill or check the demand waits. The order either has a running fill
- * or has not begun. Returns NULL if there is no such order. */
+/* Returns the order whose fill or check the demand waits for, or NULL if there is none. The order
+ * either has a running fill or has not begun. */
 static struct known *for_demand(uint64_t demand) {
     for (int i = 0; demand && i < JOBS; i++) {
         struct known *k = &knowns[i];

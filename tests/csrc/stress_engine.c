@@ -520,7 +520,7 @@ static void order_under_grants(void) {
     CHECK(pthread_create(&waiting, NULL, wait_for_files, (void *)5) == 0);
     CHECK(pthread_create(&handing, NULL, hand_files_over, (void *)9) == 0);
     for (int i = 0; i < grants || (!is_enough() && i < 20 * grants); i++) {
-        finish(-1); /* takes all results; none may concern a copy that is dropped below */
+        finish(-1); /* afterwards, no result is outstanding for a copy that is dropped below */
         for (uint64_t id = 0; id < catalog->count; id++)
             if (is_in(id, MONARCH_PRESENT) && below(&rng, 3) == 0)
                 drop(id);

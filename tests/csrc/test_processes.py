@@ -33,8 +33,9 @@ CASES = [
     for name in re.findall(r'^    \{"(\w+)", \w+\},', path.read_text(), re.M)
     if name not in PARTS
 ]
-# Cases in which no read is served from a copy. Either the case reads only files without copies, or
-# it opens the path of a file that has a copy only while this path leads to a different file.
+# Cases in which no read is served from a copy. Some cases read no file that has a copy, or open the
+# path of such a file only while this path leads to a different file. In the other cases, the
+# library has no room to map the session, or the process lacks the daemon's rights over files.
 NO_HITS = {
     "bad_pointers",
     "chroot_with_the_source",

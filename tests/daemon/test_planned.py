@@ -40,8 +40,8 @@ def test_eight_workers_out_of_order_are_followed(site: Site, in_order: bool, tor
     session = site.session(site.plan(**about))
     wait_followed(session)
     # If a file is opened twice between two turns of the daemon's loop, the daemon sees only one
-    # open. On a busy machine, a turn may come late, because the daemon waits for a processor. An
-    # epoch must take longer than that (here 0.6 s).
+    # open. On a busy machine, a turn may come late, because the daemon waits for a processor. So an
+    # epoch must take longer than such a delay: it takes at least 0.6 s here.
     done = train(
         session,
         site.root,

@@ -158,9 +158,9 @@ def read_until(session: Session, program: Steps, name: str, value: int) -> int:
 def test_waiting_begins_again_after_a_while(
     waits_in_vain: Session, tmp_path: Path, files: int, most: int
 ) -> None:
-    """After two waits for a file have ended without the data, readers read this file from the
-    source. After eight such waits in total, they read all files from the source. After some time
-    they wait again, even in a child that was forked in the meantime."""
+    """After two waits of a process for a file have ended without the data, the process reads this
+    file from the source. After eight such waits in total, it reads all files from the source. After
+    some time it waits again, and so does a child that was forked in the meantime."""
     made = make_files(tmp_path / "source", files, 64 * MIB // files)
     session = waits_in_vain.start()
     session.wait_scanned()

@@ -313,9 +313,8 @@ def test_a_change_that_no_time_tells_of_is_found_by_the_second_look(
     session = session_factory(files.root, tiers=[tier]).start()
 
     def is_found() -> bool:
-        """Waits until the daemon has compared the file with the copy once more. If the daemon has
-        found the change, returns True. Otherwise the daemon has recorded the copy, and False is
-        returned."""
+        """Waits until the daemon has compared the file with the copy once more. Returns True if the
+        daemon has found the change, and False if it has recorded the copy."""
         found = {"changed": 1}
         wait_until(
             lambda: (

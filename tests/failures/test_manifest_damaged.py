@@ -166,8 +166,8 @@ DAMAGES = [
     newer_version,
     wrong_sums,
 ]
-# The kinds of damage after which the daemon still uses the tier: one for each check by which the
-# daemon finds damage.
+# The kinds of damage that are tested without --long: one for each check by which the daemon finds
+# damage.
 EACH_WAY = [
     lost,
     garbage_inside,

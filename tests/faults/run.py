@@ -52,8 +52,8 @@ class RunSite(Site):
             reading.wait_laps(1, LAPS_LIMIT_S)
             said = reading.finish(2 * END_LIMIT_S)
         except AssertionError:
-            # A program may have skipped some of its laps only if it has ended with an error. The
-            # reason must then have been printed.
+            # A program may have skipped some of its laps only if it has ended with an error. It
+            # must then have printed the reason, unless the fault has killed it.
             if not reading.process.poll():
                 raise
             said = reading.finish(2 * END_LIMIT_S)

@@ -34,9 +34,10 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Makes accesses to some fields no steps, so that there are fewer orders of steps to run. It does
- * not matter when these fields are accessed. Some of them contain measurements, which no thread
- * here reads. The others serve readers that wait for a unit, and no reader here waits for one. */
+/* Excludes some fields from the scheduling: an access to them is no step, so that there are fewer
+ * orders to run. It does not matter when these fields are accessed. Some of them contain
+ * measurements, which no thread here reads. The others serve readers that wait for a unit, and no
+ * reader here waits for one. */
 static void ignore_what_nobody_reads(const struct pool *p) {
     ignore_memory(p->shared.endpoint, sizeof *p->shared.endpoint);
     ignore_memory(p->shared.counts, sizeof p->shared.counts);

@@ -130,9 +130,9 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) -> None:
     """The names in a wanted directory come before nearly all others.
 
-    The value "d" of `directory` stands for the first directory that os.listdir returns for the
-    root. If no directory is wanted, the walk comes to this one last, because it takes the newest
-    directory first."""
+    The value "d" of `directory` stands for the first directory d.. that os.listdir returns for the
+    root. If no directory is wanted, the walk comes to this one after all other directories d..,
+    because it takes the directory that it found last first."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory

@@ -242,7 +242,7 @@ mv {after}.new {after}""",
 @pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
     """Each daemon has shared memory and copies on its own node. After scancel, it must remove both
-    before Slurm kills it, which happens after the time KillWait."""
+    before Slurm kills it, which Slurm does after the time in its setting KillWait."""
     up = jobs.directory / "up"
     script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)

@@ -7,7 +7,7 @@
 #include "preload/session/segments.h"
 #include "shared/sys.h"
 
-/* The session's file `starts` contains the times of this many starts, the latest ones. */
+/* Number of start times that the session's file `starts` can hold. */
 #define STARTS 3
 /* In any period of this length [ns], a daemon may be started at most STARTS times: for example,
  * once at first, and twice more after it was killed. */

@@ -35,11 +35,11 @@ typedef int (*work)(struct monarch_launch *l);
 /* Runs `run` in a new process that shares this process's memory and table of descriptors. Returns
  * the new process's pid, or a negative error number. The kernel stores the new process's pid in
  * *runs before the new process begins. The kernel clears *runs when the new process has ended or
- * has executed a program. Only the kernel writes *runs, so its value is correct even if one of the
- * processes is killed at any moment. CLONE_VFORK is not used, because this process would then wait
- * for the new process without a time limit. The new process has no exit signal, so wait() does not
- * report it. The new process is untraced, so a tracer that follows children does not see it. libc's
- * clone is not used: before glibc 2.25 it would change the pid that libc caches in this process. */
+ * has executed a program. Only the kernel writes *runs, so its value is correct no matter when one
+ * of the processes is killed. CLONE_VFORK is not used, because this process would then wait for the
+ * new process without a time limit. The new process has no exit signal, so wait() does not report
+ * it. The new process is untraced, so a tracer that follows children does not see it. libc's clone
+ * is not used: before glibc 2.25 it would change the pid that libc caches in this process. */
 static long run_beside(work run, struct monarch_launch *l, void *stack, uint32_t *runs) {
     const long flags =
         CLONE_VM | CLONE_FILES | CLONE_UNTRACED | CLONE_PARENT_SETTID | CLONE_CHILD_CLEARTID;

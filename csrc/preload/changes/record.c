@@ -42,7 +42,7 @@ static int mark(struct session *s, const struct stat *st, int is_tree) {
 /* --- replaced files --------------------------------------------------------------------------- */
 
 /* A process without the library may have replaced or removed a file, and the daemon may not have
- * noticed this yet. The path then leads to another file than the one that the catalog has for it.
+ * noticed this yet. The path then no longer leads to the file that the catalog has for it.
  * When a program changes the file to which the path leads now, the library also marks the catalog's
  * file as changed. Otherwise, the catalog's copy would still be served, and the program would not
  * see its own change. */
@@ -164,8 +164,9 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
  * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
-/* Atomic: how many times this process has made, moved or removed a name, for example that of a
- * link. Entries contain this number, so each change makes all of them invalid. */
+/* Atomic: number of this process's calls so far that may have changed where paths lead, for example
+ * renames or calls that make links. Entries contain this number, so each such call makes all of
+ * them invalid. */
 static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }

@@ -59,8 +59,9 @@ void monarch_slot_put(const struct slot *what);
 void monarch_slot_free(struct slot *s);
 void monarch_slots_recount(void);
 
-/* Returns 1 if no mapping in the range waits for its copy. Then monarch_slots_say has nothing to
- * do. Takes no lock. */
+/* Returns 1 if no mapping in the range waits for its copy or is being replaced. Then
+ * monarch_slots_say has nothing to do. Takes no lock. Returns 0 while the table is being changed.
+ */
 int monarch_slots_are_quiet(uint64_t begin, uint64_t end);
 /* Does the work of monarch_mappings_say. Returns 0 while a mapping in the range is being replaced.
  * The caller must then call again. */

@@ -84,8 +84,8 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
 }
 
 /* Returns the address of the symbol `name`, or NULL if the library does not define it. If the
- * symbol has several versions, the default version is preferred. A hidden version is returned only
- * if there is no default version, because since glibc 2.33, `__xstat` has only hidden versions. */
+ * symbol has a default version, returns that version. Otherwise returns a hidden version, because
+ * some symbols have no other: since glibc 2.33, `__xstat` has only hidden versions. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);

@@ -17,15 +17,15 @@ int monarch_is_still(int fd, const struct session *s, const struct monarch_entry
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when
- * the program requests locks or asynchronous signals on this file. A promotion closes the old open
- * file, which would drop the locks. If the promotion of a descriptor of the file has already begun,
- * waits until it has ended. Returns 0 if the promotion does not end within 5 s, because the source
- * does not answer. */
+ * the program requests locks or asynchronous signals on this file. A promotion closes a descriptor
+ * of the file, and the close of any descriptor of the file would drop the locks. If the promotion
+ * of a descriptor of the file has already begun, waits until it has ended. Returns 0 if the
+ * promotion does not end within 5 s, because the source does not answer. */
 int monarch_keep_locks(int fd);
 /* Compares a source's file with its entry in the catalog. If they differ, records the file as
  * changed, so that its reads go to the source. Call this after a lock was granted on the file. */
 void monarch_compare_source(int fd);
 /* Prevents the promotion of `fd`. Call this before checking whether `fd` is a descriptor of a copy,
- * so that the result of the check stays valid. Returns 0 if a promotion of `fd` has already begun
- * and does not end in time (monarch_keep_locks). */
+ * so that the result of the check stays valid. Returns 0 if the promotion of some descriptor of the
+ * file has already begun and does not end in time (monarch_keep_locks). */
 static inline int monarch_settle(int fd) { return !monarch_tracked(fd) || monarch_keep_locks(fd); }

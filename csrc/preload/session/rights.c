@@ -26,7 +26,7 @@ static int may_read_everything(const struct monarch_control *k) {
 }
 
 /* --- groups --------------------------------------------------------------------------------------
- * A process that is not in one of the daemon's groups has no right to read files that only this
+ * A process that lacks one of the daemon's groups has no right to read files that only this
  * group may read. So the process must not read copies of these files either. */
 
 #define FEW 64         /* enough for the groups of nearly all processes */

@@ -308,7 +308,7 @@ class Copies:
             catalog.update(entry, fresh)
         except OSError as full:
             log.warning(
-                "%s gets no copy, because shared memory is full: %s", catalog.path(entry), full
+                "%s gets no copy, because the catalog has no room: %s", catalog.path(entry), full
             )
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
             return False

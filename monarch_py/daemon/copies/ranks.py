@@ -126,8 +126,8 @@ class Ranks:
     def _loads(self, active: npt.NDArray[np.intp], planned: Floats | None) -> Floats:
         """Returns how much each active rank is predicted to load next, (active,). Without a plan,
         the prediction for a rank is a quotient: the total size of the opened files that lacked a
-        copy, divided by the total size of all opened files. All ranks of a job read equally much in
-        a step, so the quotients of two ranks are comparable."""
+        copy, divided by the total size of all files that the rank has opened. All
+        ranks of a job read equally much in a step, so the quotients of two ranks are comparable."""
         if planned is not None and active[-1] <= len(planned):
             return planned[active - 1]
         opened, missed = self._recent[active].T

@@ -85,8 +85,8 @@ class _Filled:
 
 
 class Directories:
-    """Finds the directories that programs read through, which means that programs are likely to
-    read all files of the directory. NAMES determines when this is assumed."""
+    """Finds the directories that programs read through: directories of which programs are likely to
+    read every file. NAMES is the number of files that programs must have read before."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first

@@ -253,8 +253,8 @@ class Filler:
         later files to be staged stay ABSENT too.
 
         ids : (n,) the files' entries
-        horizon : a staged copy may be dropped to make room for other files if the next use of the
-            staged copy is at least this many files away
+        horizon : a staged copy may be dropped to make room for files to be staged if the copy's
+            next use is at least this many files away
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)

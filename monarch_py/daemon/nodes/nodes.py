@@ -35,7 +35,7 @@ log = logging.getLogger("monarch.nodes")
 
 # At its start, the daemon computes which node keeps which file. Readers wait for the result, but
 # only until the daemon has run for this long [s]. If one node has scanned the sources for all
-# nodes, the computation ends before this time.
+# nodes, the computation ends earlier than it would otherwise.
 START_LIMIT_S = 1.0
 # A background request is a request of another node that no reader waits for. Until this node knows
 # which files it keeps, background requests are held back, because the other nodes would otherwise

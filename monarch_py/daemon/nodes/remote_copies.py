@@ -98,9 +98,9 @@ class RouteChooser:
     # --- the choice between a node and the source -----------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses between the source and a node, for each file that a node is known to have. Of two
-        nodes, the faster one is put first, and the source is compared with this node. The result is
-        written into `asked`.
+        """Chooses between the source and a node, for each file that a node is known to have. If the
+        second of two nodes is known to be faster, it is put first (see `Routing`). The source is
+        compared with the first node. The result is written into `asked`.
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has

@@ -271,8 +271,8 @@ class PlanManager:
     # --- placement ------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """Once everything is scanned, starts a thread that places the plans' files. Once the thread
-        has finished, applies the result."""
+        """Once everything is scanned, makes the executor's thread place the plans' files. Once the
+        placement is computed, applies it."""
         if self._task is None:
             waits = any(tracker.state == "waiting" for tracker in self.trackers)
             is_decided = self._nodes is None or self._nodes.is_decided

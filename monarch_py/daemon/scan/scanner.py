@@ -165,7 +165,7 @@ class Scanner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the scan has ended and the catalog is not still to be shrunk. Until then, the
+        """Whether the scan has ended and no shrinking of the catalog is due. Until then, the
         catalog may need more memory: for new entries, or for a second segment while it is being
         shrunk."""
         return self.scanned and self._fit_at_s == math.inf

@@ -209,8 +209,8 @@ class KeptDataset:
         n_bytes = memoryview(value).nbytes
         if lib.monarch_kept_put(self._store(), place, ffi.from_buffer(value), n_bytes):
             log.warning(
-                "a sample of %d bytes does not fit into the quota of %s, so it will be read from"
-                " the source again; give a larger quota if the node has more memory",
+                "a sample of %d bytes does not fit into what is left of %s of memory, so it will be"
+                " read from the source again; give a larger quota, unless memory is the limit",
                 n_bytes,
                 format_size(int(self._store().room)),
             )

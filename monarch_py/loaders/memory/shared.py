@@ -66,8 +66,8 @@ class SharedMemory:
             if fd is not None:
                 os.close(fd)
             raise MonarchError(
-                f"{directory / self.key}: {error.strerror}; free room in this directory, or set"
-                " MONARCH_SHM to another one"
+                f"{directory / self.key}: {error.strerror}; free room on its file system, or set"
+                " MONARCH_SHM to another directory"
             ) from error
         self._leave: weakref.finalize[Any, SharedMemory] = weakref.finalize(
             self, _leave, fd, directory / self.key, os.getpid(), line

@@ -61,13 +61,13 @@ def collate(samples: Sequence[Any]) -> Any:
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, (tuple, list)):
         return _collate_sequences(samples)
-    raise ConfigError(f"collate_fn: samples of {type(first)} have no default; give a function")
+    raise ConfigError(f"collate_fn: there is no default for {type(first)}; give a function")
 
 
 def _collate_sequences(samples: Sequence[Any]) -> Any:
     first = samples[0]
     if any(len(sample) != len(first) for sample in samples):
-        raise ConfigError("collate_fn: samples of unequal length have no default; give a function")
+        raise ConfigError("collate_fn: there is no default for unequal lengths; give a function")
     columns = [collate(column) for column in zip(*samples, strict=True)]
     return type(first)(*columns) if hasattr(first, "_fields") else columns
 
@@ -187,11 +187,11 @@ class _Placing:
         first = items[0]
         if first.dtype.hasobject:
             raise ConfigError(
-                f"collate_fn: arrays of {first.dtype} have no default; give a function"
+                f"collate_fn: there is no default for arrays of {first.dtype}; give a function"
             )
         if any(item.shape != first.shape or item.dtype != first.dtype for item in items):
             raise ConfigError(
-                "collate_fn: arrays of different shapes or dtypes have no default; give a function"
+                "collate_fn: there is no default for different shapes or dtypes; give a function"
             )
         placed = self._room((len(items), *first.shape), first.dtype, first.dtype.str, True)
         np.stack(items, out=view_of(self._slot, placed.offset, placed.shape, first.dtype))

@@ -112,7 +112,7 @@ class DistributedSampler(Sampler):
 
     seed : the same on all ranks;  set_epoch : whether the training program calls set_epoch
     drop_last : what happens to samples that do not divide evenly among the ranks: True drops the
-        last ones, False repeats the first ones
+        last samples of the order, False repeats samples from its beginning
     """
 
     length: int

@@ -81,8 +81,9 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 
     The prices are found by subgradient steps on samples of the files. The price of a node rises
     while the node demands more than its quota, and falls while it demands less. Later steps are
-    smaller. Each step gives an upper bound for the value of every placement. Of the prices of all
-    steps of a stage (STAGES), the next stage begins with those that gave the least bound.
+    smaller. Each step gives an upper bound for the value of every placement. The result of a stage
+    (STAGES) is the prices that gave the least bound. The next stage begins with them, and the
+    result of the last stage is returned.
     """
     sizes, nodes = program.sizes, len(program.quotas)
     draws = rng.random(len(sizes))

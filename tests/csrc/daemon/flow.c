@@ -1,5 +1,5 @@
-/* Tests two files. copy/flow.c measures the throughput of endpoints. copy/job.c determines how
- * orders fail, and how copies are named and removed. */
+/* Tests two files. copy/flow.c measures the throughput of endpoints. copy/job.c notes how orders
+ * have failed, and names and removes copies. */
 #include "set_clock.h"
 
 #include "copy/flow.c"

@@ -14,7 +14,8 @@
 #include "shared/doorbell.h"
 
 /* What the engine did, as counters and lists: how often it rang for its threads and for the daemon,
- * which fills it ordered, how many demands it answered, and which homes it stored. */
+ * which fills it ordered, for which entries it answered demands (the sum of the entries' numbers;
+ * 1000 for a wrong answer), and which homes it stored. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];

@@ -356,9 +356,9 @@ static int timed_wait(pthread_cond_t *condition, pthread_mutex_t *lock,
 }
 
 /* Threads wait for a link until their waits together have lasted WAITS_PER_CONNECT times as long as
- * the last connect took. While another thread connects a link, the time of a wait does not count,
- * and the wait ends with the connect. A thread waits at most LINK_NS, and only while a link is in
- * use. */
+ * the last connect took. While another thread connects a link, they wait for the end of the
+ * connect, and this time does not count. A thread waits at most LINK_NS, and only while a link is
+ * in use. */
 TEST(a_thread_connects_after_enough_waits) {
     const uint64_t ms = 1000000, n = WAITS_PER_CONNECT;
     const struct {

@@ -245,7 +245,8 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
 }
 
 /* If a thread cannot be started, its place stays free, and the thread does not count as idle.
- * Otherwise, the engine would rely on this thread, and would start no other one for later work. */
+ * If it
+ * counted as idle, the engine would start no other thread for later work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)
         for (starts_fail = 0; starts_fail < 2; starts_fail++) {
