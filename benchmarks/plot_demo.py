@@ -76,7 +76,8 @@ def draw(rows: list[Row], picture: Path) -> None:
         axis.spines[["top", "left", "right"]].set_visible(False)
         axis.spines["bottom"].set_color(PALE)
         axis.margins(y=0.12)
-    axes[0].legend(frameon=False, loc="upper right", fontsize=10)
+    # Below the bars, where the legend covers no number.
+    axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.1), ncols=2, fontsize=10)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, metadata={"Date": None})
     plt.close(figure)
