@@ -201,9 +201,13 @@ def test_a_changed_file_is_counted_as_such(served: Session) -> None:
     served.python("open(__import__('sys').argv[1], 'a').write('more')", served.source / "b")
     wait_until(
         lambda: of_session(served)["sources"][0]["bypass"] == {"changed": 1},
-        what="the drop of the changed file's copy",
+        what="the note of the change",
     )
-    assert of_session(served)["tiers"][0]["files"] == len(FILES) - 1
+    # The copy is removed after the change was noted.
+    wait_until(
+        lambda: of_session(served)["tiers"][0]["files"] == len(FILES) - 1,
+        what="the removal of the changed file's copy",
+    )
 
 
 # --- for people ---------------------------------------------------------------------------------
