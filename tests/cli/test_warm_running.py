@@ -128,6 +128,7 @@ def test_what_others_want_too_is_not_taken_back(
     assert present(session) < MANY
     slow.latency(open=0)
     wait_until(lambda: present(session) == MANY, what="the files that are still ordered")
+    wait_until(lambda: session.totals()["fills"] >= MANY, what="the fills to be counted")
     assert session.totals()["fills"] == MANY
 
 

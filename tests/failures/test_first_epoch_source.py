@@ -347,6 +347,7 @@ def test_a_file_is_filled_after_a_share_of_it_was_asked_for(
             other.wait()
             wait_until(lambda: told(session)["present"] == 1, what="the copy of the other file")
             assert told(session)["wanted"] + told(session)["filling"] == 0
+            wait_until(lambda: session.totals()["fills"] >= 1, what="the fill to be counted")
             assert session.totals()["fills"] == 1
             other.go()
             other.end()

@@ -132,5 +132,7 @@ def test_room_of_changed_files_is_given_back(
     script = "import sys; [open(p, 'ab').write(b'') for p in sys.argv[1:]]"
     session.python(script, *(files.path(name) for name in list(files.digests)[:20]))
     wait_until(lambda: not list(copies.iterdir()), what="the end of changed files' copies")
-    assert session.status()["tiers"][0]["used_bytes"] == 0
+    wait_until(
+        lambda: session.status()["tiers"][0]["used_bytes"] == 0, what="the removals to be counted"
+    )
     check_all(session, files)
