@@ -109,7 +109,7 @@ def count_metadata(
 def _median(counts: list[Counter[str]]) -> dict[str, float]:
     """Returns the median count of each kind of operation, without kinds whose median is 0.
 
-    With the median, requests by other processes do not matter. Such requests occur because the
+    The median leaves out requests by other processes. Other processes make requests because the
     daemon has the source's root open: any process that examines all descriptors of the machine
     requests the attributes of this directory.
     """

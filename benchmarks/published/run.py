@@ -39,8 +39,8 @@ class Policy:
     fill : a function that fills the caches before training. It returns how long that takes on each
         node, (nodes,) [s]
     order : a function that changes which samples the nodes read
-    from_peers, from_pfs : whether prefetching into the staging buffer may read from other nodes and
-        from the PFS, in addition to the node's own caches
+    from_peers, from_pfs : whether prefetching into the staging buffer may read from other nodes,
+        and whether it may read from the PFS, in addition to the node's own caches
     is_staged : whether samples are prefetched into the staging buffer
     is_perfect : whether every sample is available without any delay
     has_class_prefetchers : whether the caches are filled during training, as NoPFS does (nopfs.py)

@@ -114,8 +114,7 @@ struct monarch_deal {
  * if such a node has room. All other samples are called loads, because the nodes that get them must
  * load them. All nodes get the same number of loads, as far as room allows. A batch is the samples
  * of one rank in one step; its loads come first. out: (count,) the samples, sorted by step and
- * rank;
- * starts: (steps * ranks + 1,) the position in `out` where each batch begins; loads: (steps *
+ * rank. starts: (steps * ranks + 1,) the position in `out` where each batch begins. loads: (steps *
  * ranks,) the number of loads in each batch. Returns 0, or -1 if memory is exhausted. */
 int monarch_plan_deal(const struct monarch_deal *deal, const int32_t *order, uint64_t count,
                       int32_t *out, int64_t *starts, int32_t *loads);

@@ -108,9 +108,9 @@ def _told_in_a_sentence() -> Iterator[None]:
 def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = "") -> None:
     """Runs a daemon in this process until SIGTERM, SIGINT, SIGHUP or `monarch stop`.
 
-    kind : whether the daemon also ends without a signal or command (see `orphan`). SHARED: it ends
-        some time after the last of the runs that share it. AUTOSTARTED: it ends when no process has
-        used it for `idle_exit`. "": it does not
+    kind : which watch ends the daemon once it is unused (see `orphan`). SHARED: an `OrphanWatch`,
+        some time after the last of the runs that share the daemon has ended. AUTOSTARTED: an
+        `IdleWatch`, when no process has used the daemon for `idle_exit`. "": none at first
 
     Raises ConfigError, SessionError or TierError if the configuration, the session or the tiers
     cannot be used.

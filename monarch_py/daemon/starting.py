@@ -112,8 +112,8 @@ def spawn(
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
     ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
     unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
-    of busy processors as the complete job. But when most of its threads ran on one processor, its
-    other threads would wait for 0.1 s or more.
+    of busy processors as the complete job. But measurements showed that its single threads on one
+    processor then wait for 0.1 s or more while most of its threads run on another.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end

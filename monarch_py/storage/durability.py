@@ -101,8 +101,8 @@ class Keeper:
     def reconcile(self) -> None:
         """Makes the tier and its manifest agree. Removes copies without a row, and rows whose
         copies are gone. Removes a copy and its row if the two do not match, or if the quota has no
-        room for the copy. If copies were lost, stores a sentence that tells users about the loss in
-        the Tier object (`note_lost`)."""
+        room for the copy. If copies were lost, stores a sentence about the loss, meant for users,
+        in the Tier object (`note_lost`)."""
         listed = self.tier.listing()
         known = np.isin(listed["number"], self.rows["copy"])
         self.tier.remove_all(listed["number"][~known])

@@ -163,8 +163,8 @@ class Tier:
         self.used_bytes = self.used_inodes = 0
         self.reserved_bytes = 0  # the part of used_bytes promised to unfinished fills
         self.files = 0
-        # The copies that occupy more room than their size, rounded up to complete blocks: number of
-        # the copy -> how many bytes more the copy occupies.
+        # The copies that occupy more room than their rounded size (complete blocks): number of the
+        # copy -> how many bytes more the copy occupies.
         self._excess: dict[int, int] = {}
         # The limit on the room that copies may use [bytes]. It is set only if the disk became full
         # before the quota was used up.

@@ -272,9 +272,9 @@ class _Rate:
         """Returns the factor by which the rate has grown since the window `before`. There are two
         rates, in bytes and in files per second. If few files arrived in a window, the growth of the
         bytes per second is returned. Otherwise, if the files of both windows have similar sizes,
-        the larger growth is returned. If their sizes differ, the smaller growth is returned. At an
-        unchanged speed of the source, a change to larger files raises the bytes per second, and a
-        change to smaller files raises the files per second."""
+        the larger growth is returned. If their sizes differ, the smaller growth is returned,
+        because larger files alone raise the bytes per second, and smaller files alone raise the
+        files per second, even if the source serves the fills no faster."""
         in_bytes = _ratio(self.bytes_per_s, before.bytes_per_s)
         if min(self.files, before.files) < SOME_FILES:
             return in_bytes

@@ -165,7 +165,7 @@ TEST(another_version_of_a_file_is_not_sent) {
 /* --- files without a copy --------------------------------------------------------------------- */
 
 /* The answer for a file without a copy depends on the state of the file and on the node that keeps
- * it. It also depends on whether the nodes that keep the files are known yet. */
+ * it. It also depends on whether it is known yet which node keeps which file. */
 TEST(the_answer_for_a_file_without_a_copy) {
     const uint64_t words[] = {0, monarch_word(MONARCH_WANTED, 0, 0, 0),
                               monarch_word(MONARCH_FILLING, 0, TIER, COPY),
@@ -214,8 +214,8 @@ TEST(the_answer_for_a_file_without_a_copy) {
     done();
 }
 
-/* As long as the nodes that keep the files are not known yet, a peer that requests an unknown file
- * is told to ask again later. The field `patience` says for which requests this holds. */
+/* As long as it is not known which node keeps which file, a peer that requests an unknown file is
+ * told to ask again later. The field `patience` says for which requests this holds. */
 TEST(an_unknown_file_may_become_known) {
     make(SIZE);
     wanted.path_hash++;
@@ -427,8 +427,8 @@ TEST(a_copy_has_its_word_or_another) {
     done();
 }
 
-/* A peer is told to ask again in two cases. In the first case, the nodes that keep the files are
- * not known yet. In the second case, a source has answered within the last STUCK_NS. */
+/* A peer is told to ask again in two cases. In the first case, it is not known yet which
+ * node keeps which file. In the second case, a source has answered within the last STUCK_NS. */
 TEST(a_peer_asks_again_while_a_source_answers) {
     make(SIZE);
     const uint64_t ago[] = {0, 1, STUCK_NS - 1, STUCK_NS};

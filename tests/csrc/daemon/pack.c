@@ -305,9 +305,9 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window begins with the requested member, or with the members directly before it. Such a member
- * is included only if its fill is ordered too and no other window contains it. At most LOOKS_BACK
- * of these members are included. */
+/* A window begins with the requested member, or with the run of members directly before it. The run
+ * goes back as long as fills of its members are ordered too and no other window contains them. It
+ * has at most LOOKS_BACK members. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
     for (int i = 0; i < 200; i++)
