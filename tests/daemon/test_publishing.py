@@ -50,7 +50,7 @@ def test_the_loop_is_woken_for_published_copies_only_if_it_says_so(
     lib.monarch_engine_await(engine.c, awaited)
     engine.order(1)
     engine.result()
-    assert is_rung(engine) == awaited
+    wait_until(lambda: is_rung(engine) == awaited, what="the call for the loop")
 
 
 def changed(engine: Engine) -> None:
@@ -75,7 +75,7 @@ def test_what_is_not_to_be_published_is_left_to_the_loop(
     assert not result["is_published"]
     assert engine.word(1) == word.make(State.FILLING, 0, 0, copy)
     assert engine.slots() == 1, "the fill must keep its slot for readers that wait"
-    assert is_rung(engine)
+    wait_until(lambda: is_rung(engine), what="the call for the loop")
     engine.settle()
     assert engine.slots() == 0
 

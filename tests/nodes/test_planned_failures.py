@@ -184,4 +184,7 @@ def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
     # At the end of an epoch, the staging areas may still hold the files that were used last. After
     # the last epoch, they may hold files that were fetched for the next epoch.
     most = RANKS * area
-    assert expected - (epochs - 1) * most <= planned.read_by_fills() <= expected + most + SOME
+    least = expected - (epochs - 1) * most
+    # On a busy machine, a reader may reach a file before its node has fetched this file, and read
+    # the file itself. No fill reads this file then if the staging area has no room for it.
+    assert least - SOME <= planned.read_by_fills() <= expected + most + SOME
