@@ -42,7 +42,7 @@ static struct proc_name proc_name(fuse_ino_t ino) {
     return p;
 }
 
-/* Returns the inode, known or new, and takes ownership of `fd`. NULL: out of memory. */
+/* Returns the existing inode or a new one, and takes ownership of `fd`. NULL: out of memory. */
 static struct inode *remember(const struct stat *st, int fd) {
     struct inode **bucket = &buckets[(st->st_ino ^ st->st_dev * 31) % BUCKETS], *i;
     pthread_mutex_lock(&inodes_lock);

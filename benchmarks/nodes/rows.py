@@ -206,7 +206,8 @@ class Rows:
             self.tell(name, transfer=transfer, epochs=[e.seconds for e in epochs], missed=missed)
             most = 0.01 if name == "plan" else None
             what = (
-                f"computing twice as long as reading, {name}: opens without a complete copy / opens"
+                f"computing takes twice as long as reading, {name}: share of opens without a"
+                " complete copy"
             )
             results.append(Result(f"waited_{name}", what, "", missed, most))
         return results

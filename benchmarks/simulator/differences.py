@@ -97,7 +97,7 @@ def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Simulates one recorded run in both simulators, with all switches off: first as recorded, then
     with one difference between the models removed at a time."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
-    cases = [("as recorded", scenario), ("one thread a class", single(scenario))]
+    cases = [("as recorded", scenario), ("one thread per class", single(scenario))]
     if policy == "deepio-ordered":
         cases += [("prefetched from the PFS", scenario)]
     for name, changed in cases:

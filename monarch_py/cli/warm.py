@@ -137,9 +137,8 @@ def _tell_failures(report: dict[str, Any], *, is_everything: bool) -> int:
     for source in report.get("sources", ()) if is_everything else ():
         if source["scan_errors"]:
             tell(
-                f"{source['path']}: {counted(source['scan_errors'], 'name')} could not be read"
-                f" ({source['scan_error']}), so these files and directories have no copies; see"
-                " `monarch logs`"
+                f"{source['path']}: {counted(source['scan_errors'], 'path')} could not be read"
+                f" ({source['scan_error']}), so the files there have no copies; see `monarch logs`"
             )
             status |= source["scan_error"] != os.strerror(errno.EACCES)
     return status

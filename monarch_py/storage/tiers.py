@@ -374,7 +374,7 @@ class Tier:
         self.used_inodes += len(sizes)
 
     def settle(self, numbers: Uints, sizes: Uints, taken: Uints) -> None:
-        """Turns the reservations of fills that succeeded into used room.
+        """Turns reserved room into used room, for fills that have succeeded.
 
         numbers : (fills,) the number of each copy
         sizes, taken : (fills,) each copy's size, and the room that it occupies on the tier [bytes]

@@ -442,8 +442,8 @@ def test_names_that_the_scan_could_not_read(
     done = warm(session)
     assert done.returncode == status
     assert done.stderr == (
-        f"monarch: {source}: 2 names could not be read ({os.strerror(error)}), so these files and"
-        " directories have no copies; see `monarch logs`\n"
+        f"monarch: {source}: 2 paths could not be read ({os.strerror(error)}), so the files there"
+        " have no copies; see `monarch logs`\n"
     )
     done = warm(session, source / "b")
     assert (done.returncode, done.stderr) == (0, "")

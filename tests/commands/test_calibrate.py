@@ -80,10 +80,17 @@ def test_the_rate_is_that_of_all_threads(place: Path, monkeypatch: pytest.Monkey
         return path.stat().st_size
 
     monkeypatch.setattr(measuring, "_read", slow)
-    source = calibrate(load_config(place / "tiers.yaml")).source
+    monkeypatch.setattr(measuring, "_measure_tier", lambda *_: ({1: 1.0}, {1: 1.0}))
     alone = 64 * 1024 / 0.05
-    assert source[1] <= alone
-    assert 1.5 * source[1] < source[4] <= 4 * alone
+
+    def is_sum() -> bool:
+        source = calibrate(load_config(place / "tiers.yaml")).source
+        assert source[1] <= alone
+        assert source[4] <= 4 * alone
+        return source[4] > 1.5 * source[1]
+
+    # On a busy machine, the four threads may get too little processor time in a measurement.
+    wait_until(is_sum, timeout=60, what="a rate of four threads")
 
 
 def test_one_thread_reads_as_many_files_as_the_bytes_to_read_take(

@@ -9,8 +9,8 @@ import re
 
 __all__ = ["glob_to_regex"]
 
-# One step of a glob. `**/` is a single step, because it may match the empty string, without a
-# slash.
+# One step of a glob. `**/` is a single step, because it may match nothing at all. Its slash then
+# matches nothing either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",

@@ -12,9 +12,9 @@ from csrc.building import HERE, NATIVE, build_program, compile_native
 CALLS = ("malloc", "calloc", "aligned_alloc", "free", "pthread_create", "epoll_create1", "eventfd")
 
 
-# part of the daemon -> a lower bound on the number of calls that request a resource while the part
-# is made. In each attempt to make the part, the test makes another one of these calls fail. So at
-# least this many calls must have failed during the test.
+# part of the daemon -> the least number of calls that request a resource when the part is created.
+# The test creates the part again and again, and each time lets a different one of these calls fail.
+# So at least this many calls must have failed during the test.
 PARTS = {"engine": 4, "server": 10, "peer": 1, "link": 4, "simulator": 20, "scan": 5}
 
 

@@ -28,7 +28,7 @@ static void *map(void *nothing) {
     return nothing;
 }
 
-/* Returns whether the thread sleeps in a futex call, because the library waits for a copy. */
+/* Returns whether the thread sleeps in a futex call. If so, the library waits for a copy. */
 static int waits(void) {
     char path[64];
     long number = -1;

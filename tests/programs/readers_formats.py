@@ -175,7 +175,8 @@ def _zip_members(out: Transcript, name: Path, archive: zipfile.ZipFile, way: str
 
 @reader
 def zip_members(root: Path, out: Transcript) -> None:
-    """Reads zip archives with zipfile, by name and from the bytes of a mapping."""
+    """Reads zip archives with zipfile. Opens each archive by its path, and again as the bytes of a
+    memory mapping."""
     for path in files_of(root, "zip/*.zip"):
         with zipfile.ZipFile(path) as archive:
             _zip_members(out, path, archive, "name")

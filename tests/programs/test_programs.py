@@ -42,8 +42,9 @@ NEXT, GO_ON = b"next\n", b"\n"
 
 @dataclass(frozen=True)
 class Program:
-    """Readers that run in one process, by their registered names.
+    """A program that runs one or more readers in one process.
 
+    readers : the registered names of the readers
     needs : the modules that the readers import
     is_long : whether the test runs only with --long
     """

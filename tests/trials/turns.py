@@ -65,8 +65,8 @@ def comparable(found: dict[str, Any], plot: str) -> dict[str, Any]:
 
 @contextmanager
 def grounds(directory: Path, place: str, slowsource: Path) -> Iterator[Session]:
-    """Yields a session whose source is the directory `source`. Beside it is an equal directory
-    `twin`, which no daemon serves.
+    """Yields a session whose source is the directory `source`. A directory
+    `twin` with the same content lies beside it; no daemon serves `twin`.
 
     On a slow source, the tiers do not have room for all files.
     """

@@ -14,7 +14,7 @@
 #define NAP_NS 50000L
 #define END_NS 500000000ULL
 static struct own *own;  /* atomic; NULL until the first mapping is added */
-static uint32_t refused; /* atomic; 1: all memory is locked, and no mapping is added */
+static uint32_t refused; /* atomic; 1: no mapping is added, because all memory is locked */
 
 /* The beginning and the end of a range, rounded to whole pages as the kernel rounds them; some
  * machines have pages of 64 KiB. */

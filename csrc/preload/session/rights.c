@@ -48,9 +48,10 @@ static int has_groups(const struct monarch_control *k, const uint32_t *groups, l
     }
     /* In a container with its own user namespace, the process keeps the groups that it had outside.
      * Most of these groups have no number in the container, and the kernel shows each of them as
-     * UNMAPPED. So each UNMAPPED group counts as one of the daemon's groups that seem to be
-     * missing. That is safe, because a process cannot give itself an UNMAPPED group. Outside a
-     * container, no group may be missing. */
+     * UNMAPPED. So each UNMAPPED group of this process may be one of the daemon's groups that this
+     * process seems to lack. It is safe to assume this, because a process cannot give itself an
+     * UNMAPPED group. Outside a container no group is UNMAPPED, so the process must have all groups
+     * of the daemon. */
     return !missing || !are_our_users(k);
 }
 

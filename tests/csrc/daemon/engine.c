@@ -21,8 +21,8 @@ static void *scarce_calloc(size_t n, size_t size) {
 #include "engine/work.h"
 #include "peers/peers.h"
 #include "shared/clock.h"
-/* starts: if it is negative, the threads are started. Otherwise none is started, and start_threads
- * returns `starts` as if so many threads for the sources had been started. */
+/* If `starts` is negative, start_threads really starts the threads. Otherwise it starts none and
+ * returns `starts`, as if it had started this number of threads for the sources. */
 static int starts, rings, can_drop, hung_up;
 static int start_threads(struct pool *p, int peer_threads) {
     return starts < 0 ? monarch_start_threads(p, peer_threads) : starts;

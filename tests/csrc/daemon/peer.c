@@ -248,8 +248,8 @@ TEST(a_peer_checks_a_block_that_arrived_wrong) {
     monarch_peer_free(p);
 }
 
-/* After monarch_peer_hang_up, the peer is not asked, and no failure is reported. Running fetches
- * are cut. */
+/* After monarch_peer_hang_up, no request is sent to the peer, and no failure is reported. Fetches
+ * that are already running are cut off. */
 TEST(a_hang_up_ends_all_requests) {
     make();
     struct use running = {.link = &links[made++]};

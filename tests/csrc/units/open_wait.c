@@ -69,8 +69,8 @@ EXPORT int open_wait_at(struct session *s, int64_t id, int flags, int is_alone) 
     int is_served = monarch_wait_at_open(s, AT_FDCWD, "f", flags, &o);
     return o.waited == (looks != 0) ? is_served : -1;
 }
-/* Waits for the copy of the entry's file. by: the version that the open has found minus the entry's
- * version. Writes the copy's path to `out`. */
+/* Waits for the copy of the entry's file. `by` is a difference: the version that the open has seen,
+ * minus the entry's current version. Writes the copy's path to `out`. */
 EXPORT int open_wait_for_copy(struct session *s, int64_t id, int is_served, int by, char *out) {
     struct monarch_opening o = opening_of(s, id);
     o.served = is_served;

@@ -36,7 +36,7 @@ def create(at: Any, path: Any, flags: Any, text: Any = "") -> Any:
 
 
 def touch(at: Any, path: Any) -> Any:
-    """Creates the file with an open for reading only."""
+    """Creates the file with an open call that asks for read access only."""
     os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644, **at))
 
 
