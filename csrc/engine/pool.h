@@ -121,6 +121,10 @@ struct pool {
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
+    /* by origin: the roles for which a thread with more work than it can take has woken another
+     * thread, until a thread that has slept looks for work. No second thread is woken for these
+     * roles meanwhile. On a busy machine, the woken thread may run late. */
+    uint32_t waking[MONARCH_ORIGINS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
     /* by rank: the rank's share of the threads of each origin; see fair_queue.h */
@@ -165,6 +169,7 @@ struct pool {
         enum monarch_origin origin;
         int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
+        int has_slept; /* the thread has slept since it last looked for work */
         /* the thread has left an order queued, because a program is still reading its file */
         int awaits_reader;
         /* readers that this thread's last search for work has found, and whose files have no

@@ -375,7 +375,9 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
  *     before the work was added does not fall asleep.
  *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
- *     the remaining work, the thread wakes one of them, but does not change the bell's word. Only
+ *     the remaining work, the thread wakes one of them, but does not change the bell's word. It
+ *     wakes none if a thread that was woken in this way has not looked for work yet (pool.waking):
+ *     that thread will wake the next one. Only
  *     the thread that added the work changes the word, and this is enough. If the word has already
  *     changed, all threads that are awake see the work before they sleep. If it has not, the thread
  *     that added the work will still ring, and so wake one more thread.

@@ -129,6 +129,12 @@ static void put_back(struct pool *p, struct job *job) {
     monarch_ring_one(p, MONARCH_FROM_SOURCE, who);
 }
 
+static void forget_waking(struct pool *p, enum monarch_origin origin, uint32_t who) {
+    pthread_mutex_lock(&p->lock);
+    p->waking[origin] &= ~who;
+    pthread_mutex_unlock(&p->lock);
+}
+
 static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     struct pool *p = me->pool;
     enum monarch_origin origin = me->origin;
@@ -136,6 +142,9 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     uint32_t who = 0, all = origin == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
     int was_at = me->peer;
     pthread_mutex_lock(&p->lock);
+    if (me->has_slept)
+        p->waking[origin] = 0;
+    me->has_slept = 0;
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
@@ -144,11 +153,13 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
      * No other thread could begin this order either, so none is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
+    uint32_t woken = who & ~p->waking[origin];
+    p->waking[origin] |= woken;
     pthread_mutex_unlock(&p->lock);
     if (who && has_left)
-        monarch_ring_one(p, origin, who);
-    else if (who)
-        monarch_bell_wake(bell, 1, who);
+        monarch_bell_keep_awake(bell);
+    if (woken && monarch_bell_wake(bell, 1, woken) <= 0)
+        forget_waking(p, origin, woken);
     return found;
 }
 
@@ -314,13 +325,14 @@ static uint64_t next_look(const struct worker *w, int has_used) {
 /* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until the time
  * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`.
  * Returns 0 if `until_ns` has passed, else 1. */
-static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
+static int wait_for_ring(struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[w->origin];
     int was_rung = 1;
     __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
         was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
+    w->has_slept = 1;
     __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     return was_rung;
 }

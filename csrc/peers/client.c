@@ -66,16 +66,21 @@ struct answer {
 
 /* --- the socket ------------------------------------------------------------------------------- */
 
+/* Sets the number of bytes that must have arrived before a waiting thread wakes. */
+static void wake_at(link_t *l, size_t n) {
+    int least = (int)n;
+    if (l->least != n)
+        setsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
+    l->least = n;
+}
+
 /* Waits until `n` bytes have arrived, the socket can hold no more, the connection has ended, or
  * `deadline` has passed. Returns TIMEOUT only if the deadline had passed before the call, not if it
  * passes during the wait. The thread wakes only once for many packets, so receiving is cheap. */
 static enum monarch_peer_status await(link_t *l, size_t n, uint64_t deadline) {
     struct pollfd p = {.fd = l->fd, .events = POLLIN};
     uint64_t now = monarch_now_ns();
-    int least = (int)n;
-    if (l->least != n)
-        setsockopt(l->fd, SOL_SOCKET, SO_RCVLOWAT, &least, sizeof least);
-    l->least = n;
+    wake_at(l, n);
     if (now >= deadline)
         return MONARCH_PEER_TIMEOUT;
     if (poll(&p, 1, (int)((deadline - now + 999999) / 1000000)) < 0 && errno != EINTR)
@@ -240,21 +245,19 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
  * of the next answer. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
-    uint64_t deadline = bound_from(l, monarch_now_ns());
+    size_t at = MONARCH_PEER_CHUNK - all;
+    ssize_t r;
     if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
         return MONARCH_PEER_OK;
-    for (size_t at = MONARCH_PEER_CHUNK - all;;) {
-        ssize_t r = recv(l->fd, l->buffer + at, all, MSG_DONTWAIT);
-        l->from = at;
-        l->until = at + (r > 0 ? (size_t)r : 0);
-        if (r > 0)
-            return MONARCH_PEER_OK;
-        if (r == 0 || (errno != EINTR && errno != EAGAIN))
-            return MONARCH_PEER_CUT;
-        enum monarch_peer_status status = await(l, frame, deadline);
-        if (status != MONARCH_PEER_OK)
-            return status;
-    }
+    wake_at(l, frame);
+    do
+        r = recv(l->fd, l->buffer + at, all, 0);
+    while (r < 0 && errno == EINTR);
+    l->from = at;
+    l->until = at + (r > 0 ? (size_t)r : 0);
+    if (r > 0)
+        return MONARCH_PEER_OK;
+    return r < 0 && errno == EAGAIN ? MONARCH_PEER_TIMEOUT : MONARCH_PEER_CUT;
 }
 
 /* Receives the next frame and checks its seal. The seal of a SUM is checked later, by `judge`,
@@ -325,11 +328,13 @@ static void free_link(link_t *l) {
     free(l);
 }
 
-static void set_options(int fd, uint32_t between_ms) {
+static void set_options(int fd, uint32_t first_byte_ms, uint32_t between_ms) {
     int on = 1, room = AT_A_WAKE, locked = SOCK_RCVBUF_LOCK;
-    struct timeval t = {between_ms / 1000, between_ms % 1000 * 1000};
+    struct timeval first = {first_byte_ms / 1000, first_byte_ms % 1000 * 1000};
+    struct timeval between = {between_ms / 1000, between_ms % 1000 * 1000};
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &first, sizeof first); /* see take_small */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &between, sizeof between);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     /* With this low-water mark, the kernel provides buffers for the bytes of two wake-ups. So the
      * peer continues to send while the bytes of one wake-up are stored. SO_BUF_LOCK (Linux 5.14)
@@ -355,7 +360,7 @@ link_t *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
         free_link(l);
         return NULL;
     }
-    set_options(fd, between_ms);
+    set_options(fd, first_byte_ms, between_ms);
     return l;
 }
 

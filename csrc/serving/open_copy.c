@@ -31,8 +31,9 @@ static void want(holdings *h, uint64_t id) {
 }
 
 /* Makes a demand for a unit, as a reader of this node does. Units with a demand are filled before
- * all other units. The engine or the daemon's loop removes the demand. */
-static void demand(holdings *h, uint64_t id, uint64_t unit) {
+ * all other units. The engine or the daemon's loop removes the demand. of: the origin from which
+ * the file is filled, or MONARCH_ORIGINS if that is not known. */
+static void demand(holdings *h, uint64_t id, uint64_t unit, enum monarch_origin of) {
     uint64_t *to = NULL, none = 0;
     for (int i = 0; i < DEMANDS; i++) {
         uint64_t *at = &h->clients->demand[i], d = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -43,7 +44,7 @@ static void demand(holdings *h, uint64_t id, uint64_t unit) {
     uint32_t tag = __atomic_fetch_add(&h->next_tag, 2, __ATOMIC_RELAXED);
     if (to && __atomic_compare_exchange_n(to, &none, monarch_demand(id, unit, tag, 0), 0,
                                           __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
-        monarch_ring_for_demand(h->clients);
+        monarch_ring_for_demand(h->clients, of);
 }
 
 /* Returns whether the request becomes a demand. It never does if the file has more units than the
@@ -60,9 +61,10 @@ static int is_hasty(const holdings *h, const struct monarch_peer_request *wanted
            wanted->size / unit < MONARCH_FILL_UNITS;
 }
 
-static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_request *wanted) {
+static void demand_first(holdings *h, uint64_t id, const struct monarch_peer_request *wanted,
+                         enum monarch_origin of) {
     if (wanted->length && is_hasty(h, wanted))
-        demand(h, id, wanted->first / monarch_unit_of(wanted->size, h->block_bytes));
+        demand(h, id, wanted->first / monarch_unit_of(wanted->size, h->block_bytes), of);
 }
 
 static void note_whole(holdings *h, struct open_copy *held) {
@@ -140,13 +142,14 @@ static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wa
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
 }
 
-/* Asks the daemon to fill a file that has neither a copy nor a fill. */
+/* Asks the daemon to fill a file that has neither a copy nor a fill. This node reads the files that
+ * it keeps from the source. */
 static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
                                               const struct monarch_peer_request *wanted) {
     if (!keeps(h, id, wanted))
         return not_kept(h, wanted);
     want(h, id);
-    demand_first(h, id, wanted);
+    demand_first(h, id, wanted, MONARCH_FROM_SOURCE);
     return MONARCH_PEER_LATER;
 }
 
@@ -204,7 +207,7 @@ static enum monarch_peer_status open_entry(holdings *h, uint64_t id,
          * would wake this request, so look at the new word now. */
         if (__atomic_load_n(&e->word, __ATOMIC_SEQ_CST) != word)
             return open_entry(h, id, wanted, out);
-        demand_first(h, id, wanted);
+        demand_first(h, id, wanted, MONARCH_ORIGINS);
         return MONARCH_PEER_LATER;
     }
     default:
@@ -277,7 +280,7 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     }
     uint64_t end = done < stop ? done : stop > at ? stop : at;
     if (end == at && held->is_hasty && unit_bytes && done < held->size)
-        demand(h, held->id, done / unit_bytes);
+        demand(h, held->id, done / unit_bytes, MONARCH_ORIGINS);
     return end;
 }
 

@@ -21,12 +21,14 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. Only a thread whose
- * `who` has a bit in common with this `who` is woken. A thread that is just about to sleep still
- * falls asleep; monarch_bell_keep_awake and monarch_bell_ring prevent that. */
-static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
-    if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
-        syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
+/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep, and returns how many it
+ * has woken. Only a thread whose `who` has a bit in common with this `who` is woken. A thread that
+ * is just about to sleep still falls asleep; monarch_bell_keep_awake and monarch_bell_ring prevent
+ * that. */
+static inline long monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
+    if (!__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
+        return 0;
+    return syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
 /* Prevents threads that have found no work from falling asleep: they look for work again. Wakes no
@@ -43,11 +45,12 @@ static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings the bells of both origins (enum monarch_origin), as a client does after it has made a
- * demand. */
-static inline void monarch_ring_for_demand(struct monarch_clients *m) {
+/* Rings for a demand, as a client does after it has made one. of: the origin from which the file is
+ * filled; MONARCH_ORIGINS rings the bells of both origins. */
+static inline void monarch_ring_for_demand(struct monarch_clients *m, enum monarch_origin of) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
-        monarch_bell_ring(&m->engine[origin], 1, FUTEX_BITSET_MATCH_ANY);
+        if (of == MONARCH_ORIGINS || (int)of == origin)
+            monarch_bell_ring(&m->engine[origin], 1, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* Sleeps until monarch_bell_wake or monarch_bell_ring wakes the thread, or until `until_ns` [ns of

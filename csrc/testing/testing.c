@@ -19,7 +19,7 @@ int monarch_want_file(struct monarch_clients *m, uint64_t id) {
     return monarch_set_bit(&m->wanted, id);
 }
 
-void monarch_ring_engine(struct monarch_clients *m) { monarch_ring_for_demand(m); }
+void monarch_ring_engine(struct monarch_clients *m) { monarch_ring_for_demand(m, MONARCH_ORIGINS); }
 
 uint64_t monarch_stamp_of(uint64_t salt, uint64_t id) { return monarch_stamp(salt, id); }
 

@@ -432,7 +432,7 @@ static void *wait_for_files(void *number) {
             __atomic_compare_exchange_n(&clients->demand[below(&rng, MONARCH_DEMANDS)], &none,
                                         monarch_demand(id, 0, tag, (unsigned)below(&rng, 3)), 0,
                                         __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
-            monarch_ring_for_demand(clients);
+            monarch_ring_for_demand(clients, MONARCH_ORIGINS);
         }
         usleep(20);
     }

@@ -97,7 +97,7 @@ static void demand_of(uint64_t id) {
     if (__atomic_load_n(at, __ATOMIC_ACQUIRE))
         return;
     __atomic_store_n(at, d, __ATOMIC_SEQ_CST);
-    monarch_ring_for_demand(clients);
+    monarch_ring_for_demand(clients, MONARCH_ORIGINS);
     demanded++;
 }
 

@@ -103,8 +103,8 @@ def test_files_whose_times_were_set_back(cluster_factory: Callable[..., Cluster]
 
 def test_files_that_have_changed_since_every_scan(cluster_factory: Callable[..., Cluster]) -> None:
     """Readers get the current content of files that have changed after every node has scanned them.
-    This holds even for files that were empty when they were scanned. For an empty file, a peer sends
-    no bytes that could reveal the change."""
+    This holds even for files that were empty when they were scanned. For an empty file, a peer
+    sends no bytes that could reveal the change."""
     cluster = cluster_factory(2, FILES, SIZE)
     for name in cluster.files[: FILES // 2]:
         (cluster.mounts[0].backing / str(name)).write_bytes(b"")
