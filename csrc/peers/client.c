@@ -245,19 +245,24 @@ static enum monarch_peer_status judge(link_t *l, struct answer *a,
  * of the next answer. */
 static enum monarch_peer_status take_small(link_t *l, const get *g) {
     size_t frame = sizeof(struct monarch_peer_frame), all = 3 * frame + g->length;
-    size_t at = MONARCH_PEER_CHUNK - all;
-    ssize_t r;
+    uint64_t deadline = bound_from(l, monarch_now_ns());
     if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
         return MONARCH_PEER_OK;
     wake_at(l, frame);
-    do
-        r = recv(l->fd, l->buffer + at, all, 0);
-    while (r < 0 && errno == EINTR);
-    l->from = at;
-    l->until = at + (r > 0 ? (size_t)r : 0);
-    if (r > 0)
-        return MONARCH_PEER_OK;
-    return r < 0 && errno == EAGAIN ? MONARCH_PEER_TIMEOUT : MONARCH_PEER_CUT;
+    /* The first call waits for the answer (SO_RCVTIMEO), which costs less than `await`. */
+    for (int flags = 0;; flags = MSG_DONTWAIT) {
+        size_t at = MONARCH_PEER_CHUNK - all;
+        ssize_t r = recv(l->fd, l->buffer + at, all, flags);
+        l->from = at;
+        l->until = at + (r > 0 ? (size_t)r : 0);
+        if (r > 0)
+            return MONARCH_PEER_OK;
+        if (r == 0 || (errno != EINTR && errno != EAGAIN))
+            return MONARCH_PEER_CUT;
+        enum monarch_peer_status status = await(l, frame, deadline);
+        if (status != MONARCH_PEER_OK)
+            return status;
+    }
 }
 
 /* Receives the next frame and checks its seal. The seal of a SUM is checked later, by `judge`,

@@ -31,7 +31,19 @@ static int wait_for(struct pollfd *p, nfds_t n, int ms) {
     errno = poll_errno;
     return poll_errno ? -1 : 1;
 }
+/* receive replaces recv. A call that may wait does so like wait_for, and no longer than SO_RCVTIMEO
+ * says. */
+static int receive_ms;
+static ssize_t receive(int fd, void *to, size_t n, int flags) {
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (!(flags & MSG_DONTWAIT) && wait_for(&p, 1, receive_ms) < 0)
+        return -1;
+    return recv(fd, to, n, MSG_DONTWAIT);
+}
 static int set_option(int fd, int level, int name, const void *value, socklen_t n) {
+    const struct timeval *time = value;
+    if (name == SO_RCVTIMEO)
+        receive_ms = (int)(time->tv_sec * 1000 + time->tv_usec / 1000);
     if (name == SO_RCVLOWAT) {
         lowat = *(const int *)value;
         lowats++;
@@ -51,12 +63,14 @@ static struct monarch_mac *scarce_mac(const unsigned char *key) {
 #include "shared/buffer.h"
 static char *scarce_buffer(size_t n) { return lacks_memory ? NULL : monarch_new_buffer(n); }
 #define poll wait_for
+#define recv receive
 #define setsockopt set_option
 #define pwrite write_at
 #define malloc scarce_malloc
 #define monarch_mac_new scarce_mac
 #define monarch_new_buffer scarce_buffer
 #include "peers/client.c"
+#undef recv
 #undef malloc
 #undef monarch_mac_new
 
@@ -278,16 +292,19 @@ TEST(a_peer_that_takes_no_request_is_late) {
     }
 }
 
-/* The socket of a link is in blocking mode. The limit of a send is the limit of a wait between two
- * frames. Small requests are sent at once (TCP_NODELAY). */
+/* The socket of a link is in blocking mode. The limit of a receive is the limit for an answer's
+ * first frame. The limit of a send is the limit of a wait between two frames. Small requests are
+ * sent at once (TCP_NODELAY). */
 TEST(a_links_socket_has_its_options) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), value = 0;
     struct timeval t;
     socklen_t n = sizeof t;
-    set_options(fd, 3250);
+    set_options(fd, 1750, 3250);
     CHECK(!(fcntl(fd, F_GETFL) & O_NONBLOCK));
     SAME(getsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, &n), 0);
     CHECK(t.tv_sec == 3 && t.tv_usec >= 249000 && t.tv_usec <= 260000);
+    SAME(getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, &n), 0);
+    CHECK(t.tv_sec == 1 && t.tv_usec >= 749000 && t.tv_usec <= 760000);
     n = sizeof value;
     SAME(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &n), 0);
     CHECK(value);

@@ -273,6 +273,26 @@ TEST(a_grant_begins_anew) {
     done();
 }
 
+/* A grant that has ended can be resumed. It then has the room that is left, and the numbers that
+ * are left. */
+TEST(an_ended_grant_is_resumed) {
+    const struct monarch_room room = {.bytes = 50};
+    struct monarch_placed out[MONARCH_PLACED];
+    make();
+    monarch_engine_grant(&p->shared, 1, &room, 77, 5);
+    p->grant.room[0].bytes -= 20;
+    p->grant.next_copy++;
+    monarch_engine_end_grant(&p->shared, out);
+    e->clients->demand[1] = p->grant.refused[1] = 10;
+    p->grant.is_early[1] = 1;
+    monarch_engine_resume_grant(&p->shared);
+    CHECK(p->grant.holds && p->grant.tiers == 1 && p->grant.meets == 5);
+    CHECK(p->grant.room[0].bytes == 30 && p->grant.next_copy == 78);
+    CHECK(!p->grant.refused[1] && !p->grant.is_early[1]);
+    SAME(rings, 2);
+    done();
+}
+
 /* The end of a grant reports the fills that were ordered within it. A second call reports none. */
 TEST(an_ended_grant_tells_its_fills) {
     struct monarch_placed out[MONARCH_PLACED];

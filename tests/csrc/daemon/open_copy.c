@@ -264,10 +264,13 @@ TEST(hasty_requests_become_demands) {
             wanted.is_awaited = awaited;
             wanted.first = 5 * MONARCH_UNIT + 3;
             wanted.length = MONARCH_UNIT + (uint64_t)more;
-            uint32_t rings = e->clients->engine[0].rings;
+            const struct monarch_bell *bells = e->clients->engine;
+            uint32_t rings = bells[MONARCH_FROM_SOURCE].rings;
             SAME(ask(), MONARCH_PEER_LATER);
             SAME(demands(), awaited || more < 1);
-            SAME(e->clients->engine[0].rings - rings, demands());
+            /* a node reads the files that it keeps from the source */
+            SAME(bells[MONARCH_FROM_SOURCE].rings - rings, demands());
+            SAME(bells[MONARCH_FROM_PEER].rings, 0);
             if (demands()) {
                 SAME(monarch_demand_entry(e->clients->demand[0]), id);
                 SAME(monarch_demand_unit(e->clients->demand[0]), 5);
@@ -291,7 +294,7 @@ TEST(hasty_requests_become_demands) {
 TEST(demands_of_peers_leave_slots_to_readers) {
     make(SIZE);
     for (uint64_t i = 0; i < MONARCH_DEMANDS; i++)
-        demand(h, 4, i);
+        demand(h, 4, i, MONARCH_ORIGINS);
     SAME(demands(), DEMANDS);
     for (uint64_t i = 0; i < DEMANDS; i++) {
         SAME(monarch_demand_entry(e->clients->demand[i]), 4);
@@ -299,14 +302,14 @@ TEST(demands_of_peers_leave_slots_to_readers) {
     }
     uint64_t was = e->clients->demand[3];
     uint32_t rings = e->clients->engine[0].rings;
-    demand(h, 4, 3);
+    demand(h, 4, 3, MONARCH_ORIGINS);
     SAME(e->clients->engine[0].rings, rings);
     SAME(e->clients->demand[3], was);
     e->clients->demand[3] = e->clients->demand[5] = 0;
-    demand(h, 4, 6); /* slot 6 already holds this demand */
+    demand(h, 4, 6, MONARCH_ORIGINS); /* slot 6 already holds this demand */
     SAME(demands(), DEMANDS - 2);
-    demand(h, 5, 6);
-    demand(h, 4, 999);
+    demand(h, 5, 6, MONARCH_ORIGINS);
+    demand(h, 4, 999, MONARCH_ORIGINS);
     SAME(demands(), DEMANDS);
     SAME(monarch_demand_entry(e->clients->demand[3]), 5);
     SAME(monarch_demand_unit(e->clients->demand[5]), 999);
