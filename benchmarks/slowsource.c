@@ -356,10 +356,10 @@ static void *watch_stdin(void *unused) {
 }
 
 #if FUSE_VERSION >= FUSE_MAKE_VERSION(3, 14)
-/* Parallel file systems look up many names of the same directory at once. libfuse 3.14 has an option
- * for this (FUSE_CAP_PARALLEL_DIROPS), but does not pass the option's flag to the kernel, which then
- * looks up one name after the other. So this function adds the flag to the first answer, which is
- * the answer to FUSE_INIT. */
+/* Parallel file systems look up many names of the same directory at once. libfuse 3.14 has an
+ * option for this (FUSE_CAP_PARALLEL_DIROPS), but does not pass the option's flag to the kernel,
+ * which then looks up one name after the other. So this function adds the flag to the first answer,
+ * which is the answer to FUSE_INIT. */
 static ssize_t answer(int fd, struct iovec *parts, int count, void *user) {
     static atomic_flag is_initialised = ATOMIC_FLAG_INIT;
     if (!atomic_flag_test_and_set(&is_initialised) && count == 2 &&

@@ -14,6 +14,7 @@ from monarch_py.arrays import (
     HOME,
     PLACED,
     RESULT,
+    ROOM,
     Array,
     Bools,
     Int32s,
@@ -222,16 +223,16 @@ class Engine:
             number and the next MONARCH_PLACED - 1 numbers
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
         """
-        granted = ffi.new("struct monarch_room[]", len(rooms))
+        granted = np.zeros(len(rooms), dtype=ROOM)
         for given, room in zip(granted, rooms, strict=True):
-            given.bytes = min(max(room.free_bytes, 0), GRANT_BYTES)
-            given.is_part = room.free_bytes > GRANT_BYTES
-            given.inodes = max(room.free_inodes, 0)
-            given.block_bytes, given.entry_bytes = room.block_bytes, room.entry_bytes
+            given["bytes"] = min(max(room.free_bytes, 0), GRANT_BYTES)
+            given["is_part"] = room.free_bytes > GRANT_BYTES
+            given["inodes"] = max(room.free_inodes, 0)
+            given["block_bytes"], given["entry_bytes"] = room.block_bytes, room.entry_bytes
         if staged_bytes > 0:
-            granted[len(rooms) - 1].is_staging = 1
-            granted[len(rooms) - 1].largest = staged_bytes
-        lib.monarch_engine_grant(self.c, len(rooms), granted, first_copy, meets)
+            granted[-1]["is_staging"], granted[-1]["largest"] = 1, staged_bytes
+        where = pointer(granted)
+        lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def resume_grant(self) -> None:
         """Gives what is left of the last grant. Since this grant has ended, nothing may have been
