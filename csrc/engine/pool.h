@@ -29,8 +29,8 @@ struct grant {
     uint32_t tiers;
     struct monarch_room room[MONARCH_MAX_TIERS]; /* the room left in each tier */
     uint64_t next_copy; /* number of the next copy that the engine orders */
-    /* For each entry, where this node keeps the file, and the peers that its fill asks. NULL: this
-     * node is alone and keeps every file in its tiers. */
+    /* For each entry: where this node keeps the file, and which peers a fill of the file asks.
+     * NULL: this node is alone and keeps every file in its tiers. */
     struct monarch_home *home;
     uint64_t homes;
     /* the fills that the engine has ordered since Python last took this list */
@@ -62,8 +62,8 @@ enum monarch_role {
     /* all work whose bytes come from the thread's origin (the sources or the peers), except
      * PAGE_INs */
     MONARCH_DOES_ALL = 1,
-    /* only work that readers wait for. Between two parts of other work, a thread looks for work
-     * with this role alone. */
+    /* only work that readers wait for. A thread that looks for work between two parts of other work
+     * has only this role. */
     MONARCH_DOES_DEMANDS = 2,
     /* PAGE_INs, which read copies into memory. Only half of the threads for the sources have this
      * role. A PAGE_IN may hang if a tier hangs, so the other half must stay free. */
@@ -113,17 +113,17 @@ struct pool {
     struct job *bucket[MONARCH_BUCKETS];
     struct fill *fills; /* unfinished fills, in the order in which they are served */
     struct fill *begun[MONARCH_BUCKETS]; /* the fills of `fills`, in hash buckets by entry */
-    struct late late[2]; /* late[0]: of normal orders; late[1]: of orders for files in use */
-    /* Number of orders, except PAGE_INs, whose results Python has not taken. The first index is 0
-     * for normal orders and 1 for orders for files in use; the second index is an enum
+    struct late late[2]; /* late[0]: normal orders; late[1]: orders for files in use */
+    /* Number of orders whose results Python has not taken. PAGE_INs are not counted. The first
+     * index is 0 for normal orders and 1 for orders for files in use; the second index is an enum
      * monarch_origin. */
     uint64_t pending[2][MONARCH_ORIGINS];
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
-    /* by origin: the roles for which a thread with more work than it can take has woken another
-     * thread, until a thread that has slept looks for work. No second thread is woken for these
-     * roles meanwhile. On a busy machine, the woken thread may run late. */
+    /* by origin, atomic: the roles for which a thread that found more work than it can take has
+     * woken another thread. As long as this thread has not run, no second thread is woken for the
+     * same roles: on a busy machine, a woken thread may run late. */
     uint32_t waking[MONARCH_ORIGINS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
@@ -169,8 +169,7 @@ struct pool {
         enum monarch_origin origin;
         int peer; /* the peer that the thread's work asks; -1: none */
         int is_at_work, is_unasked, unasked_peer;
-        int has_slept; /* the thread has slept since it last looked for work */
-        /* the thread has left an order queued, because a program is still reading its file */
+        /* the thread has left an order queued, because a program still reads the order's file */
         int awaits_reader;
         /* readers that this thread's last search for work has found, and whose files have no
          * order */

@@ -25,8 +25,8 @@
 /* A daemon that waits for results is also rung when fewer orders than this are queued: the daemon
  * can then submit more orders before the threads run out of them. */
 #define ORDERS_LEFT 64
-/* After a reader has waited for a unit of a file, threads copy the file unit by unit, instead of in
- * longer runs, for this long [ns]. */
+/* For this long [ns] after a reader has waited for a unit of a file, threads copy the file unit by
+ * unit, instead of in longer runs. */
 #define ASKED_NS 500000000ULL
 /* Size of a thread's stack [bytes]. It is small, because file content goes into a separate
  * buffer. */
@@ -85,9 +85,9 @@ static void push_result(struct pool *p, struct job *job) {
 }
 
 /* Publishes the copy if it is complete, reports the order's result, and answers the readers that
- * wait for the file. The result is queued before the writer's lock is released. Before Python
- * orders the removal of the copy, it changes the entry's word, for which it needs the same lock. So
- * the result of a removal is always queued after this result. */
+ * wait for the file. The result is queued before the writer's lock is released. Python needs the
+ * same lock to change the entry's word, and changes the word before it orders the removal of the
+ * copy. So the result of a removal is always queued after this result. */
 static void finish(struct pool *p, struct job *job) {
     const struct monarch_engine *e = &p->shared;
     uint64_t id = job->result.id;
@@ -129,12 +129,6 @@ static void put_back(struct pool *p, struct job *job) {
     monarch_ring_one(p, MONARCH_FROM_SOURCE, who);
 }
 
-static void forget_waking(struct pool *p, enum monarch_origin origin, uint32_t who) {
-    pthread_mutex_lock(&p->lock);
-    p->waking[origin] &= ~who;
-    pthread_mutex_unlock(&p->lock);
-}
-
 static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     struct pool *p = me->pool;
     enum monarch_origin origin = me->origin;
@@ -142,9 +136,6 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
     uint32_t who = 0, all = origin == MONARCH_FROM_PEER ? MONARCH_DOES_ALL : EVERYTHING;
     int was_at = me->peer;
     pthread_mutex_lock(&p->lock);
-    if (me->has_slept)
-        p->waking[origin] = 0;
-    me->has_slept = 0;
     int found = monarch_find_work(p, me, roles, w), has_left = was_at >= 0 && me->peer != was_at;
     if ((found || roles != all) && (has_left || __atomic_load_n(&bell->sleeping, __ATOMIC_SEQ_CST)))
         who = monarch_whom_it_needs(p, origin);
@@ -153,13 +144,12 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
      * No other thread could begin this order either, so none is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
-    uint32_t woken = who & ~p->waking[origin];
-    p->waking[origin] |= woken;
+    uint32_t woken = who & ~__atomic_fetch_or(&p->waking[origin], who, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&p->lock);
     if (who && has_left)
         monarch_bell_keep_awake(bell);
     if (woken && monarch_bell_wake(bell, 1, woken) <= 0)
-        forget_waking(p, origin, woken);
+        __atomic_fetch_and(&p->waking[origin], ~woken, __ATOMIC_SEQ_CST);
     return found;
 }
 
@@ -325,14 +315,14 @@ static uint64_t next_look(const struct worker *w, int has_used) {
 /* Sleeps until the bell of the thread's origin (the sources or the peers) rings, or until the time
  * `until_ns` [CLOCK_MONOTONIC; 0: no limit]. Does not sleep if the bell's word differs from `seen`.
  * Returns 0 if `until_ns` has passed, else 1. */
-static int wait_for_ring(struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
+static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, uint64_t until_ns) {
     struct pool *p = w->pool;
     struct monarch_bell *bell = &p->shared.clients->engine[w->origin];
     int was_rung = 1;
     __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
         was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
-    w->has_slept = 1;
+    __atomic_store_n(&p->waking[w->origin], 0, __ATOMIC_SEQ_CST);
     __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     return was_rung;
 }
