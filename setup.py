@@ -90,9 +90,9 @@ PRELOAD_FLAGS = [
     # Map the library with two mappings instead of four, because every process of a job maps it.
     "-Wl,-z,noseparate-code",
     # When a program starts, the loader should look up as few names as possible for the library.
-    # With -Bsymbolic, calls between the library's own functions need no look-up. The compiler's
-    # start files would need four more look-ups. They are left out, because the library does not
-    # need them.
+    # With -Bsymbolic, calls between the library's own functions need no look-up. The library does
+    # not need the compiler's start files, which would need four more look-ups. So these files are
+    # left out.
     "-Wl,-Bsymbolic",
     "-nostartfiles",
     # Leave out functions that only the daemon calls, because every process of a job maps the

@@ -212,8 +212,8 @@ class Daemon:
         return plain_environment() | ours
 
     def files(self) -> tuple[list[str], list[str]]:
-        """Returns (paths in the source, paths of the copies) of all files that have a copy, in the
-        catalog's order."""
+        """Returns two lists for the files that have a copy, in the catalog's order: the files'
+        paths in the source, and the paths of their copies."""
         generation = int(self.connection.ask("where")["generation"])
         catalog = CatalogReader.open(SessionDir.of(self.config), generation)
         words = catalog.words

@@ -46,7 +46,8 @@ print(json.dumps(noted))
 """
 QUOTA_BYTES = 64 << 20
 PORT, SCRAPE_S = 19464, 5.0
-# The project's limits: CPU time as a share of a core, times [s], and sizes [bytes].
+# The project's limits. TOP_SHARE, SCRAPE_SHARE: CPU time as a share of a core. LATE_S, REPORT_S:
+# times [s]. REPORT_BYTES: a size [bytes].
 TOP_SHARE, SCRAPE_SHARE, LATE_S = 0.03, 0.01, 1.0
 REPORT_S, REPORT_BYTES = 5.0, 3e6
 OPENS = re.compile(r"since the start .* of ([0-9,]+)\)")

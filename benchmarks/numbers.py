@@ -82,8 +82,9 @@ def paired(
     wall: Sequence[tuple[float, float]] = (),
     difference_in: str | None = None,
 ) -> Result:
-    """Returns the result of a paired measurement: the median of the ratios or, if `difference_in`
-    is a unit ("us" or "ms"), of the differences per operation.
+    """Returns the result of a paired measurement. Its value is the median of the ratios. If
+    `difference_in` is a unit ("us" or "ms"), the value is instead the median of the differences per
+    operation.
 
     pairs : (time with, time without) of each round [ns]
     wall : the wall times, if `pairs` are CPU times

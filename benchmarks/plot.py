@@ -109,8 +109,8 @@ def draw_schedules(document: dict[str, Any], panels: Any) -> None:
 
 
 def draw_groups(document: dict[str, Any], panels: Any) -> None:
-    """Draws, for each source in its own panel, how long reading, computing and waiting take per
-    group."""
+    """Draws how long reading, computing and waiting take per group. Each source has its own
+    panel."""
     for axes, (source, cases) in zip(panels, document["group_s"].items(), strict=True):
         colours = {"reading": PLAIN, "computing": OURS, "waiting": MISSED}
         for at, (what, colour) in enumerate(colours.items()):

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plot_demo [docs/img/demo.svg]
 
-Prints the numbers as JSON. Needs matplotlib, and FUSE, without which the demo counts nothing.
+Prints the numbers as JSON. Needs matplotlib. Also needs FUSE: without it, the demo counts nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def draw(rows: list[Row], picture: Path) -> None:
         axis.spines[["top", "left", "right"]].set_visible(False)
         axis.spines["bottom"].set_color(PALE)
         axis.margins(y=0.12)
-    # Below the bars, where the legend covers no number.
+    # The legend stands below the bars, where it covers no number.
     axes[0].legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.1), ncols=2, fontsize=10)
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, metadata={"Date": None})

@@ -381,9 +381,9 @@ static void look_up_in_parallel(struct fuse_session *session) {
 static void look_up_in_parallel(struct fuse_session *session) {}
 #endif
 
-/* Starts the threads, then waits for the end: an unmount, SIGTERM, SIGINT, SIGHUP or the end of
- * standard input. Each of these events reaches sigwait as a signal. Requests in progress are
- * dropped with the connection. */
+/* Starts the threads, then waits for an event that ends the program: an unmount, SIGTERM, SIGINT,
+ * SIGHUP or the end of standard input. Each of these events reaches sigwait as a signal. Requests
+ * in progress are dropped when the connection to the kernel ends. */
 static void run(struct fuse_session *session) {
     sigset_t ends;
     int signal_number;

@@ -66,8 +66,8 @@ uint64_t monarch_take_bits(struct monarch_bits *b, uint64_t count, uint64_t *ids
  * to the end. */
 void monarch_take_changes(struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, int fd, uint64_t *at);
-/* Sets flags[i], for `n` entries, to whether the file of entry ids[i] is marked in the changed
- * filter. */
+/* For each of the `n` entries, sets flags[i] to 1 if the file of entry ids[i] is marked in the
+ * changed filter, otherwise to 0. */
 void monarch_find_changed(const struct monarch_clients *m, const struct monarch_control *k,
                           const struct monarch_catalog *c, uint64_t n, const uint64_t *ids,
                           uint8_t *flags);
@@ -188,8 +188,8 @@ void monarch_read_filesystem(int root, struct monarch_filesystem *f);
 
 /* --- comparing with a source: compare.c, revalidate.c ----------------------------------------- */
 
-/* Result of comparing a file or directory of the catalog with the source: the source has the same
- * version, another one, or none. If the source does not answer, the result is MONARCH_SAME. */
+/* Result of comparing a file or directory of the catalog with the source. The source has the same
+ * version, another version, or none. If the source does not answer, the result is MONARCH_SAME. */
 enum monarch_compared { MONARCH_SAME, MONARCH_REPLACED, MONARCH_GONE };
 /* Compares the `n` entries (files and directories) with the source, in the order of `ids`, until
  * `limit_ns` have passed. Returns how many it compared, at least one. Sets found[i] to the result,
@@ -366,8 +366,8 @@ struct monarch_placed {
  * may add files of that source to the catalog when programs hand over their descriptors. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Gives what is left of the grant that was ended last. Call this only if nothing was placed in its
- * tiers since then, and no copy was numbered. */
+/* Gives once more what is left of the grant that ended last. Call this only if, since that grant
+ * ended, nothing was placed in its tiers and no copy was numbered. */
 void monarch_engine_resume_grant(struct monarch_engine *e);
 /* Ends the grant. Writes to `out` the fills that the engine has ordered under the grant, and
  * returns their number. `out` has room for MONARCH_PLACED fills. */
@@ -403,11 +403,11 @@ void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
  * published. For results of published copies, it rings only when many have accumulated. If the
- * caller waits, a few are enough, so that the threads do not run out of orders. Results can also be
- * taken without a ring. */
+ * caller waits, it rings after a few results, so that the threads do not run out of orders. Results
+ * can also be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
-/* Returns the number of orders, except PAGE_INs, whose results were not taken yet. in_use = 1
- * counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
+/* Returns the number of orders whose results were not taken yet. PAGE_INs are not counted. in_use:
+ * 1 counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin
  * (enum monarch_origin: from the sources or from peers), or of both (MONARCH_ORIGINS). */
 uint64_t monarch_engine_pending(struct monarch_engine *e, int in_use, int origin);
 /* Returns whether there is a FILL from a source whose result was not taken yet. */

@@ -1,7 +1,7 @@
 """Numpy arrays that C and Python share: their types, the layouts of C structs, and C pointers.
 
 The layouts come from the compiled headers: this module defines no offset and no size. The module is
-separate from `native`, so that commands which need no array start without numpy.
+separate from `native`, so that a command that needs no array can start without numpy.
 """
 
 from typing import Any

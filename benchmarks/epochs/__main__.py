@@ -106,9 +106,9 @@ class Epochs:
         daemon.wait_present(self.args.files, 60 + 4 * self.bytes / (self.args.rate * 1e6))
 
     def _later(self, daemon: Daemon, ours: Child) -> None:
-        """Measures epochs from the copies, each paired with one that reads the copies without the
-        library. Also counts the operations that reach the source; locks are not counted, because
-        the kernel itself handles locks on the files of this source."""
+        """Measures epochs that read the copies through the library. Each is paired with an epoch
+        that reads the copies without the library. Also counts the operations that reach the source.
+        Locks are not counted, because the kernel itself handles locks on this source's files."""
         _, copies = daemon.files()
         listed = write_list(self.place / "copies.list", copies)
         before = [self.slow.counts()]

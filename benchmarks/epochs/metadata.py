@@ -57,8 +57,8 @@ def _walker(slow: SlowSource, environment: dict[str, str]) -> Child:
 
 
 def _epoch(walker: Child, slow: SlowSource) -> tuple[list[int], dict[str, Counter[str]]]:
-    """Runs one epoch. Returns (the number of items that each step found, operations at the source
-    by step and kind)."""
+    """Runs one epoch. Returns how many items each step found, and for each step, how many
+    operations of each kind reached the source."""
     met, reached = [], {}
     for step in STEPS:
         before = Counter(slow.counts())

@@ -319,7 +319,7 @@ def compare(
 ) -> list[Result]:
     """Returns the results of one case.
 
-    pairs : (epochs under Monarch, epochs without) of each round
+    pairs : for each round: (epochs under Monarch, epochs without Monarch)
     present : for each round, one epoch at whose start all files had copies; empty if not measured
     """
     files = int(case.files * case.share)

@@ -2,8 +2,8 @@
 
 There are two measurements, both with a daemon that has just been started:
 
-- Readers read one part of a dataset, which the configuration excludes from copying, while the other
-  part is filled. The time for opening and reading a file is compared with a run of the same
+- The configuration excludes one part of a dataset from copying. Readers read this part while the
+  other part is filled. The time for opening and reading a file is compared with a run of the same
   program without Monarch.
 - The scan of a dataset of many files has just begun. The benchmark measures the time from the end
   of the first read of a file until another process that opens the file gets its copy.

@@ -78,7 +78,7 @@ CASES = (
 class Run:
     """One run of a case.
 
-    scan_s : the time of the scan before the daemons started [s]
+    scan_s : the duration of the scan, which ran before the daemons started [s]
     """
 
     scan_s: float

@@ -70,8 +70,8 @@ class Computing:
 
 
 def _sweep(dataset: Any, step_s: float, epochs: int) -> dict[int, float]:
-    """Returns the median time of an epoch [s] by the number of workers. In each round, one epoch is
-    run for each number of workers, so that changes of the machine's load affect all numbers
+    """Returns the median time of an epoch [s] for each number of workers. In each round, one epoch
+    is run for each number of workers, so that changes of the machine's load affect all numbers
     alike."""
     order = np.random.RandomState(SEED).permutation(len(dataset)).reshape(-1, BATCH).tolist()
     loaders = {count: StagedLoader(dataset, batch_sampler=order, workers=count) for count in COUNTS}

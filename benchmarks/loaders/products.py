@@ -106,7 +106,7 @@ class Epoch:
 
 
 class Arrays(Files):
-    """A dataset in which each sample is a row of one array, as FFCV's writer requires."""
+    """A dataset in which each sample is a tuple of one array, as FFCV's writer requires."""
 
     def __getitem__(self, index: int) -> Any:
         return (np.frombuffer(super().__getitem__(index), np.uint8),)
@@ -196,7 +196,7 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
         make_slow(slow)
     with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
         for number in range(EPOCHS):
-            # Requests to the source during the start belong to the first epoch.
+            # The first epoch keeps the source's counts, to include the requests during the start.
             if slow is not None and number:
                 make_slow(slow)
             before = cpu_s(child.pid)

@@ -55,7 +55,7 @@ def loads_of(schedule: EpochSchedule) -> npt.NDArray[np.int64]:
 
 
 def local() -> Iterator[Result]:
-    """Yields two results on the number of samples that ranks read from other nodes: relative to the
+    """Yields the number of samples that ranks read from other nodes, in two forms: relative to the
     smallest possible number, and as a share of all samples. The nodes have room for all samples."""
     sampler = LocalFirstSampler(
         files(SAMPLES), BATCH, SEED, rank=0, world_size=4, ranks_per_node=1, quota="10GB"

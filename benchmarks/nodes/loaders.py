@@ -34,7 +34,7 @@ Loader = Callable[[int], Iterator[int]]
 class Job(NamedTuple):
     """The task of a rank.
 
-    root : the directory of the samples, in the loader's own form
+    root : the directory of the samples, which are stored in the loader's own form
     """
 
     root: Path

@@ -79,7 +79,7 @@ class Run:
     def by_hash(self) -> list[Simulated]:
         """Simulates daemons that determine the owners of files by hash. These daemons do not know
         which files will be accessed next. So nothing is prefetched before an epoch, and a reader
-        thread requests its next file only when it is free."""
+        thread requests its next file only when the thread is free."""
         # The buffer is as large as the dataset, so readers wait only for the files that they have
         # requested, never for space in the buffer.
         scenario = self._scenario(self.dataset.bytes, self.layout.threads)

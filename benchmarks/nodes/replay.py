@@ -81,7 +81,7 @@ class Replayed:
         return float(real - simulated) / self.bytes
 
     def said(self) -> dict[str, Any]:
-        """Returns the numbers for the JSON: seconds, and shares of the bytes of an epoch."""
+        """Returns the numbers for the JSON: seconds, and bytes as shares of an epoch's bytes."""
         epoch = self.bytes / len(self.real)
         said: dict[str, Any] = {}
         for name, epochs in (("real", self.real), ("simulated", self.simulated)):

@@ -290,7 +290,7 @@ class Testbed:
         self.config(node).write_text(yaml.safe_dump(document))
 
     def _plan(self, node: int) -> Plan:
-        """Returns the plan with the paths that the node uses."""
+        """Returns the plan, in which the files have the paths that the node uses."""
         sizes = self.dataset.sizes.tolist()
         names = [Dataset.name(number) for number in range(len(sizes))]
         index = Index.of("files", self.mounts[node].mountpoint, names, sizes)
@@ -415,7 +415,7 @@ class Testbed:
         self._tell(lists, compute_ns)
 
     def end(self) -> Epoch:
-        """Waits for the epoch's end: the second half of `epoch`."""
+        """Waits for the epoch's end. This is the second half of `epoch`."""
         return Epoch(self._hear(), self._before, self.counts())
 
     def _lists_of(self, orders: Sequence[Sequence[int]]) -> list[Path]:

@@ -12,7 +12,7 @@ from benchmarks.numbers import Result, paired
 __all__ = ["HOT_BYTES", "Calls"]
 
 HOT_BYTES = 64 * 1024
-# A round has so many calls that its first ones, with cold caches, do not matter.
+# A round has many calls, so that its first calls, which run with cold caches, do not matter.
 CALLS_A_ROUND = 20_000
 
 

@@ -56,7 +56,8 @@ def _a_call(program: Path, call: str, environment: dict[str, str]) -> float:
 
 
 def count_instructions(daemon: Daemon, place: Path) -> list[Result]:
-    """Counts instructions for a descriptor and a path outside every source.
+    """Counts the instructions that the library adds to calls for a descriptor and a path outside
+    every source.
 
     place : a directory outside every source
     """

@@ -25,8 +25,8 @@ REPOSITORY_FILES = 2000
 FILES_A_DIRECTORY = 100
 # The number of C files that are compiled. A thousand files give the same ratio, but take 15 s.
 COMPILED_FILES = 5
-# The number of starts in a round. Rounds are short so that other load of the machine affects both
-# variants equally. Programs that take little time get MORE_ROUNDS times as many rounds.
+# How often a round starts a program. Rounds are short so that other load of the machine affects
+# both variants equally. Programs that take little time get MORE_ROUNDS times as many rounds.
 STARTS, MORE_ROUNDS = 2, 8
 # The program includes headers, as every program does: most files that a compiler opens are headers.
 PROGRAM = """#include <stdio.h>

@@ -1,1 +1,1 @@
-"""Transfers files between nodes, compared with plain sendfile over the same link."""
+"""Compares transfers of files between nodes with plain sendfile over the same link."""

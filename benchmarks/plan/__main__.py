@@ -80,8 +80,8 @@ def holders(training: Training) -> dict[str, Any]:
 
 
 def expected_above(samples: int, epochs: int, nodes: int, delta: float) -> float:
-    """Returns the expected number of samples that a node accesses more than
-    (1 + delta) x epochs / nodes times (NoPFS, 3.1 and Fig. 3)."""
+    """Returns the expected number of samples that a node accesses often: more than
+    (1 + delta) * epochs / nodes times (NoPFS, 3.1 and Fig. 3)."""
     threshold = floor((1 + delta) * epochs / nodes)
     return samples * float(distribution(epochs, nodes)[max(0, threshold + 1) :].sum())
 

@@ -12,8 +12,8 @@ from monarch_py.policies.view import NO_FILE, PFS, Cluster, Decision, Job
 
 __all__ = ["loads_of_ranks", "shuffled_job"]
 
-# The value of every rate of the jobs [bytes/s]. Any value would do: only loads are counted, and no
-# rate affects their number.
+# The value of every rate of the jobs [bytes/s]. Any value would do: only loads are counted, and
+# rates do not affect the number of loads.
 ANY_RATE = 1e9
 
 

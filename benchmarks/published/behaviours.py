@@ -14,7 +14,8 @@ __all__ = ["AS_PUBLISHED", "Behaviour"]
 
 
 class Behaviour(Enum):
-    """A switch: the behaviour while it is on, the behaviour while it is off, and its location."""
+    """A switch. It has three texts: the behaviour while the switch is on, the behaviour while it is
+    off, and the location of the deviation."""
 
     # The random numbers of a run.
     SHUFFLES_BEFORE_SIZES = (

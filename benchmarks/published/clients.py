@@ -44,7 +44,7 @@ class ClientLog:
             insort(self.prefetches[node], time)
 
     def prefetch_many(self, node: int, times: Iterable[float]) -> None:
-        """Logs prefetches that began at `times`, in this order."""
+        """Logs prefetches that began at `times`, in the order of `times`."""
         self.prefetches[node].extend(times)
         if not self._unsorted:
             self.prefetches[node].sort()

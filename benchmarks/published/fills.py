@@ -102,8 +102,8 @@ def fill_deepio(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]
 
 
 def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills each node's memory with an equal shard of the dataset, which must fit into the memory
-    of all nodes together."""
+    """Fills each node's memory with an equal shard of the dataset. The dataset must fit into the
+    memory of all nodes together."""
     _check_memory(inputs)
     stalls = []
     for node, (first, end) in enumerate(inputs.shards()):
@@ -114,8 +114,8 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
-    """Fills every node's cache during training. A node's cache receives the first files in the
-    node's order, as many as a shard contains."""
+    """Fills every node's cache during training. A node's cache receives the first n files in the
+    node's order, where n is the number of files in a shard."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

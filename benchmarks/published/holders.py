@@ -18,8 +18,8 @@ _NOBODY = -1
 class Holders:
     """The copies in the storage classes of all nodes. A node holds a file in at most one class.
 
-    level : for each node (files,), the class in which the node holds the file, 0 for none
-    since : for each node (files,), the time at which the copy is complete [s]
+    level : one array (files,) per node: the class in which the node holds each file, 0 for none
+    since : one array (files,) per node: the time at which each copy is complete [s]
     """
 
     def __init__(self, nodes: int, files: int, rates: list[float], on: Collection[Behaviour]):
@@ -30,7 +30,8 @@ class Holders:
         self.level = [bytearray(files) for _ in range(nodes)]
         self.since = [array("d", bytes(8 * files)) for _ in range(nodes)]
         self._rates = rates
-        # The two holders with the highest numbers: at least one of them is not the node that asks.
+        # For each file, the two holders with the highest numbers, so that at least one of them is
+        # not the node that asks.
         self._last = array("i", [_NOBODY]) * files
         self._second = array("i", [_NOBODY]) * files
         self._is_last_asked = Behaviour.LAST_HOLDER in on
@@ -53,7 +54,7 @@ class Holders:
         last[new] = np.maximum(last[new], node)
 
     def elsewhere(self, node: int, file: int) -> int:
-        """Returns the node that `node` asks for a file; -1 if no other node holds the file."""
+        """Returns the node from which `node` requests a file; -1 if no other node holds it."""
         last = self._last[file]
         other = last if last != node else self._second[file]
         if self._is_last_asked or other == _NOBODY:

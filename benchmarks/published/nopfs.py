@@ -33,7 +33,7 @@ class ClassPrefetchers:
         # The time [s] at which each thread is free.
         self._free = [[np.zeros(c.threads) for c in classes] for _ in range(inputs.nodes)]
         # Whether another call of `fill` may place files of the node. False after a call that placed
-        # none: all files are placed, or no class has room for the next file of the order.
+        # no file, because all files are placed or no class has room for the order's next file.
         self.is_open = [True] * inputs.nodes
 
     def fill(self, node: int) -> None:

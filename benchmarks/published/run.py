@@ -74,8 +74,8 @@ def simulate(
 ) -> Result | str:
     """Simulates a policy of POLICIES as the published simulator does.
 
-    on : the deviations of the published simulator from its paper that are reproduced; all others
-        are corrected
+    on : which deviations of the published simulator from its paper are reproduced; all other
+        deviations are corrected
 
     Raises ConfigError for an unknown policy, and for scenarios with features that the published
     simulator lacks.

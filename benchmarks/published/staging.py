@@ -24,8 +24,8 @@ class Buffer:
 
     order : (samples,) the file of each sample
     ready : (samples,) the time at which the sample has reached the buffer [s]; NOT_STAGED for never
-    source : (samples,) the origin of the sample, whether it came through the buffer or was fetched
-        directly
+    source : (samples,) the origin of the sample, both for samples that came through the buffer and
+        for samples that were fetched directly
     """
 
     def __init__(self, order: array[int], files: int, threads: int) -> None:
@@ -37,7 +37,7 @@ class Buffer:
         self.asked = 0  # the next sample that will be read
         self.used = 0.0  # [bytes]
         self.known = bytearray(files)  # 1 for each file that takes no room when it is staged again
-        self.threads = [0.0] * threads  # when each is free [s]
+        self.threads = [0.0] * threads  # the time [s] from which on each thread is free
         self.turn = 0
 
 
@@ -79,7 +79,7 @@ class Staging:
             self._turns = self.buffers
 
     def free(self, node: int, until: int) -> None:
-        """Removes samples of `node` before index `until` from the buffer."""
+        """Removes the samples before index `until` from the buffer of `node`."""
         buffer, sizes = self.buffers[node], self.sizes
         order, ready = buffer.order, buffer.ready
         for at in range(buffer.freed, until):

@@ -31,8 +31,8 @@ from monarch_py.simulator.comparison import compare
 from monarch_py.simulator.result import PLACES, Result
 from monarch_py.simulator.scenario import Scenario
 
-# The sets of recorded runs that are also simulated once for every switch of the re-creation. They
-# are small sets, one for each dataset.
+# The runs of these sets are also simulated once for each switch of the re-creation, with only that
+# switch off. The sets are small, one for each dataset.
 SWITCHED = ("imagenet1k/stressS3", "mnist/paper")
 # A switch is listed for a run if it changes the total time by more than the fraction LEAST_TIME, or
 # a share of the bytes by more than LEAST_SHARE.
@@ -57,7 +57,8 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
     """Simulates one recorded run in the re-creation, in our simulator, and in the re-creation with
-    all switches off. A run of the sets SWITCHED is also simulated with each switch off alone."""
+    all switches off. A run of one of the sets SWITCHED is also simulated once for each switch, with
+    only that switch off."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}

@@ -51,10 +51,10 @@ CACHING = (
     "solar",
     "solar-reordered",
 )
-# The policies with which Lobster is compared: CACHING without SOLAR's policies, because these move
-# samples between ranks, and Lobster does not.
+# Lobster is compared with these policies of CACHING. SOLAR's policies are left out, because they
+# move samples between ranks, and Lobster does not.
 FIXED = CACHING[:-2]
-# The policies that are compared for several nodes that share one source.
+# The policies in the table for several nodes that share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
 # Figure 9 of NoPFS: sizes of each class, and of the staging buffer [GiB].
 RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)
@@ -112,8 +112,8 @@ CASES = (
 
 
 def divided(scenario: Scenario, part: int, slower: int = 1) -> Scenario:
-    """Returns the scenario with files and capacities divided by `part`, and the file system's rates
-    by `slower`."""
+    """Returns the scenario with the number of files and the capacities divided by `part`, and with
+    the file system's rates divided by `slower`."""
     mean = float(scenario.sizes().mean()) if part > 1 else 0.0
     least = BATCHES_STAGED * scenario.batch_per_rank * scenario.ranks_per_node * mean
     classes = [
@@ -195,8 +195,9 @@ def times(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) 
 
 
 def loads(cases: Sequence[tuple[str, dict[str, Any]]], policies: Sequence[str]) -> list[str]:
-    """Returns a table with a row for each policy and a column for each case: the bytes that come
-    from the file system after the first epoch, relative to the bytes that are used then."""
+    """Returns a table with a row for each policy and a column for each case. A cell shows the bytes
+    read from the file system after the first epoch, divided by the bytes used after the first
+    epoch."""
 
     def cell(document: dict[str, Any], policy: str) -> str:
         result = document["policies"][policy]
@@ -249,7 +250,7 @@ def grid_rows(document: dict[str, Any]) -> list[str]:
 
 
 def tables(documents: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """Returns the tables of the page, by name."""
+    """Returns the lines of each table that `put_tables` writes, by the table's name."""
     made = {}
     for group in dict.fromkeys(case.group for case in CASES):
         cases = [case for case in CASES if case.group == group and case.name in documents]

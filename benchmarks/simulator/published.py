@@ -2,11 +2,11 @@
 simulator.
 
 Every recorded run is simulated in a process of its own. The benchmark reports how much totals,
-epochs, shares and stalls differ from the record, and the cost of a million accesses in both
-simulators. The authors' simulator deviates from its paper in some behaviours, which the re-creation
-reproduces (benchmarks/published/behaviours.py). To show their effects, ``--switches`` also
-simulates every run with each behaviour switched off in turn, and with all of them off. All runs
-take about three minutes on one core; ``--only stressS3`` takes seconds.
+epochs, shares and stalls differ from the record. It also reports what a million accesses cost in
+both simulators. The authors' simulator deviates from its paper in some behaviours, which the
+re-creation reproduces (benchmarks/published/behaviours.py). To show their effects, ``--switches``
+also simulates every run with each behaviour switched off in turn, and with all of them off. All
+runs take about three minutes on one core; ``--only stressS3`` takes seconds.
 """
 
 from __future__ import annotations

@@ -56,11 +56,11 @@ static int is_awaited(const struct monarch_engine *e, const struct fill *f, uint
     return 0;
 }
 
-/* Returns whether a reader should get this block from the source, because a peer would probably
- * make the reader wait. The result can be 1 only for the last block, which a peer sends only when
- * its own copy is complete. It is 1 in two cases. First, a peer was already late with this block.
- * Second, more than NEAR_END blocks are missing on this node. The peer's copy is then probably
- * incomplete too. */
+/* Returns whether a peer would probably make a reader wait for this block. If so, the reader should
+ * get the block from the source. The result can be 1 only for the last block, which a peer sends
+ * only when its own copy is complete. It is 1 in two cases. First, a peer was already late with
+ * this block. Second, more than NEAR_END blocks are missing on this node. The peer's copy is then
+ * probably incomplete too. */
 static int is_too_early(const struct fill *f, int is_last) {
     return is_last && (__atomic_load_n(&f->is_last_late, __ATOMIC_RELAXED) ||
                        __atomic_load_n(&f->blocks_left, __ATOMIC_RELAXED) > NEAR_END);

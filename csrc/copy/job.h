@@ -36,7 +36,7 @@ struct job {
     int is_stamped; /* whether `stamp` is stored in the copy's modification time (monarch_stamp) */
     uint64_t stamp;
     uint64_t expected_sum;
-    struct monarch_entry entry; /* a copy of the file's catalog entry, made with the order */
+    struct monarch_entry entry; /* the file's catalog entry, copied when the order was made */
     char path[];
 };
 

@@ -30,8 +30,8 @@
  * ordered members before it in the window are together at least as long as the gap. So at most
  * about half of a read is wasted. */
 #define JOINED_BYTES (16UL * 1024)
-/* How many members before and after a window are searched for further ordered members. There can be
- * ordered members before the window, because the threads may begin orders out of sequence. */
+/* Further ordered members are looked for among this many members before and after a window. There
+ * can be some before the window, because the threads may begin orders out of sequence. */
 #define LOOKS_BACK 64
 /* After a failed read, the pack is not read for this long [ns]. */
 #define RETRY_NS 10000000000ULL
@@ -273,9 +273,9 @@ static int is_to_read(struct pack *p, uint64_t member) {
     return p->is_ordered[member] && !window_of(p, &p->members[member]);
 }
 
-/* Returns the first member of a run of members that ends with `member`. All members of the run
- * before `member` are to be read, and there are at most LOOKS_BACK of them. If the member directly
- * before `member` is not to be read, returns `member` itself. */
+/* Goes back from `member` over members that are to be read, but over at most LOOKS_BACK members.
+ * Returns the member that it reaches. This is `member` itself if the member directly before it is
+ * not to be read. */
 static uint64_t first_beside(struct pack *p, uint64_t member) {
     for (int n = 0; n < LOOKS_BACK && member && is_to_read(p, member - 1); n++)
         member--;
@@ -314,7 +314,7 @@ static struct window *begin_window(struct pack *p, uint64_t member, uint64_t mos
     if (end_of(&p->members[member]) - p->members[first].offset > most)
         first = member;
     extend(p, w, first, most);
-    if (end_of(&p->members[member]) > w->at + w->length) /* the window ended before the member */
+    if (end_of(&p->members[member]) > w->at + w->length) /* the window lacks this member */
         extend(p, w, member, most);
     uint64_t page = MONARCH_PAGE_BYTES;
     w->bytes = monarch_new_buffer((w->length + page - 1) / page * page + page);

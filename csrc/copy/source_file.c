@@ -157,16 +157,16 @@ int monarch_drops_behind(const struct monarch_engine *e, const struct job *job) 
 /* If the read of a small file takes less time than this [ns], its bytes were probably in the page
  * cache: an earlier read, or the open, has loaded them. */
 #define CACHED_NS 150000
-/* The value of a share (see `note`) whose condition holds for all recent files of the source. */
+/* A share (see `note`) has this value if its condition holds for all recent files of the source. */
 #define SHARE_ALL 1024U
 /* After this number of fills from a source, its bit in `fast_sources` is reliable. */
 #define JUDGED 32U
 #define SHARE_STEP 32U /* a share is a running mean over about this many files */
 
-/* Adds one file to *mean, the share of a source's recent files for which a condition holds.
- * is_true: whether the condition holds for the added file. Afterwards, sets the source's bit in
- * *bits if the share exceeds one half, and clears it otherwise. If two threads write the share at
- * the same time, one of their files is not counted. */
+/* Counts one more file in *mean, the share of a source's recent files for which a condition holds.
+ * is_true: whether the condition holds for this file. If the share then exceeds one half, sets the
+ * source's bit in *bits, otherwise clears the bit. If two threads write the share at the same time,
+ * one of their files is not counted. */
 static void note(uint32_t *mean, uint32_t *bits, unsigned source, int is_true) {
     uint32_t share = __atomic_load_n(mean, __ATOMIC_RELAXED), bit = 1U << source;
     share = share - share / SHARE_STEP + (is_true ? SHARE_ALL / SHARE_STEP : 0);

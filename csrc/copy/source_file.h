@@ -1,6 +1,6 @@
 /* Opens and reads the file of an order at the source, checks whether it is still the file that the
  * catalog describes, and obeys the rate limits for sources. If a program has handed over a
- * descriptor of the file, reads from that descriptor, and closes it. */
+ * descriptor of the file, the file is read from this descriptor, which is then closed. */
 #pragma once
 
 #include "copy/filling.h"

@@ -11,7 +11,7 @@ void monarch_push(struct queue *q, struct job *job);
 void monarch_push_first(struct queue *q, struct job *job);
 /* Removes the first order and returns it; returns NULL if the queue is empty. */
 struct job *monarch_pop(struct queue *q);
-/* Removes the order from its queue, at any position. */
+/* Removes the order from its queue, whatever the order's position in the queue. */
 void monarch_take_out(struct job *job);
 
 /* --- orders by entry -------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 
 struct fair_queue {
     /* by rank (MONARCH_RANKS elements): the rank's share; 0: the rank's readers are treated like
-     * readers of no rank */
+     * readers that belong to no rank */
     const uint32_t *share;
     uint64_t now;                /* virtual time: the due time of the rank that was served last */
     uint64_t due[MONARCH_RANKS]; /* virtual time at which each rank is due next */
@@ -38,8 +38,8 @@ struct waiting {
 
 /* Iterator over the waiting readers in the order in which they are to be served. It goes through
  * the demand slots. If a slot's reader has no rank, the iterator yields this reader. If a slot's
- * reader has a rank, the iterator yields a reader of whichever rank is due first. This may be
- * another rank. */
+ * reader has a rank, the iterator yields a reader of the rank that is due first, which may be a
+ * different rank. */
 struct line {
     const struct fair_queue *queue;
     /* Both arrays are indexed by demand slot. demand: the demand in the slot. taken: the demand

@@ -10,9 +10,9 @@
 struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, int kind,
                               uint64_t id, uint32_t tier, uint64_t copy, uint64_t sum,
                               const int32_t *peers);
-/* Makes the order to fill a file that has no copy and no fill. The caller puts the order into a
- * queue, and holds the writer's lock and the pool's. Returns NULL if the grant does not allow the
- * fill. */
+/* Makes the order to fill a file that has no copy and no fill. The caller holds the writer's lock
+ * and the pool's lock, and puts the order into a queue. Returns NULL if the grant does not allow
+ * the fill. */
 struct job *monarch_place_granted(struct pool *p, struct monarch_catalog *c, uint64_t id);
 /* If a single peer has sent the whole file in this fill, notes that the peer has the file. In later
  * fills of the file, this peer need not wait for the source, so the speed of these fills counts in

@@ -3,10 +3,10 @@
 
 #include "engine/schedule.h"
 
-/* Starts the threads that the engine begins with. More threads for the sources are started later,
- * up to `most_threads`: when a thread takes work and leaves no idle thread with the role
- * READS_AHEAD, or no idle thread without that role. Returns 0 if no thread for the sources could be
- * started. A thread ends when the engine is stopping and the bell of its origin is rung. */
+/* Starts the threads that the engine begins with. Returns 0 if no thread for the sources could be
+ * started. More threads for the sources are started later, up to `most_threads`. This happens when
+ * a thread takes work and then no thread with the role READS_AHEAD is idle, or no thread without
+ * that role. A thread ends when the engine is stopping and the bell of its origin is rung. */
 int monarch_start_threads(struct pool *p, int peer_threads);
 /* Serves waiting readers while this thread's fill waits for a peer (monarch_engine.serve_readers).
  * For a reader, the thread may begin a second fill, which may wait for a peer too. A call during

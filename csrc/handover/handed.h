@@ -45,9 +45,9 @@ enum monarch_answer {
 };
 
 /* Finds or makes the order that fills the file. If the order is queued, takes it out of its queue.
- * Sets *job to the order, or to NULL if there is none (enum monarch_answer). Adds a file without an
- * entry to the catalog if policy allows that. The caller holds the writer's lock and the pool's
- * lock. */
+ * Sets *job to the order, or to NULL if there is none (enum monarch_answer). A file that has no
+ * entry is added to the catalog if policy allows that. The caller holds the writer's lock and the
+ * pool's lock. */
 enum monarch_answer monarch_order_handed(struct pool *p, struct monarch_catalog *c,
                                          struct handed *h, struct job **job);
 /* Asks policy to order a fill of the file. Returns whether the caller must wake policy. */

@@ -71,8 +71,8 @@ static void drop(struct kept_table *t, unsigned i) {
     t->dropped = h;
 }
 
-/* Queues the descriptor for closing, but keeps the file in the table, because policy may not have
- * learned of the file yet. */
+/* Queues the descriptor for closing, but keeps the file in the table, because the daemon's policy
+ * may not know of the file yet. */
 static void drop_descriptor(struct kept_table *t, struct handed *h) {
     struct handed *dropped = h->fd >= 0 ? calloc(1, sizeof *dropped + 1) : NULL;
     if (!dropped)
@@ -178,8 +178,8 @@ uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
 /* --- the thread that looks after the table ---------------------------------------------------- */
 
 /* Returns whether the descriptor need not wait any longer for an order. The result is 1 if two
- * conditions hold. First, ORDER_NS have passed since the descriptor was received. Second, since
- * policy learned of the file, the daemon's loop has had enough iterations to order the fill. */
+ * conditions hold. First, ORDER_NS have passed since the descriptor was received. Second, policy
+ * knows of the file, and the daemon's loop has since had enough iterations to order the fill. */
 static int is_in_vain(const struct kept_table *t, const struct handed *h, uint64_t now) {
     uint32_t iterations =
         __atomic_load_n(&t->pool->grant.iterations, __ATOMIC_SEQ_CST) - h->told_at;

@@ -146,8 +146,8 @@ static void take(struct taker *me, struct handed *h) {
     monarch_do_handed(&me->worker, job);
 }
 
-/* Gives up a descriptor that cannot be used. If the file has an entry, requests a fill of the file
- * from policy instead. fd: -1 if the descriptor was not received, because this process has reached
+/* Gives up a descriptor that cannot be used. If the file has an entry, asks policy to order a fill
+ * of the file instead. fd: -1 if the descriptor was not received, because this process has reached
  * its limit of open descriptors. */
 static void take_none(struct pool *p, int fd, const struct monarch_handover *what) {
     if (fd >= 0)
@@ -286,8 +286,8 @@ static void end(struct pool *p) {
 static int join(struct pool *p, const struct timespec *until) {
     struct handovers *h = p->handovers;
     int left = p->kept && !monarch_join_kept(p->kept, until);
-    /* Each of these threads may start others, and counts them in h->threads before it ends. So this
-     * count is read again after each join. */
+    /* Each thread that is joined here may start more threads, and counts them in h->threads before
+     * it ends. So h->threads is read again after each join. */
     for (int i = 0; h && i < h->threads; i++)
         left += !monarch_join(h->taker[i].worker.thread, until);
     return left;

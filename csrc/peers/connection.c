@@ -15,7 +15,7 @@
 
 /* After a thread has sent this many bytes on a connection, it continues with another connection. */
 #define YIELD_BYTES (4 << 20)
-/* The number of bytes after which a thread that may block on a connection checks whether it may
+/* After this many bytes, a thread that is allowed to block on a connection checks whether it may
  * still stay with this connection. */
 #define STAY_BYTES (1 << 20)
 
@@ -262,7 +262,7 @@ static io_state go_on(connection *c, stage_t *stage, size_t sent) {
     return MONARCH_PEER_GO;
 }
 
-/* Sends DATA, all bytes, SUM and END in one call. */
+/* Sends the DATA frame, all bytes, the SUM frame and the END frame in one call. */
 static io_state send_small(connection *c, stage_t *stage) {
     struct monarch_digest digest;
     uint64_t n = c->end - c->at, sum;

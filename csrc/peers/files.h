@@ -20,10 +20,10 @@ struct monarch_peer_files {
      * request may wait. */
     enum monarch_peer_status (*open)(void *arg, const struct monarch_peer_request *wanted,
                                      struct monarch_peer_opened *out);
-    /* Returns the end of the range of bytes, from `at` on, that can be sent now. The range may stop
-     * at the end of the block that contains `at`, even if more bytes are available. Returns `at` if
-     * the bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will never be
-     * available. */
+    /* Returns the end of the range of bytes that begins at `at` and can be sent now. The range may
+     * stop at the end of the block that contains `at`, even if more bytes are available. Returns
+     * `at` if the bytes from `at` on are not available yet, and MONARCH_PEER_NEVER if they will
+     * never be available. */
     uint64_t (*available)(void *arg, void *file, uint64_t at);
     /* Called when the requested bytes were not available in time. Returns whether the source of
      * these bytes is returning data. If so, the peer is told to repeat the request. */

@@ -1,5 +1,6 @@
-/* Message authentication: GMAC (NIST SP 800-38D: AES-128-GCM of associated data alone), computed by
- * OpenSSL's libcrypto, which uses special instructions that all current processors have. */
+/* Message authentication with GMAC (NIST SP 800-38D), which is AES-128-GCM of associated data
+ * alone. OpenSSL's libcrypto computes it with special instructions that all current processors
+ * have. */
 #pragma once
 
 #ifndef MONARCH_CDEF

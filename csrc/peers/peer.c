@@ -427,9 +427,9 @@ static int ask_with(peer *p, struct use *me, struct monarch_peer_get *gets, uint
             note_success(p, me->link);
             return 0;
         }
-        /* If the link was closed before any frame of the answer arrived, the peer has not failed:
-         * it closes links that were idle for a long time, and may have been restarted. If an answer
-         * did not arrive in time, the peer has failed. */
+        /* If the link was closed before any frame of the answer arrived, the peer has not failed.
+         * It may have closed the link because the link was idle for a long time, or it may have
+         * been restarted. If an answer did not arrive in time, the peer has failed. */
         int was_closed =
             monarch_peer_link_frames(me->link) == frames && reason(gets, n) == MONARCH_PEER_CUT;
         monarch_peer_link_close(me->link);

@@ -84,9 +84,9 @@ typedef void (*monarch_peer_arrived)(void *arg, uint64_t which, uint64_t first, 
                                      uint64_t sum, const unsigned char *digest);
 
 /* Takes over a connected socket. Returns NULL if memory is exhausted or libcrypto is not installed;
- * the socket then stays the caller's. content_key: the session's key for digests; the server uses
- * the same key. first_byte_ms limits the wait for an answer's first frame; between_ms limits each
- * later wait. */
+ * the caller then keeps the socket. content_key: the session's key for digests; the server uses the
+ * same key. first_byte_ms limits the wait for an answer's first frame; between_ms limits each later
+ * wait. */
 struct monarch_peer_link *monarch_peer_link_new(int fd, const struct monarch_peer_keys *keys,
                                                 const unsigned char *content_key,
                                                 uint32_t first_byte_ms, uint32_t between_ms);
@@ -132,8 +132,8 @@ void monarch_peer_add_link(struct monarch_peer *p, struct monarch_peer_link *l);
  * failed or requests to it are suppressed for now. */
 int monarch_peer_ask(struct monarch_peer *p, struct monarch_peer_get *gets, uint64_t n,
                      char *buffer, monarch_peer_arrived arrived, void *arg);
-/* Returns whether the peer has never answered, but may still be starting: this node has known the
- * peer only for a short time. */
+/* Returns whether the peer may still be starting: it has never answered, and this node has known it
+ * only for a short time. */
 int monarch_peer_is_starting(const struct monarch_peer *p);
 /* Ends all requests to the peer, and refuses new requests. The ranges of all these requests get the
  * status CUT. */

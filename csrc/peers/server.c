@@ -40,7 +40,7 @@ struct monarch_peer_server {
     pthread_mutex_t lock;
     uint64_t open, accepted, dropped;
     uint32_t *waits;  /* connections that wait for bytes, in no particular order */
-    uint32_t waiting; /* atomic: the number of these connections */
+    uint32_t waiting; /* atomic: the number of connections in `waits` */
     uint32_t used;    /* the elements of `at` from this index on were never used */
     uint64_t requests, bytes, active, next_sweep_ns; /* atomic */
     uint64_t wakes; /* atomic: the number of calls that wake connections; see has_waiting */
@@ -164,8 +164,9 @@ static int work_on(server *s, connection *c, struct monarch_peer_stage *stage, i
 /* --- waits and deadlines ---------------------------------------------------------------------- */
 
 /* Searches the connections from index *from on, and claims the first whose deadline has passed.
- * Returns NULL if there is none. Sets *from to the index at which the next search begins, and
- * *waited to whether the connection was waiting for bytes rather than for its peer. */
+ * Returns NULL if there is none. Sets *from to the index at which the next search begins. Sets
+ * *waited to 1 if the connection was waiting for bytes of its file, and to 0 if it was waiting for
+ * its peer. */
 static connection *take_late(server *s, uint32_t *from, uint64_t now, int *waited) {
     connection *found = NULL;
     pthread_mutex_lock(&s->lock);
@@ -305,8 +306,8 @@ static void set_options(int fd, const struct monarch_peer_bounds *bounds, int ha
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
-/* Returns a free place. If there is none, returns the place of the connection that has been without
- * a request for longest; the peer opens a new connection when it needs one. Returns
+/* Returns a free place. If there is none, returns the place of the connection that has had no
+ * request for the longest time. The peer opens a new connection when it needs one. Returns
  * bounds.connections if all connections have requests. */
 static uint32_t find_place(server *s) {
     uint32_t idle = s->bounds.connections;

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The state of the step that is being dealt: arrays over the nodes, and over the step's samples.
- * The samples of a node form a linked list, in which a sample is represented by its index in the
- * step. */
+/* The state of the step that is being dealt. Its arrays have an element for each node, or for each
+ * sample of the step. The samples of a node form a linked list, in which a sample is represented by
+ * its index in the step. */
 struct step {
     const struct monarch_deal *deal;
     const int32_t *samples;
@@ -29,7 +29,7 @@ struct step {
     /* by node. seen: the search has reached the node; is_dead: no free place can be reached from
      * the node */
     uint8_t *seen, *is_dead;
-    int32_t *cursor; /* by node: where in `by_node` its next held sample goes */
+    int32_t *cursor; /* by node: index in `by_node` for the next sample that the node holds */
     /* the step's samples, grouped by node; a node's group begins with the samples that it must
      * load */
     int32_t *by_node;

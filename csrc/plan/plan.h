@@ -102,8 +102,8 @@ struct monarch_deal {
     /* maximum number of samples that a rank gets in a step, as a multiple of an equal share; 0:
      * every rank gets an equal share */
     double cap;
-    /* maximum number of samples that a rank gets in any step: as many as `cap` allows in a full
-     * step */
+    /* maximum number of samples that a rank gets in any step; equals the maximum that `cap` sets
+     * for a full step */
     int32_t most;
     /* minimum number of samples that a rank gets in a step; applies only if the step has enough
      * samples for all ranks */

@@ -35,8 +35,8 @@ void monarch_set_words(struct monarch_writer *w, uint64_t n, const uint64_t *ids
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Stores the entry's number in a free slot of the index of copies. The slot's upper half is the
- * lower half of the hash; its lower half is the entry's number + 1. */
+/* Stores the entry's number in a free slot of the index of copies. The upper half of the slot is
+ * the lower half of the hash; the lower half of the slot is the entry's number + 1. */
 void monarch_put_copy(struct monarch_catalog *c, uint64_t ino, unsigned tier, uint64_t id) {
     uint64_t *slots = (uint64_t *)((char *)c + c->copies_at);
     uint64_t hash = monarch_mix(ino + tier), i = monarch_first_slot(hash, c->slots);

@@ -85,8 +85,8 @@ static void index_entry(struct monarch_catalog *c, uint64_t id) {
 
 /* Merges `e` into the existing entry `mine` of the same path. A scan adds an existing entry again
  * in two cases. First, a client has already reported the file. Second, the entry is a directory.
- * The scan adds a directory twice, in either order: as a name in its parent directory, and with the
- * number of its own names. */
+ * The scan adds a directory once as a name in its parent directory, and once with the number of its
+ * own names. Either may come first. */
 static void meet_again(struct monarch_entry *mine, const struct monarch_entry *e) {
     int is_same = e->kind == mine->kind && e->ino == mine->ino && e->size == mine->size &&
                   e->mtime_ns == mine->mtime_ns && e->ctime_ns == mine->ctime_ns;

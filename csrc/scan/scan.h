@@ -30,8 +30,8 @@ struct task {
     uint32_t place; /* position of the portion's first name in the directory */
     size_t text;    /* number of bytes used in `path` */
     /* Contains the directory's path, relative to the source's root, with its NUL. The path of the
-     * root itself is "". In a portion, the names follow the path: for each of them, the inode
-     * number and the name with its NUL. */
+     * root itself is "". In a portion, the path is followed by two things for each name: the inode
+     * number, and the name with its NUL. */
     char path[];
 };
 

@@ -1,5 +1,5 @@
-/* The tasks of a scan: directories to list, and portions of their names to examine. Decides which
- * task comes first, and how many names may be examined now. */
+/* The tasks of a scan. A task lists a directory, or examines a portion of a directory's names.
+ * Decides which task comes first, and how many names may be examined now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,9 +123,9 @@ struct task *monarch_take_task(struct monarch_scan *s) {
     return t;
 }
 
-/* Before the thread waits for work, this function hands over the thread's batch. The wait may be
- * long, because another thread may hang in a directory, and the entries in the batch should reach
- * Python without delay. */
+/* Before the thread waits for work, this function hands over the thread's batch, so that the
+ * entries in the batch reach Python without delay. The wait may be long, because another thread may
+ * hang in a directory. */
 struct task *monarch_next_task(struct monarch_scan *s, struct monarch_batch **batch) {
     struct task *t = NULL;
     pthread_mutex_lock(&s->lock);

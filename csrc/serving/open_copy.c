@@ -1,6 +1,6 @@
 /* Finds the copy of a file that a peer requests, and determines how much of the copy can be sent.
- * Only the entry's word and the fill's bitmap decide this, just as for a program of this node that
- * reads the copy. */
+ * Only the entry's word and the fill's bitmap decide this. The same holds for a program of this
+ * node that reads the copy. */
 #include "serving/open_copy.h"
 
 #include <fcntl.h>
@@ -142,8 +142,8 @@ static int keeps(holdings *h, uint64_t id, const struct monarch_peer_request *wa
            (wanted->is_owner && !waits(h, wanted) && begin_to_keep(h, id));
 }
 
-/* Asks the daemon to fill a file that has neither a copy nor a fill. This node reads the files that
- * it keeps from the source. */
+/* Asks the daemon to fill a file that has neither a copy nor a fill. If this node keeps a file, it
+ * reads the file from the source. */
 static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
                                               const struct monarch_peer_request *wanted) {
     if (!keeps(h, id, wanted))
@@ -153,10 +153,10 @@ static enum monarch_peer_status begin_filling(holdings *h, uint64_t id,
     return MONARCH_PEER_LATER;
 }
 
-/* Returns whether the entry describes exactly the file that the request names. *word is set to the
- * word that the entry had together with the attributes that were compared. An entry's attributes
- * change only while it has no copy. So if the word names a copy, it is a copy of the file that the
- * request names. */
+/* Returns whether the entry describes exactly the file that the request names. Sets *word to the
+ * word that the entry had when it had the compared attributes. An entry's attributes change only
+ * while it has no copy. So if the word names a copy, it is a copy of the file that the request
+ * names. */
 static int is_meant(const holdings *h, const struct monarch_entry *e,
                     const struct monarch_peer_request *wanted, uint64_t *word) {
     for (int i = 0; i < LOOKS; i++) {

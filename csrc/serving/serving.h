@@ -53,11 +53,11 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
 /* Reports the files that this node has begun to keep since the last call. Stores the numbers of
  * their entries in `ids`, which has room for MONARCH_MOVED, and returns how many there are. This
  * node begins to keep a file if a peer requests the file and considers this node the file's owner.
- * One reason is that other nodes had no room for the file. */
+ * A peer may do so because other nodes had no room for the file. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which requests of peers wait until it is known which files this node keeps. This concerns only
- * requests for files without a copy on this node. The initial value is MONARCH_EVERYBODY_WAITS. A
- * request that does not wait is answered with UNKNOWN_FILE. */
+/* If a peer requests a file without a copy on this node, the request may wait until it is known
+ * which files this node keeps. The value says which of these requests wait; the initial value is
+ * MONARCH_EVERYBODY_WAITS. Those that do not wait are answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */

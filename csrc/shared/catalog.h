@@ -221,9 +221,9 @@ struct monarch_entry {
      * listing that readers may use (monarch_listing). */
     uint64_t copy_ino;
     /* A file: XXH3-64 of the copy's block sums, once the copy is PRESENT. A directory: 1 + the
-     * number of names that the scan found in it, until monarch_catalog_list replaces that number by
-     * the listing of these names. The field is 0 if not all names are known, or if the directory
-     * changed during the scan. */
+     * number of names that the scan found in it, until monarch_catalog_list replaces that number
+     * with the listing of these names. The field is 0 if not all names are known, or if the
+     * directory changed during the scan. */
     uint64_t sum;
     uint16_t path_len;
     uint8_t source;
@@ -253,8 +253,8 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier,
-     * while the tier also has older copies, which have no stamps. */
+    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier.
+     * Such a tier also has older copies, which have no stamps. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */
@@ -383,15 +383,15 @@ struct monarch_clients {
     /* 1: a client needed attributes, but the last comparison with the source was too long ago. The
      * daemon then begins a comparison, and sets this field to 0. */
     uint64_t stale;
-    /* Atomic: the time at which a client last checked at the source that a directory had not
-     * changed since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
+    /* Atomic. A slot says when a client last checked a directory at the source and found it
+     * unchanged since it was listed. A slot is the number of the directory's entry + 1 (25 bits) |
      * the time of the check, in ticks of CLOCK_MONOTONIC (TICK_BITS in lookup/metadata.c). */
     uint64_t look[MONARCH_LOOKS];
-    /* Units that readers wait for. The upper half of a demand holds the entry's number + 1 and the
-     * reader's rank; the lower half, which is a futex, holds the unit and a tag. The daemon answers
-     * a demand by setting it to 0. A demand is only a hint: readers learn from the bitmaps of
-     * `fills` which units can be read. The daemon never waits for a client, because the client may
-     * have been killed. */
+    /* Demands. Each demand names a unit that a reader waits for. Its upper half holds the entry's
+     * number + 1 and the reader's rank. Its lower half, which is a futex, holds the unit and a tag.
+     * The daemon answers a demand by setting it to 0. A demand is only a hint: readers learn from
+     * the bitmaps of `fills` which units can be read. The daemon never waits for a client, because
+     * the client may have been killed. */
     uint64_t demand[MONARCH_DEMANDS];
     /* Claims; monarch_claim_at returns the slot for a file's claim. While the claim is valid, a
      * program is reading the file at the source, and the daemon does not prefetch the file. */
@@ -578,9 +578,9 @@ static inline uint32_t monarch_inode_slot(uint64_t hash, uint64_t id) {
     return (uint32_t)(hash << 25 | (id + 1));
 }
 
-/* Returns the stamp of a copy in a tier whose copies are evicted. The copy's mtime holds the stamp
- * as its nanoseconds, and the entry's number as its seconds. So the entry is found from the copy
- * itself. The copy needs no slot in the index of copies; since these slots are never freed,
+/* Returns the stamp of a copy in a tier whose copies are evicted. In the copy's mtime, the seconds
+ * are the entry's number, and the nanoseconds are the stamp. So the entry is found from the copy
+ * itself, and the copy needs no slot in the index of copies. These slots are never freed, so
  * frequent evictions would fill that index. */
 static inline uint64_t monarch_stamp(uint64_t salt, uint64_t id) {
     return monarch_mix(salt ^ monarch_mix(id + 1)) % 1000000000;

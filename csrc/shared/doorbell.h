@@ -37,16 +37,16 @@ static inline void monarch_bell_keep_awake(struct monarch_bell *b) {
     __atomic_fetch_add(&b->rings, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Rings the bell; call this after adding work. A thread that found no work before the ring, and is
- * about to sleep, stays awake and looks for work again. At most `threads` sleeping threads are
- * woken, as by monarch_bell_wake. */
+/* Rings the bell; call this after adding work. If a thread found no work before the ring, and is
+ * about to sleep, it stays awake and looks for work again. Wakes at most `threads` sleeping
+ * threads, as monarch_bell_wake does. */
 static inline void monarch_bell_ring(struct monarch_bell *b, int threads, uint32_t who) {
     monarch_bell_keep_awake(b);
     monarch_bell_wake(b, threads, who);
 }
 
-/* Rings for a demand, as a client does after it has made one. of: the origin from which the file is
- * filled; MONARCH_ORIGINS rings the bells of both origins. */
+/* Rings the bell of the origin `of`, as a client does after it has made a demand. of: the origin
+ * from which the file is filled; MONARCH_ORIGINS rings the bells of both origins. */
 static inline void monarch_ring_for_demand(struct monarch_clients *m, enum monarch_origin of) {
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)
         if (of == MONARCH_ORIGINS || (int)of == origin)

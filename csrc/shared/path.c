@@ -168,9 +168,9 @@ int64_t monarch_first_link(const struct monarch_catalog *c, unsigned source, con
 
 /* Replaces the link by its target, and returns the path still to be walked: the target, then the
  * components after the link. Returns NULL if that path does not fit, or if the link has changed.
- * After the call, two paths share the buffer `text`, because callers may be on small stacks. At the
- * buffer's beginning is the path walked so far, cut back to the directory from which the target
- * starts. At the buffer's end is the path still to be walked. A gap of two bytes between them is
+ * After the call, two paths share the buffer `text`, because callers may be on small stacks. The
+ * path walked so far is at the buffer's beginning, cut back to the directory from which the target
+ * starts. The path still to be walked is at the buffer's end. A gap of two bytes between them is
  * enough: the walk appends a byte to the first path only after it has read a byte of the second
  * path. */
 static const char *substitute(struct walk *w, const char *rel, int64_t link, size_t end) {

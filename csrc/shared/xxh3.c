@@ -219,7 +219,7 @@ AVX2 static void eat_blocks_wide(uint64_t state[8], const unsigned char *in, siz
  * cpuid in every process of a job. On a virtual machine, cpuid takes as long as the rest of the
  * library's start. */
 static int has_avx2(void) {
-    static int known; /* atomic; whether AVX2 is supported: 1: no, 2: yes, 0: not known yet */
+    static int known; /* atomic; 1: no AVX2, 2: AVX2, 0: not known yet */
     int answer = __atomic_load_n(&known, __ATOMIC_RELAXED);
     unsigned a, b, c, d, saved = 0;
     if (answer)

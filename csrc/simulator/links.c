@@ -39,9 +39,9 @@ static void give(struct links *l, uint32_t link, double each) {
 }
 
 /* Computes the rates of all transfers, in steps. Each step divides the free rate of each link by
- * the number of the link's transfers that have no rate yet. On the link with the smallest quotient,
- * the quotient becomes the rate of each of these transfers. It is then subtracted from the free
- * rates of both links that such a transfer uses. */
+ * the number of the link's transfers that have no rate yet. The smallest of these quotients becomes
+ * the rate of its link's transfers that have no rate yet. For each of these transfers, this rate is
+ * then subtracted from the free rates of both links that the transfer uses. */
 static void share_out(struct links *l) {
     uint32_t links = 2 * l->job->nodes;
     for (uint32_t i = 0; i < links; i++) {

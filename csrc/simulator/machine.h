@@ -20,9 +20,9 @@ struct machine {
 int machine_open(struct machine *m, const struct monarch_sim_job *job, uint32_t askers);
 void machine_close(struct machine *m);
 
-/* Returns the time at which `bytes` requested at `now` will have arrived. If `take` is 1, the bytes
- * are requested, and occupy the class and all links that they cross. If `take` is 0, the call only
- * computes the time, and changes nothing. */
+/* Returns the time at which `bytes` will have arrived if they are requested at `now`. If `take` is
+ * 1, requests the bytes, which then occupy the class and all links that they cross. If `take` is 0,
+ * only computes the time, and changes nothing. */
 double machine_local(struct machine *m, double now, uint32_t node, uint32_t cls, double bytes,
                      int take);
 double machine_remote(struct machine *m, double now, uint32_t node, uint32_t holder, uint32_t cls,

@@ -1,6 +1,6 @@
 /* The parallel file system. The nodes that wait for the file system are its clients. With n
  * clients, the file system's total rate is t(n), and each client gets an equal part of this rate
- * (NoPFS, section 4). Requests for which a rank waits are served first. While no rank waits for a
+ * (NoPFS, section 4). Requests for which a rank waits are served first. While there is no such
  * request, the other requests are served by the same rules. The requests of one node are served in
  * the order in which the node uses the files. */
 #pragma once

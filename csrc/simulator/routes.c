@@ -67,8 +67,8 @@ void sim_keep(struct monarch_sim *s, double now, uint32_t node, int32_t file, in
         c->epoch = epoch;
         /* A class serves its requests in the order in which they are made, and this request is made
          * now. So the write occupies the class from s->now on, although the file arrives later. If
-         * the write began only when the file arrives, the class could serve no other request until
-         * the end of the write, not even one that is made before the file arrives. */
+         * the write began only when the file arrives, every later request would wait for the end of
+         * the write, even a request that is made before the file arrives. */
         machine_write(&s->machine, s->now, node, (uint32_t)c->cls, size_of(s, file));
         return;
     }

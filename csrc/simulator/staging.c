@@ -56,9 +56,9 @@ static enum staging_state staging_state_of(struct monarch_sim *s, uint32_t rank,
     return FETCHES;
 }
 
-/* Returns a quotient: the number of the rank's threads plus one, divided by the number of threads
- * planned for the rank's next sample. rank_for assigns the next thread to the rank with the
- * smallest quotient. */
+/* Returns t / p. t: the number of the rank's threads, plus one. p: the number of threads planned
+ * for the rank's next sample. rank_for assigns the next thread to the rank with the smallest
+ * quotient. */
 static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
     uint64_t access = s->rank[rank].fetched;
     const int32_t *threads = known_of(s, access)->told.threads;
@@ -68,8 +68,8 @@ static double part_with_one_more(struct monarch_sim *s, uint32_t rank) {
 }
 
 /* Returns the rank for which the thread fetches next. If the ranks of a node do not share threads,
- * this is the thread's own rank. Otherwise, it is a rank whose next sample can be fetched at `now`:
- * the one for which part_with_one_more is smallest. Returns NOBODY if there is no such rank. */
+ * this is the thread's own rank. Otherwise, only ranks whose next sample can be fetched at `now`
+ * count: returns the one with the smallest part_with_one_more, or NOBODY if there is none. */
 static uint32_t rank_for(struct monarch_sim *s, uint32_t thread, double now,
                          enum staging_state *state, double *until) {
     uint32_t node = thread / s->threads, first = node * s->job.most_ranks;

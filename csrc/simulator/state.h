@@ -74,8 +74,8 @@ struct monarch_sim {
     void (*on_room)(struct monarch_sim *s, uint32_t rank, double now);
     /* ranks */
     struct rank *rank;
-    /* ranks: number of ranks, which are numbered as next_rank describes; arrived: number of ranks
-     * at the barrier */
+    /* ranks: number of ranks (next_rank tells how they are numbered); arrived: number of ranks at
+     * the barrier */
     uint32_t ranks, arrived;
     uint64_t step; /* the current step, counted from the beginning of the job */
     double step_end;
@@ -89,8 +89,8 @@ struct monarch_sim {
     /* copies */
     struct copy *copy;
     int32_t *first_copy; /* by file: index of the file's first copy */
-    /* by file and by epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): 1 + the number of the last epoch
-     * with this remainder in which the file was used; 0: there is none */
+    /* by file and by epoch % EPOCHS_KNOWN (files x EPOCHS_KNOWN): the last epoch with this
+     * remainder in which the file was used, stored as its number + 1; 0: there is none */
     uint32_t *reused;
     /* by file: the first asker of the current read of the file, or PFS_NONE. Unused if no file has
      * an owner. */

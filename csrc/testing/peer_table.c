@@ -1,5 +1,5 @@
-/* The table that a peer server without a catalog uses to find the files that it serves. The table
- * keeps an open descriptor of each file. For an incomplete file, it also records which blocks have
+/* A peer server without a catalog uses this table to find the files that it serves. The table keeps
+ * an open descriptor of each file. For an incomplete file, it also records which blocks have
  * arrived. */
 #include <errno.h>
 #include <fcntl.h>
@@ -89,8 +89,8 @@ static uint64_t available(void *arg, void *file, uint64_t at) {
     struct shared *f = file;
     (void)arg;
     uint64_t b = at / f->block_bytes;
-    /* A block that has arrived is sent even if the file was removed from the table after the peer
-     * had requested it: the descriptor is still open. */
+    /* If the file was removed from the table after the peer's request, a block that has arrived is
+     * still sent, because the descriptor is still open. */
     if (__atomic_load_n(&f->there[b], __ATOMIC_ACQUIRE))
         return (b + 1) * f->block_bytes;
     return __atomic_load_n(&f->is_withdrawn, __ATOMIC_ACQUIRE) ? MONARCH_PEER_NEVER : at;

@@ -67,7 +67,7 @@ def _text(progress: Progress, bytes_per_s: float, left_s: float | None) -> str:
 
 
 def _nothing_yet(progress: Progress) -> str:
-    """Returns the text that shows the progress as long as no file is known that must be filled."""
+    """Returns the text that shows the progress while no file to be filled is known."""
     found = f"{counted(progress.there_files, 'file')} already there" if progress.there_files else ""
     if progress.complete:
         return found or "no file to copy"

@@ -85,7 +85,7 @@ def _running(connection: DaemonConnection) -> tuple[str | None, bool]:
 
 def _agreed(config: Config) -> dict[str, str]:
     """Returns the settings that must be equal on all nodes. These settings decide how the nodes
-    refer to a file in their requests to each other, and which files they share."""
+    refer to a file in their requests to each other, and which files the nodes share."""
     agreed = {"Monarch": __version__, "block_size": f"{config.block_size_bytes} bytes"}
     for i, source in enumerate(config.sources):
         key = f"sources[{i}]"

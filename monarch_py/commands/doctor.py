@@ -138,8 +138,8 @@ def _places(config: Config) -> Iterator[Finding]:
 
 
 def occupied_by_others(tier: TierConfig) -> str:
-    """Returns a sentence if a tier's file system has room for fewer bytes of copies than the tier's
-    quota; otherwise "". Works with and without a running daemon."""
+    """Returns a sentence if a tier's file system has less room for copies than the tier's quota;
+    otherwise "". Works with and without a running daemon."""
     place, quota = tier.mount_point, tier.quota_bytes
     # Adding up the sizes of many copies takes a long time, and is not needed if the free room alone
     # is enough for the quota.

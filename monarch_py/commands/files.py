@@ -1,4 +1,4 @@
-"""`monarch ls` and `monarch evict`: finds what serves the named files, and drops their copies."""
+"""`monarch ls` finds what serves the named files, and `monarch evict` drops their copies."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from monarch_py.native import LIBRARY
 
 # A directory below the installation's prefix that contains only the command `monarch`. The
 # modulefile adds this directory to PATH. It does not add `bin`, because the Python interpreter and
-# other commands in `bin` would hide the user's own.
+# other commands in `bin` would hide the user's own commands.
 COMMANDS = Path("share/monarch/bin")
 
 HELP = (

@@ -186,8 +186,8 @@ class _Share:
                 self._tell_troubles()
             else:
                 # The file `users` names the daemon that the last run must end. If it does not name
-                # the serving daemon, that daemon was not started for runs, and no run may end it.
-                # A name in the file is then a leftover from an earlier daemon, and is removed.
+                # the serving daemon, the serving daemon was not started for runs, and no run may
+                # end it. Any name in the file is then that of an earlier daemon, and is removed.
                 if self.shares.daemon() != serving:
                     self.shares.note_daemon(None)
                 with contextlib.suppress(SessionError):

@@ -255,8 +255,8 @@ def _as_described(
     ours: dict[KeyPath, Spot],
 ) -> tuple[SourceConfig, ...]:
     """Returns the datasets that a layer names. A lower layer may describe one of these datasets. If
-    the upper layer sets only the dataset's path, the lower layer's description is returned, and the
-    positions of the keys in this description are added to `ours`.
+    the layer itself sets only the path of this dataset, the lower layer's description is returned,
+    and the positions of the keys in this description are added to `ours`.
 
     named, ours : the datasets of the layer, and the positions of the layer's keys
     below, spots : the datasets of the lower layers, and the positions of these layers' keys

@@ -58,8 +58,8 @@ class PathFilter:
 
 
 def checked_glob(glob: str) -> str:
-    """Returns the same glob. Raises ValueError, with one sentence, if the glob cannot be parsed or
-    can never match."""
+    """Checks a glob, and returns it unchanged. Raises ValueError, with a one-sentence message, if
+    the glob cannot be parsed or can never match."""
     list(_parts(glob))
     return glob
 

@@ -94,7 +94,7 @@ def _is_size(each: Declared) -> bool:
 
 
 def _size(n_bytes: int) -> str:
-    """Returns the size as text, in the largest unit of which it is a multiple."""
+    """Returns the size as text, in the largest unit that divides it without remainder."""
     for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if n_bytes and n_bytes % unit == 0:
             return f"{n_bytes // unit}{name}"

@@ -65,8 +65,8 @@ def _session_lock(session: SessionDir, config_file: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            # If the lock's path names another file by now, that lock and the socket belong to
-            # another daemon.
+            # The lock's path may lead to another file by now. Then that file and the socket belong
+            # to another daemon.
             if id_of(session.lock) == id_of(fd):
                 session.socket.unlink(missing_ok=True)
                 session.lock.unlink(missing_ok=True)
@@ -88,8 +88,8 @@ def _begin_log(session: SessionDir) -> None:
 
 @contextlib.contextmanager
 def _told_in_a_sentence() -> Iterator[None]:
-    """If an OSError or a MemoryError keeps the daemon from starting, raises a SessionError instead,
-    whose message is one sentence."""
+    """If an OSError or a MemoryError keeps the daemon from starting, raises a SessionError instead.
+    The message of the SessionError is one sentence."""
     try:
         yield
     except OSError as error:

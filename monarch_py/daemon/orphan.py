@@ -1,8 +1,9 @@
 """Ends an unused daemon that no command will end.
 
-Normally, the last `monarch run` that uses a daemon ends the daemon. An `OrphanWatch` ends it in two
-other cases: the last run was killed, or it ended while other processes still used the daemon. An
-`IdleWatch` ends a daemon that was started for the first program of a job (commands/autostart.py).
+Normally, the last `monarch run` that uses a daemon ends the daemon. An `OrphanWatch` ends the
+daemon in two other cases: the last run was killed, or the last run ended while other processes
+still used the daemon. An `IdleWatch` ends a daemon that was started for the first program of a job
+(commands/autostart.py).
 
 The runs that share a daemon hold a lock (see ipc/shares.py). The kernel releases the lock of a run
 that is killed. The commands of a killed run go on, and may have started processes that use the
@@ -101,7 +102,7 @@ class _Watch(ABC):
     def _take_over(self) -> bool:
         """Records that this watch ends the daemon, so that no run need end it. If a new run has
         begun, returns False and records nothing. If the result is True, this process holds the lock
-        `turn` until it ends, so that no run can start the next daemon before then."""
+        `turn` until the process ends, so that no run can start the next daemon before then."""
         if not self._shares.try_turn():
             return False
         if self._shares.is_unused() and self._is_ours():

@@ -245,8 +245,8 @@ class Shared:
         return self._take(self.clients.wanted)
 
     def take_read(self) -> Uints:
-        """Returns entries that programs have read to their end since the last call and that had no
-        copy when they were opened, (n,)."""
+        """Returns entries that programs have read to their end since the last call, (n,). Entries
+        that had a copy when they were opened are left out."""
         return self._take(self.clients.read)
 
     def _take(self, bits: Any) -> Uints:
@@ -267,7 +267,7 @@ class Shared:
         return np.asarray(self._stats[:, hits] + self._stats[:, misses])
 
     def source_opens(self) -> tuple[int, float]:
-        """Returns how many files programs have opened at the sources themselves, and the total time
+        """Returns how many files programs themselves have opened at the sources, and the total time
         of these opens [s]."""
         totals = self.totals()
         return totals["source_opens"], totals["source_open_ns"] / 1e9

@@ -53,13 +53,13 @@ TURN_MS = 250
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
 # How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
-# duties: to adapt the number of concurrent reads to the throughput of the sources; to find the
-# files that readers wait for, because a waiting reader wakes only the engine; to count and record
-# the copies that the engine has published.
+# duties. It adapts the number of concurrent reads to the throughput of the sources. It finds the
+# files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
+# records the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
-# find more files to be filled ahead. The time is short, so that the loop soon sees what programs
-# open, and what the scan has found.
+# How long the loop sleeps [ms] while programs open files of a plan, or while fills ahead wait for
+# the scan to find more files. The time is short, so that the loop soon sees what programs open, and
+# what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.
@@ -73,8 +73,8 @@ FIRST_OPEN_MS = 5
 #     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
 #     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
 #     a minimum, each batch of files from the scan would start an iteration, even while many files
-#     are left.
-# REST_BACK, LONG_REST_S : the values of REST and MOST_REST_S [s] if an iteration costs programs
+#     are left to fill.
+# REST_BACK, LONG_REST_S : these replace REST and MOST_REST_S [s] if an iteration costs programs
 #     more time than it saves. There are three such cases: background fills stand back
 #     (`Engine.stands_back`); programs hardly wait for the sources; or during the rest so far,
 #     programs have opened only copies, and no file was filled. The last two cases count only if no
@@ -84,8 +84,8 @@ FIRST_OPEN_MS = 5
 REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
 REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
 # Programs count as waiting for the sources if their opens at the sources take longer than this on
-# average [s]. Only then does the loop rest for a shorter time, to fill files ahead. With a source
-# that answers sooner, such as a local disk, programs need the processors more.
+# average [s]. The loop rests for a shorter time, to fill files ahead, only if programs wait. If the
+# sources answer sooner, as a local disk does, programs need the processors more than the loop does.
 WORTH_HASTE_S = 100e-6
 # The time between two checks of whether files of the session were removed [s].
 LOOK_S = 0.5
@@ -124,11 +124,11 @@ def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
 def may_rest_on(
     rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
 ) -> bool:
-    """Returns whether the loop may rest once more for the same time. It may not if fills ahead
-    would run out of files, or if the engine would run out of orders, during this rest.
+    """Returns whether the loop may rest once more for the same time. It must not rest if, during
+    that time, fills ahead would run out of files or the engine would run out of orders.
 
     rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
-    orders : number of orders when the rest began;  filled : how many files were filled during it
+    orders : number of orders when that rest began;  filled : how many files were filled during it
     is_more : whether there are more files to be filled ahead, which the engine could not take yet
     """
     return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
@@ -176,8 +176,8 @@ class Daemon:
         self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
         # Whether all names are to be scanned, whatever programs do.
         self._is_urgent = False
-        # How soon all files that the scan has found will be filled [s]; infinite if fills ahead are
-        # not waiting for the scan to find more files.
+        # How soon all files that the scan has found will be filled [s]. Infinite unless the fills
+        # ahead wait for the scan to find more files.
         self._names_last_s = math.inf
         # Set the limit of the scan now, because the first iteration starts the scan.
         self._pace_scan()
@@ -273,8 +273,8 @@ class Daemon:
         self._names[path] = id_of(path)
 
     def _mark_open_for_writing(self, coming: Path | None = None) -> None:
-        """Marks as changed each file on the sources' file systems that some process has open for
-        writing.
+        """Marks files as changed: each file on the sources' file systems that some process has open
+        for writing.
 
         coming : a new source; if it is set, only the file system of this source is examined
         """
@@ -400,7 +400,7 @@ class Daemon:
 
     def _turn(self) -> bool:
         """Runs every part of the daemon once, each of them briefly. Returns whether there is more
-        to do at once."""
+        to do immediately."""
         self.shared.beat()
         if self._is_lost():
             return False
@@ -547,8 +547,8 @@ class Daemon:
         self._is_stopping = True
 
     def stop_now(self) -> None:
-        """Ends the loop from another thread. Unlike `stop_soon` it rings the doorbell, because no
-        signal interrupts the loop's sleep."""
+        """Ends the loop from another thread. In this case no signal interrupts the loop's sleep. So
+        this method rings the doorbell, unlike `stop_soon`."""
         self.stop_soon()
         self.wake()
 

@@ -77,7 +77,7 @@ def _staging(staging: Staging, readahead: ReadAhead) -> dict[str, Any] | None:
 def _source(scanner: Scanner, number: int, counts: Counts) -> dict[str, Any]:
     """Returns the status of one source.
 
-    counts : the number of the source's files, and their total size [bytes], by (state, reason)
+    counts : for each (state, reason), the number of the source's files and their total size [bytes]
     """
     source = scanner.sources[number]
     in_state: Counter[int] = Counter()
@@ -130,7 +130,7 @@ def status(
 ) -> dict[str, Any]:
     """Returns the answer to `status`.
 
-    told : the fields `plans`, `ranks` and `ahead` of the answer, which other modules have computed
+    told : the answer's fields `plans`, `ranks` and `ahead`, which other modules have computed
     why : for each configured tier, the reason why it is not used, or "" if it is used
     evicted : the number of copies that each tier has evicted, by tier number
     """

@@ -44,7 +44,7 @@ LEARNING_RATE = 0.1
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
-# An image's label, and its pixels, of the shape SHAPE.
+# An image: its label, and its pixels as an array of the shape SHAPE.
 Sample = tuple[int, Bytes]
 # The results of an epoch, as the module's docstring lists them.
 Record = dict[str, float]

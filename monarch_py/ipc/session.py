@@ -169,8 +169,8 @@ def hold(path: Path, config: Path | None = None) -> int:
 
 
 def last_config(path: Path) -> str:
-    """Returns the configuration of the daemon that held a lock file last; "" if the file names
-    none, or cannot be read."""
+    """Returns the configuration of the daemon that last held a lock file. Returns "" if the file
+    names no configuration, or cannot be read."""
     with suppress(OSError):
         return HeldError(os.fsdecode(path.read_bytes()[:SAID_BYTES])).config
     return ""
@@ -315,7 +315,7 @@ def link_session(config_file: Path, served: Path) -> None:
                 own.unlink()
         elif not (is_link and os.readlink(own) == other.name):
             private_directory(own.parent)
-            if own.exists() and not is_link:  # the session of tiers that `config_file` had before
+            if own.exists() and not is_link:  # `own` is the session of `config_file`'s old tiers
                 _remove_session(own, config_file)
             hidden = own.with_name(f".{own.name}.{os.getpid()}")
             hidden.symlink_to(other.name)

@@ -111,7 +111,7 @@ class Shares:
         return next(iter(self._noted()), None)
 
     def has_command(self) -> bool:
-        """Whether a recorded process other than this one still runs: a run, or a command that may
+        """Whether a recorded run or command still runs. This process does not count. A command may
         have outlived its run."""
         return any(each.pid != os.getpid() for each in self.commands())
 

@@ -54,8 +54,8 @@ class Peer:
         self._broken = 0  # number of failures since the start
         self._failed_ns = 0  # the time of the last report of a failure, on CLOCK_MONOTONIC
         self.last_failure = PeerStatus.OK
-        # The last failure. `_connect` reports it during a pause. Unlike `last_failure`, it does not
-        # become OK when another thread's exchange succeeds, because the pause then goes on.
+        # The last failure. `_connect` reports it during a pause. When another thread's exchange
+        # succeeds, `last_failure` becomes OK. This status does not, because the pause goes on.
         self._pause_status = PeerStatus.CUT
         self._handle: Any = ffi.new_handle(self)
         # The C struct of the peer, which the engine uses.

@@ -16,8 +16,8 @@ log = logging.getLogger("monarch.peers")
 
 # The time limit [s] for sending an answer.
 TELL_LIMIT_S = 5.0
-# At most this many answers are in progress at a time. While so many are in progress, a further
-# client that asks for an answer is disconnected.
+# The largest number of answers that are in progress at a time. While this many are in progress, a
+# further client that asks for an answer is disconnected.
 MOST_AT_A_TIME = 16
 # The longest answer [bytes] that is accepted.
 MOST_BYTES = 4 << 20

@@ -39,8 +39,8 @@ WAIT_LIMIT_S = 0.6
 # A client must have sent its proof within this time [s] after it has connected.
 GREETING_LIMIT_S = 1.0
 # The largest number of connections that are not authenticated yet. When this number is reached,
-# each new connection replaces the oldest of them, so that silent clients cannot keep other clients
-# out.
+# each new connection replaces the oldest unauthenticated one. So silent clients cannot keep other
+# clients out.
 MOST_STRANGERS = 256
 # The length of the kernel's accept queue. The queue is long, because all daemons of a large job
 # connect at once. If the queue has no room for a connection, the kernel drops the connection's

@@ -1,8 +1,8 @@
 """Finds the holder of each unit: the node that uses the unit most.
 
-The accesses of all nodes together do not fit into memory. So the units are processed in passes,
-each with as many units as fit into memory together with their accesses. Each pass draws the orders
-of all epochs again, to collect these accesses. No access is left out, so the result is exact.
+The accesses of all nodes together do not fit into memory. So the units are processed in passes. A
+pass takes as many units as fit into memory with all their accesses. It draws the orders of all
+epochs again, to collect these accesses. No access is left out, so the result is exact.
 """
 
 from collections.abc import Iterator

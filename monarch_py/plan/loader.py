@@ -128,8 +128,8 @@ class Loader:
 
     @property
     def rows_per_step(self) -> int:
-        """The number of rows for one step in the array that `rows` returns. This is the largest
-        number of samples that any rank may take in a step."""
+        """The number of rows that each step has in the array that `rows` returns. This is the
+        largest number of samples that any rank may take in a step."""
         return self._deal().most if self.split == "solar" else self.batch_size
 
     @property

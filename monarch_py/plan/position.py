@@ -163,8 +163,8 @@ class PositionEstimator:
         self.following: Run | None = None
         self._before: _Progress | None = None
         self._next: _Progress | None = None
-        # One element for each of the last accesses that fitted while the present run was ending:
-        # whether the access belonged to the next run.
+        # For each of the last accesses that fitted while the present run was ending: whether the
+        # access belonged to the next run.
         self._last: deque[bool] = deque(maxlen=RECENT)
         self._now = _Progress(run, place)
         self._verdicts: deque[Verdict] = deque()
@@ -271,9 +271,9 @@ class PositionEstimator:
         neighbouring run, (n,).
 
         alone : True if no job of another plan reads the same files. Then units of the previous run
-            are recognised only at the beginning of the current run. Otherwise hardly any evidence
-            would be left after a short previous run: most of its units lie near its end, so nearly
-            every unit of the current run was seen there a short time ago.
+            are recognised only at the beginning of the current run. Without this limit, hardly any
+            evidence would be left after a short previous run: most units of that run lie near its
+            end, so nearly every unit of the current run was seen there a short time ago.
         """
         again = np.zeros(len(units), dtype=bool)
         forgets = alone and self.front > self.run.window // 4
@@ -292,8 +292,8 @@ class PositionEstimator:
 
     @property
     def recent(self) -> Units:
-        """The units of the last observations, (n,). As many observations are included as are needed
-        for SEARCHED units; if they have fewer units in all, every observation is included."""
+        """The units of the last observations, (n,). Includes only the observations that are needed
+        for SEARCHED units, or every observation if all of them together have fewer units."""
         found: list[Units] = [NO_UNITS]
         for verdict in reversed(self._verdicts):
             found.append(verdict.units)
@@ -331,8 +331,8 @@ class PositionEstimator:
         return any(last.is_chance for last in self._evidence(self._least))
 
     def _evidence(self, accesses: int) -> list[Evidence]:
-        """Returns how well the last accesses fit. The evidence consists of as many of the last
-        observations as are needed for `accesses` accesses.
+        """Returns how well the last accesses fit. Examines the last observations, from the newest
+        back, until they contain at least `accesses` accesses.
 
         Returns one item for all units, and one item for only those units that are in the node's
         previous, current or next run. An item that proves nothing is left out. The list is empty if

@@ -36,8 +36,8 @@ from monarch_py.yaml_files.values import (
 
 T = TypeVar("T")
 
-# Maps each split that depends on the samples' holders to the keys that a part with this split may
-# have in addition.
+# For each split that depends on the samples' holders: the additional keys that a part with this
+# split may have.
 OF_SPLITS = {"local_first": ("quota",), "solar": ("quota", "cap", "least")}
 
 Seed = Annotated[int, Meta(ge=-MOST_NUMBER)]
@@ -301,7 +301,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _placed(spot: Spot, keys: type[Keys], make: Callable[[], T], key: str = "") -> T:
-    """Returns the result of `make`. If `make` raises a ConfigError, adds file and line to its text.
+    """Returns the result of `make`. Adds the file and the line to the text of a ConfigError.
 
     The line is the first of these that exists: the line of `key`, the line of the key with which
     the error's text begins, and the line of `spot`.

@@ -55,7 +55,7 @@ class EpochSchedule:
 
     def rows(self, per_step: int, rows: int) -> Int32s:
         """Returns the samples in the form of `Loader.rows`, (rows, ranks) int32. Each step takes
-        `per_step` rows; a rank with fewer samples is padded with NONE."""
+        `per_step` rows. If a rank has fewer samples in a step, its other elements are NONE."""
         sizes = np.diff(self.starts)
         assert sizes.max(initial=0) <= per_step, "a batch has no room in its rows"
         batch = np.repeat(np.arange(len(sizes)), sizes)

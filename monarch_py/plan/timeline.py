@@ -240,8 +240,9 @@ class Timeline:
         return found
 
     def sections(self, epoch: int = 0, batch: int = 0) -> Iterator[Section]:
-        """Yields the sections from `epoch` on, the first one from its batch `batch` on. Keeps only
-        one section at a time in memory. Raises ConfigError if there is no such epoch or batch."""
+        """Yields the sections from `epoch` on. The first section begins with its batch `batch`.
+        Keeps only one section at a time in memory. Raises ConfigError if there is no such epoch or
+        batch."""
         self._check_epoch(epoch)
         entered = self.position(epoch, batch) if batch else 0
         orders = {id(part): self._orders(part, epoch) for part in self.parts}

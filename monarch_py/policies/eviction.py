@@ -103,9 +103,9 @@ class LeastRecent:
             uses.into[at], uses.down[at] = self._push(file, sizes[at])
 
     def _push(self, file: int, size: int) -> tuple[int, int]:
-        """Puts a file into the fastest class that can hold it, as the most recently used. Files
-        pushed out of a class go to the next slower one. Returns the class that took the file, and
-        the slowest class that took any file; both are MISS if no class can hold the file."""
+        """Puts a file into the fastest class that can hold it, where it is the most recently used.
+        Files pushed out of a class go to the next slower one. Returns the class that took the file,
+        and the slowest class that took any file; both are MISS if no class can hold the file."""
         coming = [(file, size)]
         into = down = MISS
         for level in self._classes:
@@ -205,8 +205,9 @@ class FarthestUse:
         """Makes room for a file of `size` bytes, and pushes `key`, the file's entry, onto the heap.
 
         Evicts the files with the farthest next use until a class has enough room. Evicts only files
-        whose next use is farther than the use in `key`. If that frees too little room, changes
-        nothing. Returns the class that has the room, or MISS, and the evicted files."""
+        whose next use is farther than the use in `key`. If these evictions free too little room,
+        changes nothing. Returns the class that has the room (MISS if no class has it), and the
+        evicted files."""
         heap = self._heap
         at, victim = divmod(-heap[0], self._files)
         level = self._level[victim]

@@ -20,8 +20,8 @@ def group_shuffle(job: Job, group: int | None = None) -> Decision:
     in the other buffer. So samples are mixed within their group, and groups are mixed over the
     dataset. This mixes less than a full shuffle, but the file system sees nearly sequential reads.
 
-    group : the number of samples in a group; None for the largest number with which every node's
-        staging buffer has room for twice the bytes of the largest group
+    group : the number of samples in a group. None: the largest number with which two groups of the
+        largest size fit into every node's staging buffer
 
     Assumptions: the epoch's order of groups is divided among the nodes in equal contiguous runs, so
     that all samples are used once. If a group lies on the border of two nodes, each node reads the

@@ -20,8 +20,8 @@ ASKED = 2
 # Used instead of a tier's number if no plan has chosen a tier for the file.
 UNPLANNED = -2
 
-# The nodes that keep each file, the owner first, (files, ASKED) int32; NOBODY if there is no
-# further node.
+# The nodes that keep each file, (files, ASKED) int32. The owner comes first. NOBODY fills the
+# remaining places.
 Holders = npt.NDArray[np.int32]
 Number = TypeVar("Number", bound=np.generic)
 
@@ -76,8 +76,7 @@ class NodePolicy:
         return self.holders(ids)[:, 0]
 
     def holders(self, ids: Ints) -> Holders:
-        """Returns the nodes that keep each file, at most ASKED of them, the owner first,
-        (n, ASKED)."""
+        """Returns, for each file, at most ASKED nodes that keep it, the owner first, (n, ASKED)."""
         return _found(self._holders, ids, NOBODY)
 
     def owns(self, ids: Ints) -> Bools:
@@ -219,8 +218,8 @@ class NodePolicy:
         self._upcoming, self._distance = self._upcoming[left], self._distance[left]
 
     def lose(self, ids: Ints) -> None:
-        """Notes that the tiers have no room for these files after all. This changes only files for
-        which a plan has chosen a tier."""
+        """Notes that the tiers have no room for these files after all. Has no effect on files for
+        which no plan has chosen a tier."""
         self.planned[ids[self._tiers(ids) >= 0]] = NOWHERE
 
     def give_up(self, ids: Ints) -> None:

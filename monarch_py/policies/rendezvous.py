@@ -80,10 +80,10 @@ def next_nodes(keys: Keys, weights: Floats, node: int) -> Int32s:
 
 
 def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
-    """Returns the owner of each file, (files,) int32: the first node with room in the order of the
-    file's scores; PFS if no node has room. If a node does not have room for all files for which it
-    comes first, it takes them in ascending order of their keys, and skips those that do not fit.
-    The order of the files in the arrays does not matter.
+    """Returns the owner of each file, (files,) int32. The owner is the first node, in the order of
+    the file's scores, that has room for the file; PFS if no node has room. A node may come first
+    for more files than it has room for. It then takes them in ascending order of their keys, and
+    skips those that do not fit. The order of the files in the arrays does not matter.
 
     keys : (files,), all different;  sizes : (files,) [bytes];  quotas : (nodes,) [bytes]
     """
@@ -116,8 +116,8 @@ def owners(keys: Keys, sizes: Ints, quotas: Ints) -> Int32s:
 
 
 def second_copies(keys: Keys, sizes: Ints, owner: Ints, node: int, quota: int) -> Bools:
-    """Returns which files of other owners a node also keeps in the room that its own files leave,
-    (files,). The node then need not fetch these files in every epoch.
+    """Returns which files of other owners a node also keeps, (files,). These files take the room
+    that is left after the node's own files. The node then need not fetch them in every epoch.
 
     keys : (files,) hashes, all different;  sizes : (files,) [bytes]
     owner : (files,) the owner of each file;  quota : the node's quota [bytes]

@@ -27,8 +27,8 @@ NOTICED_S, PART = 0.1, 0.5
 
 @dataclass
 class Routing:
-    """The places that have files, as one node sees them at one moment. Each choice adds the file to
-    the queue of the chosen place, so that later choices consider the longer queue.
+    """The places that have files, as one node sees them at one moment. When a place is chosen for a
+    file, the file is added to the place's queue, so that later choices consider the longer queue.
 
     rate : a function of a place and the number of readers at this place; it returns the rate
         [bytes/s] that one of these readers gets, or None if the rate is unknown

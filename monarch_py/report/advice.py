@@ -133,7 +133,7 @@ def undisturbed_rate(run: Recorded) -> float:
 
 def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = None) -> Advice:
     """Returns the changes that, according to the simulator, would have saved at least 5 % of the
-    run's time. Adds the advice to use fewer readers if `_fewer_readers` yields it.
+    run's time. If `_fewer_readers` yields advice to use fewer readers, adds this advice.
 
     epochs : the number of epochs of the training; None if it is not known
     compute : the rate [bytes/s] at which the training reads if nothing delays it; None if it is not
@@ -154,8 +154,8 @@ def advise(run: Recorded, *, epochs: int | None = None, compute: float | None = 
 def _fewer_readers(
     run: Recorded, model: "_Model", now: _Machine, simulated: float
 ) -> Iterator[Change]:
-    """Yields the advice to use half as many readers, under two conditions. First, at least half of
-    the readers were waiting, on average. Second, the simulated run with half of the readers takes
+    """Yields the advice to halve the number of readers, under two conditions. First, on average, at
+    least half of the readers were waiting. Second, the simulated run with half of the readers takes
     at most 5 % longer."""
     half = now.readers // 2
     if not half or run.totals["wait_seconds"] / run.length < half:
@@ -167,8 +167,8 @@ def _fewer_readers(
 
 
 def saved(advice: Advice) -> list[list[str]]:
-    """Returns a row for each change: the change, the run's time with it, and the share of the time
-    that it saves."""
+    """Returns a row for each change: the change, the run's time with the change, and what share of
+    the time the change saves."""
     return [
         [c.what, f"{c.seconds:,.1f} s", percent(max(0.0, 1 - c.seconds / advice.simulated))]
         for c in advice.changes
@@ -263,7 +263,7 @@ class _Model:
         """Yields the change that raises the quota of the last tier, if the tier's file system has
         room for more copies.
 
-        size : how many bytes of copies a node needs room for
+        size : the total size of the copies for which a node needs room [bytes]
         """
         *others, last = now.tiers
         needed = size - sum(t.quota_bytes for t in others)

@@ -14,8 +14,8 @@ from monarch_py.report.rates import Report
 DASHBOARD = Path(__file__).parent / "dashboard.json"
 
 # The metrics that are made from `totals`. A row contains the metric's name, its help text, its
-# label, and a mapping from each value of the label to a field of `totals`. Without a label, both
-# the label and its only value are "".
+# label, and a mapping from each value of the label to a field of `totals`. If a metric has no
+# label, its label and the mapping's only key are "".
 TOTALS: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
     (
         "monarch_opens",

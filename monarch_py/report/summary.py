@@ -15,7 +15,7 @@ from monarch_py.util.units import GIB, MIB, counted, format_size
 WIDTH = 80
 # The column at which the text after a label begins.
 INDENT = 11
-# Matches the end of a number and its unit, which a line break must not separate.
+# Matches the end of a number, and the unit after it. No line break may separate the two.
 NUMBER = re.compile(r"(\d) ([KMGTPE]?i?B\b|%)")
 
 

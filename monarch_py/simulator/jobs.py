@@ -1,4 +1,4 @@
-"""Creates the `Job` of a scenario, which is the input of policies."""
+"""Creates a scenario's `Job`, which is the input of policies."""
 
 from functools import lru_cache
 from itertools import pairwise

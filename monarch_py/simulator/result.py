@@ -18,7 +18,7 @@ For each policy it contains times [s], numbers of bytes, and shares from 0 to 1:
                         ``pfs``. A sample counts once: at the place from which it reached the
                         staging buffer or the rank.
                         ``staging`` counts the samples that cost nothing: all samples under the
-                        policy `perfect`, and samples that arrived with a read of the same file for
+                        policy `perfect`, and samples whose file the node was already reading for
                         another sample
 ``reuse_hit_ratio``     the share of the dataset's bytes that an epoch reads from copies of earlier
                         epochs, on this node or another; mean over the epochs after the first. It

@@ -74,8 +74,8 @@ class Curve:
         numbers : how many threads or clients share the rate, 0 or more
         """
         known, rates = zip((0, 0.0), *sorted(self.points.items()), strict=True)
-        # For numbers above the last point, np.interp returns the last rate. The added point (0, 0)
-        # makes the rate proportional to the number below the first point.
+        # For numbers above the last point, np.interp returns the last rate. Below the first point,
+        # the added point (0, 0) makes the rate proportional to the number.
         return np.asarray(np.interp(np.asarray(numbers, np.float64), known, rates), np.float64)
 
 
@@ -138,9 +138,9 @@ class SizeDistribution(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors produces the same sizes, because scipy's ``norm.rvs``,
-        which it uses, draws the same numbers from the same state. All sizes are drawn at once. Then
-        each size outside [min, max] is drawn again. A constant distribution draws nothing.
+        The simulator of the NoPFS authors uses scipy's ``norm.rvs``, which draws the same numbers
+        from the same state. So that simulator produces the same sizes. All sizes are drawn at once.
+        Then each size outside [min, max] is drawn again. A constant distribution draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)
@@ -347,8 +347,8 @@ class Scenario(Keys):
 
     @property
     def batches_per_epoch(self) -> int:
-        """The number of batches in an epoch: the full batches, and a short last batch if samples
-        remain, unless drop_last is set."""
+        """The number of batches in an epoch. If samples remain after the full batches, they form a
+        short last batch, which counts unless drop_last is set."""
         whole, rest = divmod(self.dataset.files, self.global_batch)
         return whole + bool(rest and not self.drop_last)
 

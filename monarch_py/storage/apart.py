@@ -34,8 +34,8 @@ def make_apart(directory: Path) -> None:
     if os.path.lexists(directory):
         return
     spread_subdirectories(directory.parent)
-    # The directory is created under a random name, because ext4 chooses the group by the name. With
-    # a fixed name it would choose the same group again.
+    # ext4 chooses a directory's block group by the directory's name. With a fixed name, it would
+    # choose the same group again. So the directory is created under a random name.
     created = directory.with_name(f"{directory.name}.{secrets.token_hex(8)}")
     created.mkdir()
     try:

@@ -166,8 +166,8 @@ def read_given(node: yaml.Node, spot: Spot, keys: type[Keys]) -> dict[str, Any]:
 
 
 def all_declared(keys: type[Keys]) -> dict[str, Declared]:
-    """Returns the keys that a class declares, by name, and the keys of the mappings in its
-    GROUPS."""
+    """Returns all keys of a class, by name. These are the keys that the class declares, and the
+    keys of the mappings in its GROUPS."""
     found = dict(declared(keys))
     for group in keys.GROUPS.values():
         found |= declared(group)
@@ -209,8 +209,8 @@ def _read_entries(
     if not isinstance(node, yaml.MappingNode):
         raise spot.unfit(node, f"write 'key: value' with {use}")
     names = {alias: each.name for each in known.values() for alias in each.key.aliases}
-    # An ignored key may be written both inside a wrapper and outside, so the two keys get different
-    # spots. Otherwise the second key would count as a duplicate.
+    # An ignored key may be written twice, once inside a wrapper and once outside. The two keys get
+    # different spots, so that the second key does not count as a duplicate.
     names |= {name: f"{spot.key}.{name}" for name in place.IGNORED if spot.key}
     for written, here, value in _entries(node, spot, names):
         name = str(here.key_path[-1])

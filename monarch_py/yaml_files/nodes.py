@@ -12,8 +12,8 @@ NO_COLON = "could not find expected ':'"
 # The largest file that is read. A file that a user writes by hand is much smaller. The limit keeps
 # a large data file out of memory if the user names one by mistake.
 MAX_FILE_BYTES = 1 << 20
-# The largest number of characters of a key or a value that a message shows. A value may be as long
-# as a file.
+# A message shows at most this many characters of a key or a value. A value may be as long as a
+# file.
 MOST_SHOWN = 80
 
 
@@ -78,8 +78,8 @@ class Spot:
         return (*self.key_path, name) in self.document.spots
 
     def of(self, step: str | int) -> "Spot":
-        """Returns the spot of a key or an item of the value at this spot. If the key is missing,
-        returns a spot with the key's name and the line of this spot."""
+        """Returns the spot of a part of this spot's value: a mapping's key or a list's item. If the
+        key is missing, returns a spot with the key's name and the line of this spot."""
         key_path = (*self.key_path, step)
         return self.document.spots.get(key_path) or replace(
             self, key=self._joined(str(step)), key_path=key_path

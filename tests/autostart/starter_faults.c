@@ -226,8 +226,8 @@ static void send_to(int to, int fd) {
         die("sendmsg");
 }
 
-/* Adds two instructions to the filter: before each system call with this number, the kernel asks
- * the supervisor. Returns the new number of instructions. */
+/* Adds two instructions to the filter. They make the kernel ask the supervisor before each system
+ * call with this number. Returns the new number of instructions. */
 static unsigned short ask_before(int number, struct sock_filter *code, unsigned short n) {
     code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)number, 0, 1);
     code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_USER_NOTIF);
@@ -270,9 +270,9 @@ int main(int n, char **words) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, both) != 0)
         die("socketpair");
     program = getpid();
-    /* The supervisor is made by two forks, so that it is not a child of the program. It closes the
-     * ends of pipes that it inherits from the program, so that these pipes end when the program
-     * ends. */
+    /* The supervisor is made by two forks, so that it is not a child of the program. It closes its
+     * inherited ends of the program's pipes. So readers of these pipes see end-of-file when the
+     * program ends. */
     pid_t between = fork();
     if (between == 0 && fork() == 0) {
         int null = open("/dev/null", O_RDWR);

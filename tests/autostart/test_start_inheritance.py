@@ -128,8 +128,8 @@ def test_a_daemon_that_makes_copies_is_used(site: Started) -> None:
     assert not watch._is_used()
 
 
-# Name -> a command that runs the program. In `namespace`, the PID namespace ends with the program,
-# and then the kernel kills the daemon.
+# Name -> a command that runs the program. In the case `namespace`, the PID namespace ends when the
+# program ends, and then the kernel kills the daemon.
 FIRSTS = {
     "tini": ["tini", "-s", "--", "bash", "-c", '"$@" & wait $!', "bash"],
     "namespace": ["unshare", "--pid", "--fork", "--kill-child", "bash", "-c", '"$@"; true', "bash"],
@@ -156,7 +156,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         return site.starts() == count
 
     if first == "namespace":
-        # When the namespace ends, all processes in it are killed. This may include the starter,
+        # When the namespace ends, all processes in it are killed. This may kill the starter too,
         # even before the start is recorded.
         wait_until(lambda: is_started(1, "f00001", *prefix), what="the first start", every=0.2)
         wait_until(site.is_gone, what="the end of the namespace")
@@ -167,7 +167,7 @@ def test_the_first_process_ends_as_without_us(site: Started, files: Files, first
         site.wait_for_starts(1)
     daemon = site.daemon()
     adopting = {1, os.getpid()} | {parent.pid for parent in psutil.Process().parents()}
-    # The kernel releases a starter's lock a moment before it gives the starter's child away.
+    # The kernel releases a starter's lock a moment before the starter's child gets a new parent.
     wait_until(lambda: daemon.ppid() in adopting, what="the daemon's adoption")
     for process in psutil.process_iter(["status", "ppid"]):
         assert process.info["status"] != psutil.STATUS_ZOMBIE or process.info["ppid"] != os.getpid()

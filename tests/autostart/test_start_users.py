@@ -19,7 +19,7 @@ from support.users import ALICE, AlicesSession, as_user, install_for_all
 from monarch_py.native import LIBRARY
 
 HERE = Path(__file__).parent
-# struct vfs_cap_data with CAP_DAC_READ_SEARCH, effective.
+# A struct vfs_cap_data that makes CAP_DAC_READ_SEARCH effective.
 CAPABILITY = struct.pack("<5I", 0x02000001, 1 << 2, 0, 0, 0)
 
 open_place = pytest.fixture(users.open_place)
@@ -48,8 +48,8 @@ def alices(open_place: Path) -> Iterator[Started]:
 
 
 def as_site(session: Session) -> dict[str, str]:
-    """Makes the session's configuration a site's configuration, which names no source. Returns the
-    environment of a user who names the source in MONARCH_SOURCE."""
+    """Turns the session's configuration into a site's configuration, which names no source. Returns
+    the environment of a user who names the source in MONARCH_SOURCE."""
     lines = session.config.read_text().splitlines(keepends=True)
     at = lines.index("sources:\n")
     session.config.write_text("".join(lines[:at] + lines[at + 2 :]))

@@ -1,4 +1,4 @@
-"""Tests the catalog against a dict, with random batches of entries, and while the catalog grows."""
+"""Compares the catalog with a dict after random batches of entries, and tests it while it grows."""
 
 from __future__ import annotations
 

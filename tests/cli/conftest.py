@@ -17,8 +17,8 @@ from support.files import Files
 from support.session import Session, wait_until
 
 FILES = {"a": 70_000, "b": 20_000, "d/c": 5}
-# The number of files in the directory `many` beside `old_source`: one is empty, the others contain
-# 10 bytes each.
+# The number of files in the directory `many`, which is beside `old_source`. One file is empty, the
+# others contain 10 bytes each.
 MANY = 3000
 Factory = Callable[..., Session]
 

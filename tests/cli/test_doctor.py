@@ -513,7 +513,7 @@ def test_a_ram_tier_where_small_files_take_large_pages_is_a_warning(
 def test_a_source_that_may_not_be_read_is_a_problem(
     here: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The tests may run as root, and root may read everything.
+    # The tests may run as root, which may read everything, so os.access is replaced.
     monkeypatch.setattr(os, "access", lambda path, *_, **__: path != here.source)
     finding = found(here, "source")
     assert (finding.level, finding.found) == ("problem", f"{here.source} is not readable")

@@ -1,5 +1,5 @@
-"""`monarch report` and `monarch advise report`: for a real run whose readers are killed, for
-made-up runs, and for files that are not reports. The page of the real run is shown in a real
+"""Tests `monarch report` and `monarch advise report` on a real run whose readers are killed, on
+made-up runs, and on files that are not reports. The page of the real run is shown in a real
 browser."""
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def test_more_room(monarch: Monarch, tmp_path: Path) -> None:
 
 def test_no_more_than_there_is_room_for(monarch: Monarch, tmp_path: Path) -> None:
     """The advised quota fits into the tier's file system. The advised RAM tier takes at most half
-    of the free memory, measured when the free memory was lowest."""
+    of the memory that was free throughout the run."""
     report = made_report(epochs=4, share=0.5, rooms=[80 * 10**6])
     history = report["history"]["memory_bytes"]
     history[len(history) // 2] = 20 * MIB

@@ -58,7 +58,7 @@ def test_a_job_that_has_ended_holds_no_daemon(site: SiteSession) -> None:
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon stays, because job night-1 uses the daemon too; ")
     note = site.paths.path / "jobs" / "night-1"
-    # A job whose note is old, and that has no process left, does not keep the daemon running.
+    # A job with an old note and without a process does not keep the daemon running.
     os.utime(note, (0, 0))
     done = site.command_line("stop", MONARCH_JOB="night-2")
     assert done.stdout.startswith("the daemon has stopped ")

@@ -351,7 +351,7 @@ def test_files_that_were_replaced_at_the_source(session: Session, source: Path) 
     assert warm(session).stdout.startswith("4 files ")
     assert read_all(session, source) == read_all(session, source, preload=False)
     (source / "fresh").write_text("another b")
-    os.replace(source / "fresh", source / "b")  # by another file
+    os.replace(source / "fresh", source / "b")  # replaces `b` with another file
     (source / "d/c").write_text("other")  # written in place; the size stays the same
     (source / "d/e").unlink()
     done = warm(session)

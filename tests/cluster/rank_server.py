@@ -127,7 +127,7 @@ def _run_to_its_end(words: Sequence[str]) -> None:
     except SystemExit as ended:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # A handler of exit(3), installed by MPI, tells mpiexec that the rank ends.
+        # exit(3) calls a handler of MPI, which tells mpiexec that the rank ends.
         ctypes.CDLL(None).exit(ended.code)
 
 

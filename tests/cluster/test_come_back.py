@@ -1,5 +1,5 @@
-"""One of several daemons has died. If the same `start` command is run again, it starts this daemon
-again, and the daemon rejoins those that still serve."""
+"""After one of several daemons has died, a second run of the same `start` command starts this
+daemon again. The daemon then rejoins the daemons that still serve."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.session import wait_until
 
 VICTIM = 1
 # The number of daemons in tests that kill one daemon and need only one other daemon. It is small,
-# because each rank of a start takes a second of CPU time.
+# because a start takes a second of CPU time for each rank.
 FEW = sized(2, 3)
 
 
@@ -92,9 +92,9 @@ def serve_together(local: Local) -> None:
 
 
 def read_all(local: Local, rank: int, tree: Path) -> int:
-    """Reads every file in a program that this rank's daemon serves, and checks that the files have
-    the same checksums as without Monarch. Returns how many bytes this rank's daemon has received
-    from the other daemons so far."""
+    """Runs a program that this rank's daemon serves and that reads every file. Checks that the
+    files have the same checksums as without Monarch. Returns how many bytes this rank's daemon has
+    received from the other daemons so far."""
     files = sorted(path for path in tree.rglob("*") if path.is_file())
     done = local.monarch("run", "-q", "-c", local.file(rank), "--", "sha256sum", *files)
     plain = subprocess.run(["sha256sum", *files], capture_output=True, text=True, check=True)

@@ -123,7 +123,7 @@ def test_serve_ends_with_its_daemon_and_the_daemon_with_it(
                     process.send_signal(signal.SIGTERM)
                     process.wait(30)
                 else:
-                    # Kill the processes that wait for the daemons, not mpiexec.
+                    # Kill only the processes that wait for the daemons. Do not kill mpiexec.
                     for daemon in daemons:
                         parent = daemon.parent()
                         assert parent is not None

@@ -210,8 +210,8 @@ def test_a_daemon_in_a_container_is_stopped(
     session_factory: Callable[..., Session], files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`monarch sweep --stop` stops a daemon in another PID namespace, although the process ID in
-    the daemon's lock is not valid in the test's namespace. `sweep` cannot end such a daemon if it
-    is suspended, and reports this."""
+    the daemon's lock is not valid in the test's namespace. If such a daemon is suspended, `sweep`
+    cannot end it, and reports this."""
     monkeypatch.setattr(sweep, "STOP_LIMIT_S", 2.0)
     monkeypatch.setattr(connection, "ANSWER_LIMIT_S", 1.0)
     container = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]

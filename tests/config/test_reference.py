@@ -1,4 +1,5 @@
-"""The pages' tables and the JSON schema, which are generated from the declaration of the keys."""
+"""Tests the tables of the documentation's pages, and the JSON schema. Both are generated from the
+declaration of the keys."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_every_key_has_a_meaning(kind: type[Keys]) -> None:
 
 
 def by_example(page: str) -> list[str]:
-    """Returns the page's YAML examples from the section that shows every key."""
+    """Returns the YAML examples from one section of the page: the section that shows every key."""
     section = (DOCS / page).read_text().partition(f"<!-- example: {page} -->")[2]
     return re.findall(r"^```yaml\n(.*?)^```", section.partition("\n## ")[0], re.M | re.S)
 

@@ -71,7 +71,7 @@ def load_tests(*args):
 def plant(root: Path, others: bool) -> None:
     """Copies the interpreter's regression tests to lib/test below `root`.
 
-    others : whether to copy not only the tests in FAST, but all tests
+    others : whether to copy all tests instead of only those in FAST
     """
     spec = find_spec("test.regrtest")
     # Every Python has the package `test`, but a Linux distribution may have moved most of its

@@ -4,8 +4,8 @@
  *     change OPERATION HERE OUTSIDE
  *
  * HERE holds the files f, g, d/x, d/y and e/x, the hard link `hard` to f, and the symbolic link
- * to_f -> f. OUTSIDE holds the file new and the symbolic link into -> HERE/f. The program prints
- * what each call returned. The output must be the same with and without the library. */
+ * `to_f` to f. OUTSIDE holds the file `new`, and the symbolic link `into` to HERE/f. The program
+ * prints what each call returned. The output must be the same with and without the library. */
 #include "change.h"
 
 const char *here, *outside;

@@ -176,7 +176,7 @@ static int do_op(int i, int to) {
     case 'f':
         look(i, fd);
         break;
-    case 'k': /* number of following operations that a child performs */
+    case 'k': /* its operand: how many of the following operations a child performs */
         last = i + 1 + (int)n[0] < to ? i + 1 + (int)n[0] : to;
         tell(i, in_child(i + 1, last));
         return last - i - 1;

@@ -19,9 +19,9 @@ static int only_reads(const struct call *call) {
 /* --- errno -------------------------------------------------------------------------------------
  */
 
-/* Tries each call on these names, in this order: a file with a copy; a file without a copy (for
- * each trial, another one of 100 such files); a file that the catalog does not list; a file that
- * the configuration excludes from copying; a link; three names that do not exist. */
+/* Tries each call on these names, in this order: a file with a copy; a file without a copy (a
+ * different one of 100 such files in each trial); a file that the catalog does not list; a file
+ * that the configuration excludes from copying; a link; three names that do not exist. */
 static void op_errno(void) {
     static const char *const names[] = {"f", "", "late", "f.skip", "to_f", "no", "no/f", "f/f"};
     int cold = 0;
@@ -129,8 +129,8 @@ static void wrong_path(const char *what, int dir, const char *path,
 
 static int is_at(const struct call *call) { return call->at; }
 static int only_changes(const struct call *call) {
-    /* fopen for writing counts as a change, too. The library sees in the mode that the stream will
-     * write, and so does not look the file up before the call. */
+    /* fopen for writing counts as a change, too. The mode tells the library that the stream will
+     * write, so the library does not look the file up before the call. */
     return call->kind >= CHANGES && call->kind != ENTERS;
 }
 

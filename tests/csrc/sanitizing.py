@@ -41,9 +41,9 @@ REPORT = re.compile(r"SUMMARY:|runtime error:|(ERROR|WARNING|FATAL): \w+Sanitize
 # A program that hangs is killed after this time [s], so that its test fails well before the test's
 # own time limit.
 RUN_LIMIT_S = 150
-# The flags for all files of csrc. All programs of a sanitizer share the object files. -O0: a
-# sanitizer adds so much code that optimization would take more time than it saves when the programs
-# run.
+# The flags for all files of csrc. All programs of a sanitizer share the object files. The files are
+# compiled with -O0: a sanitizer adds so much code that optimization would take more time than it
+# saves when the programs run.
 CSRC_FLAGS = [
     "-O0",
     "-g1",

@@ -35,7 +35,7 @@ struct known {
     int is_begun, in_use;
     uint64_t arrived;
     uint64_t turn; /* when the fill began, or when a unit of it was last filled ahead */
-    uint64_t next; /* the unit after the unit that was last demanded or filled ahead */
+    uint64_t next; /* 1 + the unit that was last demanded or filled ahead */
     uint64_t done, block;
 };
 struct held {

@@ -198,7 +198,7 @@ static void look_up(const struct monarch_catalog *c, uint64_t *rng) {
     else if (MONARCH_WORD_STATE(word) == MONARCH_ABSENT)
         monarch_set_bit(&clients->wanted, id);
     /* Files that change are looked up too. Their attributes are not checked, because this thread
-     * cannot know the right ones. */
+     * cannot know which attributes are right. */
     snprintf(odd, sizeof odd, "%s/d%02u/../moving%u", root_path, d, k % MOVING);
     monarch_resolve(&control, c, clients, "/", odd, 1, &place);
     CHECK(place.entry != id);
@@ -360,8 +360,8 @@ static void ask_about_all(int kind) {
             submit(kind, id, 0, MONARCH_WORD_COPY(word_of(id)));
 }
 
-/* Computes the sums of some files by their paths. Then requests huge pages for a large segment, if
- * the machine has huge pages. */
+/* Lets monarch_sum_file compute the sums of some files. Then requests huge pages for a large
+ * segment, if the machine has huge pages. */
 static void sum_and_collapse(void) {
     char path[PATH_BYTES];
     for (uint64_t id = 0; id < catalog->count; id += 20)

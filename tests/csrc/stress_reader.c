@@ -111,8 +111,8 @@ static void read_mapped(int fd, unsigned k) {
     CHECK(munmap(map, (size + 4095) / 4096 * 4096) == 0);
 }
 
-/* Opens the descriptor's file again, through the descriptor's name in /proc. If it is a descriptor
- * of a copy, this name leads to the copy. */
+/* Opens the descriptor's file again, through the descriptor's name in /proc. The name of a copy's
+ * descriptor leads to the copy. */
 static int open_again(int fd, unsigned k) {
     char path[32];
     struct stat st;

@@ -1,6 +1,6 @@
-/* Does with random paths and with damaged shared memory what clients do with ordinary ones. Every
- * block is allocated with its exact size, so that a sanitizer sees an access even to the first byte
- * after the block.
+/* Does what clients do, but with random paths and with damaged shared memory. Every block is
+ * allocated with its exact size, so that a sanitizer sees an access even to the first byte after
+ * the block.
  *
  *   paths ROOT SEED      makes a tree at ROOT, and resolves odd paths in it as the kernel does
  *   hashes ROOT SEED     hashes blocks of all sizes, whole and in pieces

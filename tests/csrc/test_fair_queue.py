@@ -78,10 +78,10 @@ def test_as_long_as_somebody_waits_somebody_is_served(
 def test_nobody_waits_for_ever(case: tuple[Shares, list[int], list[int], list[int]]) -> None:
     """Every reader is served again within a bounded number of rounds.
 
-    The bound follows from three facts. First, between two turns of a rank, another rank gets at
-    most one turn more than the ratio of the two ranks' shares. Second, the readers of a rank are
-    served one after the other. Third, in one pass over all slots, the search serves each reader
-    without a rank once, and gives all other turns to ranks.
+    The bound follows from three facts. First, between two turns of rank A, rank B gets at most
+    (share of B) / (share of A) + 1 turns. Second, the readers of a rank are served one after the
+    other. Third, in one pass over all slots, the search serves each reader without a rank once, and
+    gives all other turns to ranks.
     """
     shares, ranks, places, since = case
     members = Counter(rank for rank in ranks if rank in shares)

@@ -270,8 +270,8 @@ def call(s: State, i: int, broken: Broken) -> Iterator[Step]:
     elif t.at == "before_fork":
         yield "before_fork", to(s._replace(forking=s.forking + 1), "wait_opened")
     elif t.at == "wait_opened":
-        # A fork waits while the helper has the copy open, but only for a limited time. If the fork
-        # then goes on, its child may inherit the helper's descriptor.
+        # A fork waits while the helper has the copy open, but only for a limited time. If the copy
+        # is still open then, the fork goes on, and its child may inherit the helper's descriptor.
         if not s.opened:
             yield "wait_opened", to(s, "forks")
         else:
@@ -355,8 +355,8 @@ def helper(s: State, broken: Broken) -> Iterator[Step]:
     elif at == "open":
         if s.forking:
             yield "open", s._replace(helper="close")
-            # The helper waits only for a bounded time: if a signal handler has left fork with
-            # longjmp, the end of the fork is never reported.
+            # The helper waits for the end of the fork only for a bounded time, because the end is
+            # never reported if a signal handler has left fork with longjmp.
             yield "expired", s._replace(helper="take", disturbed=True)
         else:
             yield "open", s._replace(helper="take")
@@ -592,7 +592,8 @@ def test_a_planted_error_is_found(
 
 
 def test_what_remains() -> None:
-    """The library does not see a raw munmap. If it comes between the helper's check of a mapping
-    and the replacement, the wrong memory is replaced. This race is known and documented."""
+    """The library does not see a raw munmap. If such a call comes between the helper's check of a
+    mapping and the mapping's replacement, the wrong memory is replaced. This race is known and
+    documented."""
     with pytest.raises(WrongError, match="is replaced"):
         explore(("A", "raw_munmap 0"), broken=Broken(raw_any_time=True))

@@ -143,7 +143,7 @@ def any_path(draw: st.DrawFn) -> tuple[str, str]:
 
 
 def spell(tree: Tree, start: str, rest: str, base: int) -> tuple[bytes, bytes]:
-    """Returns the path and, if it is relative, its working directory."""
+    """Returns the path and, if the path is relative, the working directory to resolve it in."""
     prefix = {
         "root": tree.root,
         "alias": tree.alias,

@@ -46,8 +46,8 @@ NO_HITS = {
     "no_path",
     "stat_without_rights",
 }
-# If a process has its own mount namespace, the library may leave all its reads to the source. So
-# these cases may get copies or none.
+# The library may leave all reads of a process with its own mount namespace to the source. So these
+# cases may read copies or none.
 ANY_HITS = {"mount_after_a_look", "setns"}
 ENDS = {"stopped": Session.stop, "killed": Session.kill}
 # Cases that also run in two other states of the library: after its daemon has ended, and while the

@@ -91,7 +91,7 @@ FILES, NEW_FILES = draws.sized((400, 80), (1500, 150))
 # The readers' pause after each file [us]. It leaves processor time to the daemon. With --long, the
 # readers do not pause.
 PAUSE_US = draws.sized(1000, 0)
-# how often copies are dropped, and how often the daemon is killed
+# how many times copies are dropped, and how many times the daemon is killed
 FORGOTTEN, KILLED = draws.sized((1, 1), (3, 2))
 SOME = draws.sized(100, 200)  # number of files that are read before the test goes on
 MAPPING_S = draws.sized(1.0, 3.0)

@@ -14,7 +14,7 @@ NUMBERED = (200, 50_000)
 
 
 def add_tree(files: Files) -> Files:
-    """Directories c0, c1, ... of MANY files each."""
+    """Adds directories c0, c1, ... with MANY files each."""
     for directory in range(DIRECTORIES):
         files.add_many(MANY, SIZE, f"c{directory}/f")
     return files

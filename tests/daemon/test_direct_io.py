@@ -112,7 +112,7 @@ def test_a_file_that_a_program_has_read_is_not_read_again(
 def test_files_that_became_shorter_do_not_end_it(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """Some files have become shorter since the scan. When it reads such a file, the daemon notices
+    """Some files have become shorter since the scan. When the daemon reads such a file, it notices
     that the file ends early. It does not mistake this for a failure of O_DIRECT, and still reads
     the other files with O_DIRECT."""
     source = slow_factory(keep_pages=True, attr_timeout=60)

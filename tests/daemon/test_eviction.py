@@ -256,7 +256,7 @@ def test_a_daemon_that_is_killed_while_it_evicts(make: Make) -> None:
     assert training.tier["used_bytes"] <= training.tier["quota_bytes"]
     now = copies_in(session)
     assert len(set(map(int, now)) & set(training.orders[-1])) >= HALF - 3 * WINDOW
-    # The numbers of the second daemon's copies are all higher than those of the first daemon's.
+    # All copies of the second daemon have higher numbers than the copies of the first daemon.
     new = {int(path.name, 16) for path in set(now.values()) - set(before.values())}
     assert min(new) > max(int(path.name, 16) for path in before.values())
     assert_quiet(session)

@@ -1,5 +1,5 @@
-"""Fast sources: reading a small file from them takes less time than waiting for its copy. Examples
-are local disks, and sources whose files are in the page cache."""
+"""A source is fast if reading a small file from it takes less time than waiting for the file's
+copy. Examples of fast sources are local disks, and sources whose files are in the page cache."""
 
 from __future__ import annotations
 

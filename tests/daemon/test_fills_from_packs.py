@@ -107,8 +107,8 @@ def copies(session: Session, site: Site) -> dict[str, bytes]:
 
 
 def from_pack(session: Session, site: Site) -> list[str]:
-    """Returns the names of the files whose copies have the pack's content. All other copies must
-    have the present content of their files."""
+    """Returns the names of the files whose copies have the pack's content. Every other copy must
+    have the content that its file has now."""
     found = copies(session, site)
     for name, content in found.items():
         assert content in (site.original(name), site.files.path(name).read_bytes()), name

@@ -1,5 +1,5 @@
-"""Fills that the engine orders on its own between two turns of the daemon's loop, within the room
-that the loop has granted it."""
+"""Tests fills that the engine orders on its own between two turns of the daemon's loop. The fills
+stay within the room that the loop has granted to the engine."""
 
 from __future__ import annotations
 

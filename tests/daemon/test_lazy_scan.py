@@ -151,7 +151,7 @@ def test_directories_that_are_read_make_known_what_lies_beside_them(
 ) -> None:
     session = lazy(session_factory, tree.root)
     first = [of(tree, f"c{i}/")[0] for i in range(NAMES)]
-    read(session, *first)  # one file of a directory does not make the scan list the directory
+    read(session, *first)  # reading one file does not make the scan list the file's directory
     wait_until(lambda: present(session) == NAMES, what="copies")
     session.wait_idle()
     assert known(session) == {str(path.relative_to(tree.root)) for path in first}
@@ -314,7 +314,7 @@ def test_copies_of_earlier_sessions_serve_when_their_files_are_asked_for(
     read(session, *of(tree, "c1/"))
     wait_until(lambda: present(session) == MANY, what="copies of the earlier session")
     assert session.totals()["source_bytes_read_by_fills"] == before
-    session.stop()  # copies of files that nobody has asked for are kept
+    session.stop()  # the daemon also keeps copies of files that nobody has asked for
     session.start()
     warm(session)
     assert session.totals()["source_bytes_read_by_fills"] == (DIRECTORIES - 2) * MANY * SIZE

@@ -22,7 +22,7 @@ from monarch_py.native import lib
 
 # The daemon's loop sleeps for less than this time [s] while there is work, and for more otherwise.
 LONG = 0.6
-# A duration of an open [ns] that shows that programs wait for the source.
+# An open that takes this long [ns] shows that programs wait for the source.
 SLOW_NS = 5_000_000
 
 
@@ -96,7 +96,7 @@ def test_the_loop_rests_until_its_next_iteration_is_needed(
         (math.inf, 0, 9, False, True),  # all files are ordered
         (math.inf, 100, 50, True, True),  # the remaining 50 orders suffice for the second rest
         (math.inf, 100, 51, True, False),
-        (0.1, 0, 0, False, True),  # the names last exactly for both rests
+        (0.1, 0, 0, False, True),  # the scan's files suffice for exactly both rests
         (0.09, 100, 0, False, False),
     ],
 )
@@ -110,7 +110,7 @@ def test_the_loop_rests_on_while_the_engine_has_work(
 def make_daemon(
     monkeypatch: pytest.MonkeyPatch, session_factory: Callable[..., Session], tmp_path: Path
 ) -> Iterator[Callable[..., Daemon]]:
-    """Makes a daemon in this process, whose loop does not run."""
+    """Makes daemons in this process. Their loops do not run."""
     root = tmp_path / "source"
     make_files(root, 3, 100)
     with ExitStack() as stack:
@@ -127,8 +127,8 @@ def make_daemon(
 
 
 def count(daemon: Daemon, **opened: int) -> None:
-    """Counts files as opened, as the library does. Each key of `opened` is the name of a
-    counter."""
+    """Adds each value of `opened` to the counter that its key names, as the library does when it
+    counts opened files."""
     for counter, number in opened.items():
         daemon.shared._stats[0, COUNTERS.index(counter)] += number
 
@@ -164,7 +164,7 @@ def test_the_loop_rests_longer_while_programs_open_only_copies(
 
     if is_long:
         assert rest_s() >= REST_BACK * 0.001
-    else:  # a rest lasts longer if the processors are busy, so the shortest of several counts
+    else:  # busy processors make a rest longer, so only the shortest of the rests is judged
         assert min(rest_s() for _ in range(5)) < REST_BACK * 0.001
 
 

@@ -118,9 +118,9 @@ def test_who_misses_more_has_more_turns() -> None:
             node.read(rank, 10, 2 * rank)
         node.step()
     assert node.share_of == pytest.approx({0: 0.1, 1: 0.2, 2: 0.3, 3: 0.4})
-    # The engine is told the ranks' shares only when a share has changed, which here happens only
-    # once. A rank that has read nothing gets the mean of the shares of the ranks that have read
-    # something.
+    # The engine is told the ranks' shares only when a share has changed. In this test, it is told
+    # only once. A rank that has read nothing gets the mean of the shares of the ranks that have
+    # read something.
     (shares,) = node.told
     assert set(shares) == set(range(1, lib.MONARCH_RANKS))
     assert shares[5] == round(np.mean([shares[rank] for rank in range(1, 5)]))

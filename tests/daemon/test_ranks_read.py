@@ -1,5 +1,5 @@
-"""The ranks of a node share the rate of the source. A rank that finds no copies for twice as many
-bytes as another rank gets twice that rank's rate."""
+"""The ranks of a node share the rate of the source. A rank gets twice the rate of another rank if
+it finds no copies for twice as many bytes."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_who_misses_more_has_more_filled_ahead(
         wait_until(are_filled, what="both copies")
     finally:
         source.latency(read=0)
-    if is_on:  # of eight units, the second rank gets seven
+    if is_on:  # of every eight units, seven are filled for the second rank
         assert lead >= units / 2
     else:
         assert lead <= 4
@@ -332,8 +332,8 @@ NOT_NUMBERED: list[dict[str, str]] = [
     {"LOCAL_RANK": "1x"},
     {"LOCAL_RANK": "99999999999999999999", "SLURM_LOCALID": "3"},
 ]
-# Reads by a rank's worker processes count as reads by the rank. One worker is forked, and another
-# one runs a different program.
+# Reads by a rank's worker processes count as reads by the rank. One worker is forked, and the other
+# worker runs a different program.
 READ = """
 import os, subprocess, sys
 own, forked, program = sys.argv[1:]

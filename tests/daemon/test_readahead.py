@@ -86,7 +86,7 @@ def follow(session: Session) -> None:
 
 
 def fill(session: Session) -> dict[int, Path]:
-    """Makes copies of all files and stops the daemon. Returns the copies by the files' numbers."""
+    """Makes copies of all files and stops the daemon. Returns a dict: file number -> its copy."""
     follow(session)
     copies = wait_recorded(session, FILES)
     session.stop()

@@ -131,7 +131,7 @@ def test_a_file_up_to_the_sure_size_never_comes_from_the_source(
     for readers in (1, 2, 4, 8, 16):
         site.measured(PEER + 1, rate_mb * MB, readers)
     site.queue = queue
-    site.choice()  # asks the node, so that the next choice need not ask it as a trial
+    site.choice()  # This tries the node, so that the next choice need not try it.
     if size <= site.places.sure_bytes():
         assert site.choice(size=size) == [PEER + HAS_IT]
     elif size > 2 * site.places.sure_bytes() and size <= site.block_bytes:

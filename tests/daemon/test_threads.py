@@ -1,4 +1,5 @@
-"""No more copying threads run than are needed, and idle threads hold no memory for buffers."""
+"""The daemon runs no more copying threads than it needs, and idle threads hold no memory for
+buffers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from monarch_py.daemon.copies.concurrency import FIRST
 from monarch_py.demo.slowsource import SlowSource
 
 Factory = Callable[..., Session]
-MANY = 48  # fewer than the requests that the source serves at a time
+MANY = 48  # less than the number of requests that the source serves at a time
 
 
 def process_of(session: Session) -> psutil.Process:

@@ -1,5 +1,5 @@
-"""The daemon follows plans: from the files that programs open, it finds the job's position,
-although workers read ahead. The daemon drops a wrong plan, and keeps a right one."""
+"""The daemon follows plans. It finds the job's position from the files that programs open, although
+workers read ahead. It drops a wrong plan, and keeps a right one."""
 
 from __future__ import annotations
 

@@ -151,8 +151,8 @@ def test_what_another_user_makes_is_that_users(source: SlowSource) -> None:
     script = "echo x > f && mkdir d && ln -s f s && echo y > group/f && ! cat private 2>/dev/null"
     subprocess.run(
         ["sh", "-c", f"umask 027; {script}"],
-        # The child process enters its working directory before it changes its user, because other
-        # users may not enter pytest's directories.
+        # The child process enters its working directory before it changes its user. Afterwards it
+        # could not, because other users may not enter pytest's directories.
         cwd=source.mountpoint,
         user=nobody.pw_uid,
         group=nobody.pw_gid,

@@ -12,8 +12,8 @@
 int hold(int call, long argument, int nth, void (*first)(void), void (*second)(void));
 
 /* Runs `first` in a thread. Whenever this thread is about to make the system call `call` with
- * `argument` as its first argument, the calling thread runs `meanwhile`, and only then lets the
- * system call continue. Returns the number of these calls when `first` has returned. */
+ * `argument` as its first argument, the caller of hold_each runs `meanwhile`, and only then lets
+ * the system call continue. After `first` has returned, returns the number of these calls. */
 int hold_each(int call, long argument, void (*first)(void), void (*meanwhile)(void));
 
 /* If `holds` is 0, ends the program with a message. */

@@ -71,8 +71,8 @@ static void start_writer(char **argv) {
     must(read(out[0], &byte, 1) == 1, "the writer");
 }
 
-/* Returns whether a thread of this process waits for a lock. If the process has the ID 1234,
- * /proc/locks then has the line "1: -> POSIX  ADVISORY  READ 1234 ...". */
+/* Returns whether a thread of this process waits for a lock. While a thread of process 1234 waits,
+ * /proc/locks has the line "1: -> POSIX  ADVISORY  READ 1234 ...". */
 static int is_waiting(void) {
     char line[256], mine[32];
     int found = 0;

@@ -3,9 +3,10 @@
  *
  *   map_under_way WHAT FILE OTHER
  *
- * A thread maps FILE. When this thread waits, or has mapped FILE, the main thread closes the
- * descriptor or, if WHAT is dup2, puts OTHER on the descriptor's number. Prints on standard error
- * whether mmap waited, and on standard output the first mapped bytes as hexadecimal digits.
+ * A thread maps FILE. When this thread waits, or has mapped FILE, the main thread acts: if WHAT is
+ * dup2, it makes the descriptor's number refer to OTHER; otherwise it closes the descriptor. The
+ * program prints on standard error whether mmap waited, and on standard output the first mapped
+ * bytes as hexadecimal digits.
  */
 #include <fcntl.h>
 #include <pthread.h>

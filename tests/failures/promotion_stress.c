@@ -188,11 +188,11 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     ssize_t r = read_range(fd, (unsigned)k, rng, words, &at, &n);
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
-    /* If another thread has closed the number, the read fails with EBADF. The library may also have
-     * opened something for itself on this number. Then the read fails with ESPIPE if this is a
-     * socket, and with EISDIR if it is a directory of /proc. If it is a file of /proc, the read may
-     * fail with ENOENT or ESRCH. A file of the library, such as the catalog, contains no bytes of
-     * this program's files. If another file is open on the number and ends before `at`, the read
+    /* If another thread has closed the descriptor, the read fails with EBADF. The library may also
+     * have opened a file or socket of its own on this number. Then the read fails with ESPIPE for a
+     * socket, and with EISDIR for a directory of /proc. For a file of /proc, the read may fail with
+     * ENOENT or ESRCH. A file of the library, such as the catalog, contains no bytes of this
+     * program's files. If another file is open on the number and ends before `at`, the read
      * returns 0. */
     static const int expected[] = {EBADF, ESPIPE, EISDIR, ENOENT, ESRCH};
     int is_expected = r >= 0;
@@ -234,8 +234,8 @@ static void leave(int fd, uint64_t *rng) {
 }
 
 /* Opens a file, and checks it while no other thread uses its descriptor. Then puts the file into
- * the slot, for all threads: either the slot gets the new number and the old one is closed, or dup2
- * puts the new file on the old number. */
+ * the slot, where all threads can use it. Either the slot gets the new descriptor, and the old
+ * descriptor is closed; or dup2 puts the new file on the old descriptor's number. */
 static void replace(struct slot *s, uint64_t *rng) {
     unsigned k = some_file(rng);
     int fd = open_file(k);

@@ -60,7 +60,7 @@ def slowed(source: SlowSource, moment: Callable[[Session], None]) -> Iterator[No
     if moment is moment_in_a_fill:
         source.rate(8 * MIB)
     elif moment is moment_before_scan_ends:
-        source.latency(getattr=0.25)  # the scan takes 20 s, the reader's first file 1 to 2 s
+        source.latency(getattr=0.25)  # the scan takes 20 s; the reader's first file takes 1 to 2 s
     yield
     source.rate(0)
     source.latency(getattr=0)
@@ -88,7 +88,7 @@ def files(source: SlowSource) -> Files:
 
 
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
-# The cases that run with --long: each of MOMENTS, with a persistent tier and with one that is not.
+# The cases that run with --long: each of MOMENTS, with a persistent and a non-persistent tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
 # The cases that run without --long. `moment_present` is not among them, because in every run a test
 # below and test_many_daemons.py kill a daemon when all copies are present.

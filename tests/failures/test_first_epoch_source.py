@@ -235,9 +235,10 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     def is_new() -> bool:
         return session.python(READ_ALL, source.mountpoint / "1") == digest(new) + "\n"
 
-    # If a program writes slowly enough, the daemon may find the same attributes before and after it
-    # makes a copy, although the copy is a mixture. On a persistent tier, the daemon compares the
-    # file with the copy once more when the file is two seconds old.
+    # A copy may be a mixture of old and new content, although the daemon finds the same attributes
+    # before and after it makes the copy. This can happen if a program writes slowly enough. On a
+    # persistent tier, the daemon compares the file with the copy once more when the file is two
+    # seconds old.
     wait_until(is_new, timeout=8, what="the new content", every=0.2)
     session.wait_idle()
     assert is_new()
@@ -246,8 +247,8 @@ def test_a_file_is_changed_in_the_middle_of_its_fill(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# A persistent tier is tested only with --long, because on such a tier the daemon always compares
-# the copy with the file once more.
+# On a persistent tier, the daemon always compares the copy with the file once more. So such a tier
+# is tested only with --long.
 @pytest.mark.parametrize("persistent", cases([False, True], [False]), ids=["lost", "kept"])
 def test_a_file_that_is_still_being_written_is_not_believed_for_long(
     session_factory: Factory, source: SlowSource, tmp_path: Path, persistent: bool

@@ -97,7 +97,7 @@ def test_a_process_without_the_group_gets_what_the_kernel_gives(site: Site) -> N
 
 
 def is_served(site: Site, groups: list[int]) -> bool:
-    """Returns whether a process with these groups that opens the file gets the copy."""
+    """Returns whether a process with these groups gets the copy when it opens the file."""
     script = f"exec 9<{site.closed}; unset LD_PRELOAD; readlink /proc/self/fd/9"
     done = site.run(*users.ours(site.session), "sh", "-c", script, groups=groups)
     assert done.returncode == 0, done.stderr

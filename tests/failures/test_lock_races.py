@@ -32,8 +32,8 @@ def test_locks_are_what_they_were_made_while_a_lock_is_put_on_a_copy(
     session_factory: Callable[..., Session], tmp_path: Path, lock_race: Path, change: str
 ) -> None:
     """The kernel drops all POSIX locks that a process has on a file when the process closes any
-    descriptor of this file. The program's locks must stay as they are, although another thread
-    locks a copy and the library then closes a descriptor (see lock_race.c)."""
+    descriptor of this file. The program's locks must stay as they are, even if another thread locks
+    a copy and the library then closes a descriptor (see lock_race.c)."""
     files = Files(tmp_path / "source")
     files.add("a", 1000)
     session = session_factory(files.root).start()

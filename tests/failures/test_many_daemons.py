@@ -147,10 +147,10 @@ def test_threads_that_meet_a_new_daemon_at_once_all_record_their_changes(
     assert process.returncode == 0
 
 
-# Opens a file, which is read from its copy, and a listing of the dataset's root. Several daemons
-# then serve, one after the other; under each of them, the program opens another file for writing.
-# Then it uses the copy and the listing once more, closes them, and opens the other file under
-# further daemons.
+# The program opens a file, which is read from its copy, and a listing of the dataset's root. Then
+# several daemons serve, one after the other. Under each daemon, the program opens another file for
+# writing. Afterwards it uses the copy and the listing once more, and closes them. It then opens the
+# other file under further daemons.
 KEEP = """
 root = sys.argv[1]
 step()

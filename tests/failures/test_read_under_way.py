@@ -26,7 +26,7 @@ FIRST = 4 * REQUEST
 # more.
 AT_ONCE_US = 700_000
 LITTLE_WORK_US = 100_000
-OVER = 75  # the program's exit status if a read ended before it was seen to wait
+OVER = 75  # the program's exit status if a read ended before the program saw the read wait
 Done = subprocess.CompletedProcess[str]
 WHAT = ["close", "dup2", "lock", "signal", "fork"]
 

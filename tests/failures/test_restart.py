@@ -46,7 +46,7 @@ def source(sources: tuple[SlowSource, list[Files]]) -> SlowSource:
 
 
 def seen_by_programs(source: SlowSource, behind: Files) -> Files:
-    """Returns the files of `behind` with their paths in the slow source, as programs see them."""
+    """Returns the files of `behind`, with the paths that programs see in the slow source."""
     seen = Files(source.mountpoint / behind.root.name)
     seen.digests = dict(behind.digests)
     return seen

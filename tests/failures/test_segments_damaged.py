@@ -176,8 +176,9 @@ EACH_CHECK = [
 
 @pytest.mark.parametrize("kind", ["control", "clients", "catalog", "directory"])
 def test_damaged_segments_harm_nobody(abandoned: Session, files: Files, kind: str) -> None:
-    """If segments are damaged, programs still read the right bytes, and the next daemon serves
-    these programs. Then the test kills this daemon, and damages its segments in the next way."""
+    """After each kind of damage to segments, programs still read the right bytes, and the next
+    daemon serves programs. The test then kills this daemon, and does the next damage to its
+    segments."""
     plain = abandoned.run([*READ_ALL, str(files.root)], preload=False)
     damages = [damage for damage in sized(EACH_CHECK, DAMAGES) if damage.__name__.startswith(kind)]
     assert damages

@@ -13,9 +13,9 @@ from support.steps import Steps
 from monarch_py.demo.slowsource import SlowSource
 
 SIZE, FLUSH_S = MIB + 17, 4.0
-# usage: A B   When A has a copy, a thread reads A. Meanwhile the main thread locks B, forks, uses
-# and closes the descriptor from which the thread reads, and locks A through another descriptor. The
-# program reports how long each call took.
+# The program's arguments are two files, A and B. When A has a copy, a thread reads A. Meanwhile the
+# main thread locks B and forks. It then uses and closes the descriptor from which the thread reads,
+# and locks A through another descriptor. The program reports how long each call took.
 PROGRAM = """
 a, b = (os.open(path, os.O_RDONLY) for path in sys.argv[1:3])
 again = os.open(sys.argv[1], os.O_RDONLY)

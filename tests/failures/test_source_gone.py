@@ -1,4 +1,4 @@
-"""If the source fails, lacks files or is unmounted, programs see what they see without Monarch."""
+"""If the source fails, lacks files or is unmounted, programs see the same as without Monarch."""
 
 from __future__ import annotations
 

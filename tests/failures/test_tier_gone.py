@@ -1,4 +1,4 @@
-"""A tier that is removed, loses its copies or becomes read-only while a job runs."""
+"""Tests a tier that is removed, loses its copies or becomes read-only while a job runs."""
 
 from __future__ import annotations
 

@@ -154,8 +154,8 @@ def test_a_mount_point_where_others_may_rename_is_refused_with_the_hint(site: Si
         f"tier {site.mount} goes unused: {site.mount} may be written by everybody and has no sticky"
         f" bit, so that others can replace the files in it; chmod +t {site.mount}"
     )
-    # `serve` runs in the foreground, because a daemon in the background would not find the Python
-    # packages of the tests.
+    # The test runs `serve`, which stays in the foreground. A daemon in the background would not
+    # find the Python packages of the tests.
     done = site.monarch("serve")
     assert done.returncode == 4
     assert done.stderr.endswith(f"\nmonarch: no tier can be used: {why}\n")

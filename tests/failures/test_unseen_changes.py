@@ -1,6 +1,6 @@
 """Tests of changes that programs make by functions that are easy to overlook. Also tests of
-processes that may not see the same files as the daemon: threads with their own root directory, and
-root without capabilities.
+processes that might not see the same files as the daemon: threads with their own root directory,
+and processes of the user root without capabilities.
 """
 
 from __future__ import annotations

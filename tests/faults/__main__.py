@@ -3,8 +3,8 @@
     PYTHONPATH=tests python -m faults [--role ROLE] [--shard I/N] [--results FILE] [--most N]
 
 For each run, the command appends a line of JSON to FILE. It skips faults that already have a line
-in FILE, so an interrupted command continues where it stopped when it is repeated. The status is 1
-if a promise was broken."""
+in FILE. So if an interrupted command is repeated, it continues where it stopped. The status is 1 if
+a promise was broken."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 __all__ = ["CALLS", "LATE_DAEMON_MS", "LATE_READER_MS", "Call", "Fault", "faults_of"]
 
 # One in LONG_DELAY_EACH classes of calls gets a long delay, and all others get DELAY_MS. A program
-# waits for a daemon for at most 5 s, so the long delay of a daemon's call is longer than that. If a
-# program's own call is delayed, the program itself has to wait, so this long delay is shorter.
+# waits for a daemon for at most 5 s, so the long delay of a daemon's call is more than 5 s. The
+# long delay of a program's own call is shorter, because the program itself has to wait.
 LONG_DELAY_EACH = 20
 DELAY_MS, LATE_DAEMON_MS, LATE_READER_MS = 1000, 12_000, 5000
 

@@ -169,8 +169,8 @@ static size_t read_link(pid_t tid, int fd, char *to, size_t n) {
     return got < 0 ? 0 : (size_t)got;
 }
 
-/* Writes to `to` a simplified form of `path`, for the name of a class. A path below a directory of
- * `prefix` loses this directory and keeps the rest. Any other path is cut to its first component.
+/* Writes to `to` a simplified form of `path`, for the text of a call's class. If the path is below
+ * a directory of `prefix`, this directory is removed. Any other path is cut to its first component.
  * Decimal numbers, and hexadecimal numbers of 8 or more digits, become #. */
 static void put_plain(char *to, size_t n, const char *path) {
     size_t at = 0, length = strlen(path), top = *path == '/' ? strcspn(path + 1, "/") + 1 : length;
@@ -367,7 +367,8 @@ static void say_hit(void) {
     fflush(log_file);
 }
 
-/* Halves the number of bytes, which is the third argument of every call that can be short. */
+/* Halves the number of bytes to transfer. This number is the third argument of every call that can
+ * transfer fewer bytes than requested. */
 static void shorten(struct thread *t, struct user_regs_struct *r) {
     t->asked = r->rdx;
     r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;

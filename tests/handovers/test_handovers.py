@@ -124,9 +124,9 @@ def test_a_file_that_changes_after_it_was_read_is_served_as_it_is(
 def test_a_mount_that_keeps_no_pages_is_learnt(
     session_factory: Factory, slow_factory: Callable[..., SlowSource]
 ) -> None:
-    """If a mount keeps no pages of files in memory, the daemon must read a file from the source
-    again to copy it after a program has read it. The daemon notices this, and then reads the files
-    before the programs do."""
+    """If a mount keeps no pages of files in memory, the daemon must read from the source again to
+    copy a file that a program has read. The daemon notices this, and then reads the files before
+    the programs do."""
     source, many = slow_factory(direct=True), 80
     make_files(source.backing, many, SIZE)
     source.latency(open=0.002, read=0.0005)

@@ -1,4 +1,5 @@
-"""Handovers of larger files, which the daemon may also fill in parts, while programs read them."""
+"""Handovers of larger files. While programs read these files, the daemon may also fill them in
+parts."""
 
 from __future__ import annotations
 

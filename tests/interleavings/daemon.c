@@ -127,8 +127,8 @@ void run_iteration(uint64_t granted_bytes, uint32_t rest_ns) { iterate(granted_b
 /* --- the daemon's end ---------------------------------------------------------------------------
  */
 
-/* Returns whether programs want no more files, and none of their descriptors remains: on its way to
- * the daemon, in the daemon's table, or in use by an order. */
+/* Returns whether programs want no more files, and none of their descriptors is on its way to the
+ * daemon, in the daemon's table, or in use by an order. */
 static int is_settled(void) {
     for (unsigned file = 0; file < FILES; file++) {
         uint64_t id = site.ids[file], claim = *monarch_claim_at(site.clients, id);

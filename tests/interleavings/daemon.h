@@ -30,8 +30,8 @@ extern uint64_t most_descriptors;
  */
 
 /* Starts the engine: one thread that copies, threads that receive descriptors, and a thread for the
- * table of descriptors that wait for an order. The engine has no room in the tier yet:
- * run_iteration grants it. */
+ * table of descriptors that wait for an order. The engine has no room in the tier until
+ * run_iteration grants room. */
 void start_daemon(void);
 /* Runs one iteration of the loop. It takes the results, orders the fills that programs want, and
  * grants the engine `granted_bytes`, which are only a part of the tier's room. Then it rests until

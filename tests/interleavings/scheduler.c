@@ -30,7 +30,7 @@
  * filter with a few bits for each inode number, and takes other steps if the numbers of two files
  * share a bit. */
 #define LED_ELSEWHERE 3
-/* The largest number of attempts to run one order. */
+/* The largest number of attempts to run one order of the steps. */
 #define MOST_TRIES 5
 
 enum state { READY, WAITING, DONE };
@@ -48,8 +48,8 @@ static struct thread {
 } threads[MOST_THREADS];
 static unsigned count;
 static sem_t over;
-/* If 0, there are no choices: a thread runs until it waits, and then the next thread that can
- * continue runs, until all threads wait. */
+/* If 0, there are no choices: a thread runs until it waits. Then the next thread that can continue
+ * runs. This goes on until all threads wait. */
 static int is_exploring;
 static uint64_t held_ns;
 static __thread int me = -1; /* the number of the thread; -1: it is not scheduled */
@@ -134,9 +134,9 @@ void take_share(unsigned number, unsigned of, unsigned nth) {
 }
 
 /* Returns whether decision `i` has another option that this process must try. Decision 0 determines
- * which thread begins, so it is never an interrupt. The orders are divided among the processes: the
- * number of the decision at which an order has its first interrupt determines which process runs
- * the order. */
+ * which thread begins, so it is never an interrupt. The orders are divided among the processes. An
+ * order has its first interrupt at some decision, and the number of that decision determines which
+ * process runs the order. */
 static int has_more(const struct decisions *d, unsigned i) {
     unsigned interrupt = 1;
     while (interrupt < i && !d->choice[interrupt].taken)
@@ -156,9 +156,9 @@ static int next_order(void) {
     return d->known != 0;
 }
 
-/* Appends threads whose state is `state` to the `n` options, beginning with thread `first`. Leaves
- * out waiting threads without a time limit, because the scheduler cannot choose them. Returns the
- * new number of options. */
+/* Appends the threads in the state `state` to the `n` options, beginning with thread `first`. A
+ * thread that waits without a time limit is left out, because the scheduler cannot choose it.
+ * Returns the new number of options. */
 static unsigned add_threads(int first, enum state state, int *options, unsigned n) {
     for (int i = 0; i < (int)count; i++) {
         int k = (first + i) % (int)count;
@@ -219,8 +219,8 @@ void wake(const void *what, int most, uint32_t bits) {
 }
 
 /* Advances the clock to `until_ns`. Adds to `held_ns` the part of the skipped time in which some
- * thread could have gone on. If a thread is ready, this is the whole skipped time. If all threads
- * wait, it is the part after the earliest end of a wait. */
+ * thread could have gone on. If a thread is ready, this part is the whole skipped time. If all
+ * threads wait, it begins when the first of their waits ends. */
 static void let_time_pass(uint64_t until_ns) {
     uint64_t from_ns = until_ns;
     for (unsigned i = 0; i < count; i++) {

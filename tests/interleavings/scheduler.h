@@ -52,12 +52,12 @@ void ignore_memory(const void *at, size_t n);
 
 /* Suspends the calling thread until another thread has made a step, or some time has passed. */
 void step_waiting(void);
-/* Suspends the calling thread until wake() is called for `what` with one of these bits, or until
- * the clock reaches `until_ns`. Returns whether the thread was woken. */
+/* Suspends the calling thread until wake() is called for `what` with at least one of the same bits,
+ * or until the clock reaches `until_ns`. Returns whether the thread was woken. */
 #define NEVER UINT64_MAX
 #define ANY_BIT UINT32_MAX
 int sleep_on(const void *what, uint64_t until_ns, uint32_t bits);
-/* Wakes up to `most` threads that sleep on `what` with one of these bits. This is no step. */
+/* Wakes up to `most` threads that sleep on `what` for one of the bits `bits`. Makes no step. */
 void wake(const void *what, int most, uint32_t bits);
 /* The value of `what` on which a thread in epoll_wait sleeps. Messages and other events wake the
  * thread. */

@@ -3,9 +3,9 @@
  *   trials NAME BOUND MOST SHARE SHARES NTH ROOT
  *
  * Runs the trial NAME in orders with at most BOUND interrupts, and stops after about MOST orders.
- * Of the orders with interrupts, only those whose first interrupt is at decision NTH, 2 NTH, 3 NTH
- * etc. are run. They are divided into SHARES parts, of which this process runs part SHARE. ROOT is
- * the directory with the files. Prints the number of runs, and counters of what happened in them.
+ * An order with interrupts is run only if its first interrupt is at decision NTH, 2 NTH, 3 NTH etc.
+ * These orders are divided into SHARES parts, and this process runs part SHARE. ROOT is the
+ * directory with the files. Prints the number of runs, and counters of what happened in them.
  */
 #include "trials.h"
 
@@ -27,8 +27,8 @@ static const struct trial *find(const char *name) {
     return NULL;
 }
 
-/* Prints counters of all runs as JSON. They show whether the threads have done what the trial
- * tests. */
+/* Prints counters of all runs as JSON. The counters show whether the threads have done the things
+ * that the trial tests. */
 static void print_counts(uint64_t runs) {
     struct monarch_stats sum = {0};
     for (unsigned i = 0; i < MONARCH_STAT_SLOTS; i++) {

@@ -49,7 +49,7 @@ static void read_all(int fd, unsigned file) {
     version_of(file, got, 0, sizeof got);
 }
 
-/* flock() must return within RECALL_NS, apart from the time for which interrupts held threads up.
+/* flock() must return within RECALL_NS, not counting the time for which interrupts held threads up.
  * If flock() took less than RECALL_NS, the daemon has closed its descriptor of the open file. In
  * this case, the lock must end when the program closes its own descriptor. */
 static void lock_and_close(int fd, unsigned file) {

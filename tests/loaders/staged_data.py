@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Records:
-    """Records of random bytes in one file, with a `read_into`."""
+    """Records of random bytes in one file, with a method `read_into`."""
 
     def __init__(self, path: Path, sizes: Sequence[int]) -> None:
         self.path, self.sizes = path, np.asarray(sizes, dtype=np.int64)

@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 # that is added to a class's pattern.
 SIDE, CLASSES, NOISE = 10, 8, 2.0
 BATCH, GROUP = 32, 128
-# MARGIN: the largest relative difference between two mean losses that count as equally good.
+# Two mean losses count as equally good if their relative difference is at most MARGIN.
 # STUDENT_T maps the number of seeds to Student's t for a 90 % interval.
 MARGIN = 0.03
 STUDENT_T = {4: 2.353, 10: 1.833}

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-# Runs only with --long, because in every run test_with_torch.py tests DataLoaders and the change
-# that Lightning makes to a sampler, and test_ddp.py tests several ranks.
+# Runs only with --long, because other tests cover the same in every run: test_with_torch.py tests
+# DataLoaders and Lightning's change to a sampler, and test_ddp.py tests several ranks.
 @pytest.mark.long
 def test_trainings_get_the_samplers_batches_and_none_twice(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""RecordDataset yields the bytes that h5py reads, joins and cuts reads, and raises clear errors."""
+"""RecordDataset yields the same bytes as h5py. It joins and cuts reads, and raises clear errors."""
 
 from __future__ import annotations
 
@@ -498,7 +498,7 @@ def test_an_unreadable_chunk(tmp_path: Path, name: str) -> None:
         stream.write(b"rotten bytes")
     dataset = RecordDataset(path, dataset="x")
     assert np.array_equal(dataset[0], values[0])
-    dataset.__getitems__([250])  # makes the dataset keep another chunk than that of row 0
+    dataset.__getitems__([250])  # makes the dataset keep a chunk other than that of row 0
     said = f"{path}: the chunk of 'x' at byte {chunk.byte_offset} cannot be decoded"
     with pytest.raises(MonarchError, match=re.escape(said)):
         dataset.__getitems__([0, 25])

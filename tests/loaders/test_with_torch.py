@@ -1,4 +1,5 @@
-"""The samplers in programs as users write them: DataLoader, StatefulDataLoader, and misuse."""
+"""Tests the samplers as users' programs use them: with DataLoader or StatefulDataLoader, or in a
+wrong way."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ WORKERS: list[dict[str, Any]] = [
 ]
 
 
-# Without --long, "spawn" is left out, because the start method of the workers does not matter: the
-# sampler runs in the process that trains, and only the numbers of samples are sent to the workers.
+# Without --long, "spawn" is left out. The start method of the workers does not matter, because the
+# sampler runs in the process that trains, and the workers get only the samples' numbers.
 @pytest.mark.parametrize(
     "workers", draws.cases(WORKERS, short=WORKERS[:2]), ids=["none", "fork", "spawn"]
 )

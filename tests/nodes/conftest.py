@@ -43,8 +43,8 @@ def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], 
 
 @pytest.fixture
 def nodes_factory(tmp_path: Path) -> Iterator[Callable[..., Nodes]]:
-    """Yields a function that makes nodes, which end with the test: nodes_factory(mounts, quotas,
-    **settings)."""
+    """Yields a function that makes nodes: nodes_factory(mounts, quotas, **settings). The nodes end
+    when the test ends."""
     with ExitStack() as stack:
 
         def make(mounts: list[SlowSource], quotas: list[int], **settings: Any) -> Nodes:

@@ -25,8 +25,8 @@ class ReplicaServer:
 
     def __init__(self, *_: Any) -> None:
         self.kept: set[int] = set()
-        # For each file that this node has passed on: the number of the node to which it has passed
-        # the file, and to which it refers peers that request the file. For other files: NOBODY.
+        # For each file, the number of the node to which this node has passed the file on, or
+        # NOBODY. If a peer requests the file, this node refers the peer to that node.
         self.moved: dict[int, int] = {}
         self.patience = -1
 
@@ -61,8 +61,8 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """A placement that does not search the catalog for the plan's files. The test has stored what
-    such a search would find in the tracker's attribute `found`."""
+    """A placement that does not search the catalog for the plan's files. It returns the tracker's
+    attribute `found`, in which the test has stored the result of such a search."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found

@@ -80,8 +80,8 @@ def test_a_daemon_that_stops_and_goes_on(cluster: Cluster) -> None:
     is_used_again(cluster)
 
 
-# Without --long, the test before this one checks that other nodes ask the daemon again, and
-# test_planned_failures.py checks it for a daemon that is started without copies.
+# Without --long, other tests check that other nodes ask the daemon again: the test before this one,
+# and test_planned_failures.py for a daemon that is started without copies.
 @pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_daemon_that_is_started_anew_while_it_is_read(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from monarch_py.policies.placement import UNIT
 RANKS, FILES, SIZE, EPOCHS, SEED, BATCH = 3, 120, 100_000, 3, 7, 4
 ROOM = FILES * int(UNIT.rounded(np.array([SIZE], np.uint64))[0])
 # The quota that the plan assumes for each node. With this quota, the nodes together have room for
-# all files, and for only a few second copies.
+# all files, and for second copies of only a few.
 QUOTA = ROOM // RANKS + MIB // 2
 
 

@@ -29,8 +29,8 @@ def evicted_by(nodes: Nodes) -> list[int]:
 
 def look_for_room(nodes: Nodes) -> None:
     """Waits until all nodes have evicted something, but for at most a second. A second is long
-    enough for each node to look a few times for copies that it can evict. It may find none: if the
-    staging area holds all files that are read again soon, the node evicts no copy."""
+    enough for each node to look a few times for copies that it can evict. A node may find no such
+    copy: it evicts none if the staging area holds all files that are read again soon."""
     until = time.monotonic() + 1
     while time.monotonic() < until and not all(evicted_by(nodes)):
         time.sleep(0.01)

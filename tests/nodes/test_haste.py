@@ -65,7 +65,7 @@ for name in sorted(os.listdir(sys.argv[1]), reverse=int(sys.argv[2])):
 """
 
 
-@pytest.mark.long  # in every run, test_crowds.py tests orders that wait for a node
+@pytest.mark.long  # every run includes test_crowds.py, which tests orders that wait for a node
 def test_many_files_are_opened_at_once_everywhere(
     cluster_factory: Callable[..., Cluster],
 ) -> None:

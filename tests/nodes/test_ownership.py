@@ -238,8 +238,8 @@ def test_a_file_without_room_goes_from_node_to_node_and_ends_with_the_last() -> 
                 assert made[heir].replicas.moved[entry] == NOBODY
                 assert made[heir].policy.keeps(ids[[entry]]).all()
     assert all(len(nodes) == len(made) for nodes in visited)
-    # A node that has passed a file on tells peers which node owns the file now, even if the next
-    # node has passed the file on too.
+    # If a node has passed a file on, it tells peers which node owns the file now. It does so even
+    # if the next node has passed the file on too.
     for each in made:
         others = ~each.policy.owns(ids)
         holdings = each.replicas

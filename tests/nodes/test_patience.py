@@ -22,8 +22,8 @@ def test_a_slow_source_is_not_asked_by_others_as_well(
     owner reads from the source."""
     files, size = 40, 256 * KIB
     cluster = cluster_factory(2, files, size)
-    # An answer takes 0.6 s. The readers of both nodes together ask one node for more bytes than it
-    # can read in the time of two answers.
+    # An answer takes 0.6 s. The readers of both nodes together request so many bytes from one node
+    # that it needs longer than the time of two answers to read them.
     cluster.rate(2 * THREADS * size / 1.5)
     ends = cluster.epoch(threads=THREADS)
     assert max(end["longest_s"] for end in ends) > 1.3

@@ -18,7 +18,7 @@ from support.nodes import Node, Nodes
 from monarch_py.demo.slowsource import SlowSource
 
 TRAIN: list[str | Path] = [Path(__file__).with_name("train_ranks.py")]
-# -S: the interpreter starts sooner without the directories of installed packages.
+# -S leaves out the directories of installed packages, so the interpreter starts sooner.
 READ: list[str | Path] = ["-I", "-S", Path(__file__).with_name("read_ranks.py")]
 RUN_LIMIT_S = 120
 CLASSES, FILES_OF_CLASS = 4, 24

@@ -1,5 +1,5 @@
-"""A run of real daemons is compared with its simulation: about the same number of bytes must come
-from each place."""
+"""Compares a run of real daemons with its simulation. For each place, the number of bytes that come
+from it must be about the same in both."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_bytes_come_from_where_the_simulator_says(
     dataset = Dataset.make(memory / "backing", FILES, SIZE)
     counted = int(UNIT.rounded(dataset.sizes.astype(np.uint64)).sum())
     tier = int(counted * 1.04 / NODES)
-    # The nodes always ask holders, as in the simulator, whose policies do not consider how fast
-    # peers are.
+    # The nodes always ask holders. The simulator's nodes do so too, because its policies do not
+    # consider how fast peers are.
     settings = {"peers": {"fetch": "holders"}}
     layout = Layout([tier] * NODES, AREA, settings, planned=planned, keep_pages=True, threads=4)
     (memory / "run").mkdir()

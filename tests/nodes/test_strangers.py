@@ -58,9 +58,9 @@ def cluster(lasting: Cluster) -> Cluster:
 
 
 def test_everybody_at_once_while_an_epoch_goes_on(cluster: Cluster) -> None:
-    """While a reader runs, strangers open many connections to the victim. Some connections are
-    silent, some send only a byte, and some send random bytes. Neither this epoch nor the next one
-    may fail."""
+    """While a reader reads an epoch, strangers open many connections to the victim. Some
+    connections are silent, some send only a byte, and some send random bytes. Neither the reader's
+    epoch nor the next one may fail."""
     victim = cluster.nodes[0]
     rng = random.Random(7)
     with ExitStack() as stack:

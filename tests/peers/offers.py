@@ -154,7 +154,7 @@ class Line:
         self.connection.close()
 
     def request(self, file: FileId, **fields: Any) -> bytes:
-        """Returns the next request of this end, with its seal."""
+        """Returns the next request that this end sends, with its seal."""
         return self.says.seal(request(file, **fields))
 
     def frame(self, kind: int, value: int, tag: int = 0, content: bytes = b"") -> bytes:
@@ -229,8 +229,8 @@ def request(file: FileId, **fields: Any) -> bytes:
 
 
 def read_frame(line: Line) -> tuple[int, int, int]:
-    """Receives a frame and returns its kind, tag and value. Checks the seals of all frames but SUM
-    frames, whose seals also depend on the content. Raises EOFError if the connection ends."""
+    """Receives a frame and returns its kind, tag and value. Checks the seal, except in a SUM frame,
+    where the seal also depends on the content. Raises EOFError if the connection ends."""
     data = b""
     while len(data) < FRAME_BYTES:
         more = line.connection.recv(FRAME_BYTES - len(data))

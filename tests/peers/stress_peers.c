@@ -1,9 +1,9 @@
-/* Puts the transport under load, for the sanitizers. The program runs a server. Some of its threads
- * request files and compare every byte, some send damaged requests, and one thread shares files,
- * lets them grow and withdraws them.
+/* Puts the transport under load, for the sanitizers. The program runs a server and further threads:
+ * some request files and compare every byte, some send damaged requests, and one shares files, lets
+ * them grow and withdraws them.
  *
- *     stress_peers traffic SECONDS SEED     prints the numbers of ranges that arrived, of ranges
- *                                           that did not, and of accepted connections
+ *     stress_peers traffic SECONDS SEED     prints how many ranges arrived, how many did not, and
+ *                                           how many connections were accepted
  *     stress_peers later                    requests files that the server cannot open at first
  */
 #include <arpa/inet.h>

@@ -1,4 +1,4 @@
-"""A server sends the blocks of a copy that is being filled as they become available."""
+"""A server sends each block of an unfinished copy as soon as the block is available."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_the_servers_own_proof_is_no_clients(
     reach: the server's rank or another rank."""
     server, _ = serving
     # All random numbers are zeros, so both proofs cover the same random numbers. The server must
-    # reject its own proof for another reason.
+    # reject its own proof for a reason other than these numbers.
     monkeypatch.setattr(secrets, "token_bytes", bytes)
     me = party(server.address, 1)
     about = bytes(NONCE_BYTES) + struct.pack("<cII", Purpose.FILES.value, me.rank, meant)
@@ -344,7 +344,7 @@ def take_late(server: FileServer, line: Line, asked: list[Offer]) -> None:
     """Requests the files, and waits until the socket buffers are full, so that the server has to
     stop sending. Only then receives the answers."""
     line.sendall(b"".join(line.request(file.id, tag=i) for i, file in enumerate(asked)))
-    # Wait until the server stops sending, because the socket buffers are full.
+    # The server stops sending when the socket buffers are full. Wait for this.
     sent = -1
     while sent != (sent := server.counts()["bytes"]):
         time.sleep(0.1)

@@ -34,8 +34,8 @@ def as_it_is(data: bytes, _: int) -> bytes:
 
 
 def flip(at: int) -> Change:
-    """Returns a function that flips a bit in one of the bytes that one side sends: the byte at
-    offset `at`, counted from the first byte on the connection."""
+    """Returns a function that flips a bit of the byte at offset `at` in what one side sends. The
+    offset is counted from the first byte on the connection."""
 
     def change(data: bytes, begins: int) -> bytes:
         place = at - begins

@@ -46,7 +46,7 @@ print(is_there, loaded[-1] if loaded else "")
 
 
 def found(libraries: Path) -> tuple[int, Path]:
-    """Looks for libcrypto in a new process, first in the directory `libraries`."""
+    """Starts a new process that looks for libcrypto, first in the directory `libraries`."""
     environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
     words = [sys.executable, "-c", FIND]
     done = subprocess.run(

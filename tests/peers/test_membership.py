@@ -1,4 +1,4 @@
-"""Tests of the description of the cluster, which each daemon gets, and of the cluster's name."""
+"""Tests the cluster's description and the cluster's name. Each daemon gets this description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetches from a peer whose process is killed, suspended, or restarted without its files."""
+"""Tests fetches from a peer whose process is killed, suspended, or restarted without its files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def make(root: Path) -> None:
     records, index, at = [], [], 0
     for number in range(SAMPLES):
         (root / "files" / "class" / f"{number:03}.jpg").write_bytes(b"%03d" % number)
-        # tf.train.Example with one feature "n" of bytes, as protobuf writes it.
+        # The bytes that protobuf writes for a tf.train.Example with one bytes feature, "n".
         feature = b"\n\x05\n\x03%03d" % number
         entry = b"\n\x01n\x12" + bytes([len(feature)]) + feature
         features = b"\n" + bytes([len(entry)]) + entry

@@ -120,7 +120,7 @@ def test_holders(timeline: Timeline, top: int, slot_bytes: int) -> None:
     per_node = timeline.ranks_per_node
     for unit in range(timeline.units):
         users = [n for n in range(timeline.nodes) if frequencies[n, unit]]
-        # Of two nodes that use a unit equally often, the one whose first access comes earlier goes
+        # Of two nodes that use a unit equally often, the one with the earlier first access goes
         # first. Accesses are ordered by row, and then by rank.
         users.sort(
             key=lambda n: (
@@ -296,8 +296,8 @@ def test_frequencies_follow_the_distribution() -> None:
 
 
 def lemma_1(epochs: int, nodes: int, delta: Fraction) -> int:
-    """Returns a bound (NoPFS, section 3.1, Lemma 1): the node that accesses a sample least often
-    does so at most this many times.
+    """Returns a bound (NoPFS, section 3.1, Lemma 1) on the number of accesses to a sample by the
+    node that accesses the sample least often.
 
     There are E epochs and N nodes. If one node accesses a sample ceil((1 + delta) E / N) times, the
     other N - 1 nodes share the remaining accesses. So one of them accesses the sample at most

@@ -123,9 +123,9 @@ def test_numbers_with_replacement_take_two_draws_from_large_datasets(high: int) 
 @example(257, 8)
 @EXAMPLES
 def test_the_permutation_of_a_large_dataset_in_small(length: int, seed: int) -> None:
-    """For the largest datasets, torch uses another algorithm. For a few items, this test compares
-    Monarch's version of that algorithm with a second version, which is written here. The long test
-    below compares Monarch's version with torch."""
+    """For the largest datasets, torch uses another algorithm. This test runs Monarch's version of
+    that algorithm on a few items, and compares it with a second version, which is written here. The
+    long test below compares Monarch's version with torch."""
     expected: list[int] = []
     draws = Mersenne(seed).draw64(length).tolist()
     for item, drawn in enumerate(draws):

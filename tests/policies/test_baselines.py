@@ -1,4 +1,4 @@
-"""Each baseline policy makes the decisions that its paper describes, for a job of twelve files."""
+"""Each baseline policy makes the decisions that its paper describes. The job has twelve files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Group shuffle with double buffering: examples computed by hand, and refused settings."""
+"""Tests group shuffle with double buffering: examples computed by hand, and refused settings."""
 
 from __future__ import annotations
 

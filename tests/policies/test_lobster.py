@@ -1,4 +1,4 @@
-"""Lobster: its preprocessing model, how it divides threads among queues, and its evictions.
+"""Tests Lobster: its preprocessing model, how it divides threads among queues, and its evictions.
 
 The expected values are computed by hand or by brute force."""
 

@@ -16,7 +16,7 @@ UNEVEN = ("locality-aware", "solar", "solar-reordered")
 
 
 def job_of(ranks: tuple[int, ...] = (2, 2, 2)) -> Job:
-    """Returns a job for nodes whose memory holds half of the dataset, and whose disks a fifth."""
+    """Returns a job for nodes whose memory holds half of the dataset. Their disks hold a fifth."""
     return shuffled(360, cluster([[60, 24]] * 3, ranks=ranks), epochs=4, batch=6)
 
 

@@ -9,8 +9,8 @@ from simulator.model import NONE, Places, Source, fetch_seconds
 
 MB = 10**6
 PFS_RATES = {1.0: 60e6, 2.0: 90e6, 4.0: 100e6}
-# Four threads read RAM at 400 MB/s, two threads read the SSD at 100 MB/s, and links transfer 80
-# MB/s.
+# The four threads of RAM together read 400 MB/s, and the two threads of the SSD together read 100
+# MB/s. Links transfer 80 MB/s.
 MACHINE = cluster(
     [[1, 1], [1, 1]],
     threads=[1, 4, 2],

@@ -81,8 +81,8 @@ def test_room_left_over_takes_what_is_used_most() -> None:
 
     The nodes have room for 10 and 8 files. Node 0 owns files 0 to 7, and node 1 owns files 8 to 11.
     In the room that is left, node 0 also holds files 8 and 9, and node 1 also holds files 4 to 7,
-    each of which it uses once. The value counts the uses of the copies by their own node: 20 + 2 on
-    node 0 and 10 + 4 on node 1."""
+    each of which it uses once. The value is the number of times that nodes use files of which they
+    hold a copy: 20 + 2 on node 0 and 10 + 4 on node 1."""
     placed = place(list(TABLE), ONES, np.array([10, 8]))
     assert placed.owner.tolist() == [0] * 8 + [1] * 4
     assert [sorted(each.tolist()) for each in placed.extra] == [[8, 9], [4, 5, 6, 7]]
@@ -255,8 +255,8 @@ def test_whole_files_of_many_samples_are_declined(policy: Policy) -> None:
     """The policy refuses a job in which every node reads parts of every file in each epoch.
 
     Six files have 400 samples each. In an epoch, each of two nodes reads about 200 samples of every
-    file. So the frequencies do not tell which node should hold a file. A single node may read the
-    same files, because there is no other node that could hold them."""
+    file. So the frequencies do not tell which node should hold a file. If a single node reads the
+    same files, the policy does not refuse the job, because no other node could hold the files."""
     rng = np.random.default_rng(1)
     orders = [rng.permutation(np.repeat(np.arange(6), 400)).reshape(2, 12, 100) for _ in range(2)]
     with pytest.raises(PolicyError, match=r"about 400 times.*grain: samples or grain: ranges"):

@@ -100,8 +100,8 @@ def test_deepio_opportunistic_deals_what_is_in_memory() -> None:
 
 
 def test_deepio_opportunistic_reads_one_in_nodes_at_home() -> None:
-    """On 4 nodes, a quarter of 4,000 accesses are expected to find the file on their own node. The
-    number of these accesses has a standard deviation of 27."""
+    """Of 4,000 accesses on 4 nodes, a quarter are expected to find the file on the node that makes
+    the access. The number of these accesses has a standard deviation of 27."""
     job = shuffled(4000, cluster([[1000]] * 4), epochs=1, batch=10)
     decision = deepio_opportunistic(job)
     assert decision.orders is not None

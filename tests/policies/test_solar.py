@@ -133,7 +133,7 @@ def test_dealing_keeps_the_cap_and_balances(nodes: int, batch: int, cap: float, 
     counts = np.bincount(node[loaded], minlength=nodes)
     assert taken.max() <= most
     assert (node[~loaded] == holder[~loaded]).all()
-    # A node that loads at least two samples fewer than another node has reached the cap.
+    # If a node loads at least two samples fewer than another node, it has reached the cap.
     assert (taken[counts < counts.max() - 1] == most).all()
 
 

@@ -59,8 +59,8 @@ int checked(int fd, const struct file *file) {
 }
 
 /* The digest is a polynomial of all bytes, so it does not depend on how the bytes are divided among
- * the calls. Each step of the loop handles eight bytes, so that there are few steps. The processor
- * cannot overlap the steps, because each of them needs the result of the previous one.
+ * the calls. Each step of the loop needs the result of the previous step, so the processor cannot
+ * overlap the steps. To keep the number of steps small, each step handles eight bytes.
  */
 uint64_t digest(uint64_t sum, const void *data, size_t size) {
     const unsigned char *byte = data;

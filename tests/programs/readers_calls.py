@@ -284,7 +284,7 @@ def _copies(root: Path, out: Transcript, copy: Callable[[int, int], None]) -> No
 
 @reader
 def sendfile_copy(root: Path, out: Transcript) -> None:
-    """Copies with os.sendfile into a file outside the dataset."""
+    """Copies each file with os.sendfile into a file outside the dataset."""
     _copies(root, out, _copy_by_sendfile)
 
 

@@ -1,5 +1,5 @@
-/* C readers of attributes and names. They use every variant of stat (old and new), locks, and
- * listings. */
+/* C readers of attributes and names. They use all variants of stat (old and new), and also locks
+ * and listings. */
 #include "readers.h"
 
 #include <dirent.h>

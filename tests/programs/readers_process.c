@@ -119,7 +119,7 @@ void close_by_range(void) {
 
 /* ---- threads ---- */
 
-static uint64_t sums[4096]; /* the digest of each file, read before the threads start */
+static uint64_t sums[4096]; /* the digest of each file, computed before the threads start */
 
 struct worker {
     pthread_t thread;

@@ -23,7 +23,8 @@ RATE = 0.1
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
-    """The images of `root`/CLASS/*: (float32 tensor (3, height, width) in 0..1, class number)."""
+    """The images of `root`/CLASS/*. A sample is (image, class number); the image is a float32
+    tensor (3, height, width) in 0..1."""
 
     def __init__(self, root: Path) -> None:
         self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())
@@ -44,8 +45,8 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
 
 
 def make_model(classes: int) -> nn.Module:
-    """Returns a model of two convolutions and a linear layer, which computes logits (n, classes)
-    from images (n, 3, h, w)."""
+    """Returns a model that computes logits (n, classes) from images (n, 3, h, w). The model has two
+    convolutions and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2),
         nn.ReLU(),

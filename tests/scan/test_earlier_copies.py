@@ -76,8 +76,8 @@ def test_a_second_job_hardly_opens_a_fast_source(
     make_files(tmp_path / "source", FILES, 20_000)
     session = session_factory(tmp_path / "source", tiers=[tier(tmp_path / "ssd")], prefetch="auto")
     fill(session)
-    # A job of two epochs takes only tens of milliseconds, and a busy processor may delay the scan
-    # by as much. So it is enough that one of several jobs has the expected hits.
+    # A job of two epochs takes only tens of milliseconds. A busy processor may delay the scan by
+    # tens of milliseconds too. So it is enough that one of several jobs has the expected hits.
     for _ in range(12):
         report = second_job(session, tmp_path / "source", tmp_path / "report.json")
         if report["totals"]["hits"] >= FILES:

@@ -1,5 +1,5 @@
-"""A scan for which some threads cannot be started (RLIMIT_NPROC, pids.max). With at least one
-thread, it finds all files; without any, it ends with an error."""
+"""A scan finds all files even if only some of its threads can be started (RLIMIT_NPROC, pids.max).
+If no thread can be started, the scan ends with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When directories are compared with the source again."""
+"""Tests of when directories are compared with the source again."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@
 #define ASKERS 12
 #define STEPS 30
 
-/* The relative difference that is allowed between the results of this model and of links.c. They
- * are not equal, because the two programs round rates and times in different orders. */
+/* The relative difference that is allowed between the results of this model and of links.c. The
+ * results are not equal, because the two programs round rates and times in different orders. */
 #define ROUNDING 1e-9
 
 static struct moved {

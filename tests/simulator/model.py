@@ -49,7 +49,8 @@ def fetch_seconds(
     Returns an array (files, 3) of times [s], by `Source`. A time is infinite if there is no copy.
 
         local   size / (r_j(p_j) / p_j)
-        remote  size / min(b_c, r_j(p_j) / p_j), with the holder's class and the slower link
+        remote  size / min(b_c, r_j(p_j) / p_j), where j is the holder's class, and b_c is the rate
+                of the slower link
         pfs     size / (t(clients) / clients)
 
     r_j is the read rate of storage class j, p_j the number of its threads, b_c the rate of a link,

@@ -1,4 +1,4 @@
-"""The simulation's C parts under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""Runs the simulation's C parts under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 

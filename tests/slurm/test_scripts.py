@@ -42,7 +42,7 @@ class Node:
             shutil.copymode(SCRIPTS / name, script)
 
     def command(self, then: str) -> None:
-        """Writes a command `monarch`, a shell script that records its arguments and Python's
+        """Writes a command `monarch`. It is a shell script that records its arguments and Python's
         environment variables, and then runs the shell commands `then`."""
         noted = '"$@" ${PYTHONNOUSERSITE-} ${PYTHONHOME-} ${PYTHONPATH-}'
         file = self.place / "bin" / "monarch"

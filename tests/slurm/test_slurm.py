@@ -1,4 +1,4 @@
-"""Monarch's batch scripts (docs/slurm.md), which a user without root's rights runs under a Slurm of
+"""Runs Monarch's batch scripts (docs/slurm.md) as a user without root's rights, under Slurm on
 several nodes."""
 
 from __future__ import annotations
@@ -241,8 +241,8 @@ mv {after}.new {after}""",
 # This test needs --long, because test_slurm_site.py ends a job and its daemon in every run.
 @pytest.mark.long
 def test_a_cancelled_job_leaves_nothing(jobs: Jobs) -> None:
-    """Each daemon has shared memory and copies on its own node. After scancel, it must remove both
-    before Slurm kills it, which Slurm does after the time in its setting KillWait."""
+    """Each daemon has shared memory and copies on its own node. After scancel, the daemon must
+    remove both before Slurm kills it. Slurm kills it after the time in Slurm's setting KillWait."""
     up = jobs.directory / "up"
     script = jobs.script("train", f"srun -n {COUNT} -N {COUNT} monarch warm; touch {up}; sleep 60")
     job = jobs.submit(SCRIPTS / "job", script)

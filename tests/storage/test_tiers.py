@@ -168,7 +168,7 @@ def test_names_are_sorted_and_leave_out_what_is_not_ours(open_tier: Opener) -> N
         (tier.copies / name).touch()
     assert tier.listing()["number"].tolist() == [4, 30]
     tier.remove(4)
-    tier.remove(4)  # a copy that does not exist is no error
+    tier.remove(4)  # it is no error to remove a copy that does not exist
     assert tier.listing()["number"].tolist() == [30]
 
 

@@ -63,7 +63,7 @@ def _mounted(kind: str) -> Path | None:
 
 
 def _home() -> tuple[Path, bool]:
-    """Returns the parent directory for the cgroup, and whether it belongs to cgroup v2."""
+    """Returns the new cgroup's parent directory, and whether the parent belongs to cgroup v2."""
     if root := _mounted("cgroup"):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -26,7 +26,8 @@ def subcommands(
 def leaves(
     name: str = "monarch", command: click.Command = group, parent: click.Context | None = None
 ) -> dict[str, click.Context]:
-    """Returns all commands that are not groups, by the words that a user types."""
+    """Returns the context of each command that is not a group. The keys are the words that a user
+    types for the command."""
     context = click.Context(command, parent, name, terminal_width=100, **command.context_settings)
     if not isinstance(command, click.Group):
         return {context.command_path: context}

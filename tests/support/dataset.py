@@ -90,8 +90,8 @@ def example(data: bytes) -> bytes:
 
 
 def _examples(folder: Path, rng: random.Random) -> None:
-    """Writes TFRecords of Examples, each with an index file: one line per record, with its offset
-    and size."""
+    """Writes TFRecord files of Examples. Each file has an index file, in which a line per record
+    contains the record's offset and size."""
     for shard in range(3):
         sizes = [1, *(rng.randrange(100, 40_000) for _ in range(40))]
         frames = [tfrecord_frame(example(rng.randbytes(size))) for size in sizes]
@@ -291,8 +291,8 @@ def _set_times(root: Path, seed: int) -> None:
 def make_dataset(root: Path, *, seed: int = 0) -> dict[str, list[str]]:
     """Writes the dataset below `root`, which is created if missing and must be empty.
 
-    Returns the content, by the name of each format's folder: the sorted paths of the format's files
-    and symbolic links, relative to `root`. A format whose library is missing has no key. The
+    Returns a dict that maps the name of each format's folder to the sorted paths of the format's
+    files and symbolic links, relative to `root`. A format whose library is missing has no key. The
     dataset has about 27 MiB in 230 files. Raises FileExistsError if `root` is not empty.
     """
     root.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-# conftest.py sets `is_long` before it imports the tests. With --long, property tests get MORE times
-# as many examples.
+# conftest.py sets `is_long` before it imports the tests. With --long, the number of examples of
+# each property test is multiplied by MORE.
 is_long, MORE = False, 5
 
 T = TypeVar("T")

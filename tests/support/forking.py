@@ -1,8 +1,8 @@
 """Forks processes of `monarch` from a server process that has imported the daemon's modules.
 
-The import takes more time than a daemon runs in most tests. `python -m support.forking FD` is the
-server process: it answers requests on the socket FD until the socket's other end is closed. Each
-test process has one server.
+In most tests, a daemon runs for less time than the import takes. `python -m support.forking FD` is
+the server process: it answers requests on the socket FD until the socket's other end is closed.
+Each test process has one server.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def fork_monarch(
 def fork_told_daemon(
     config: Path, startup: Mapping[str, Any], listener: int, log: int
 ) -> Forked | None:
-    """Runs a daemon of a cluster, in the network namespace of the calling thread, like
-    `monarch_py.daemon.starting.spawn`. Returns None under the same condition as fork_monarch.
+    """Runs a daemon of a cluster as `monarch_py.daemon.starting.spawn` does. The daemon runs in the
+    network namespace of the calling thread. Returns None under the same condition as fork_monarch.
 
     startup : the fields of StartupInfo, except the listener
     listener : the descriptor of the socket at which the daemon listens

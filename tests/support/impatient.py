@@ -1,5 +1,5 @@
-"""Runs `monarch` with time limits other than the package's own, so that a test need not wait for a
-limit as long as a user would."""
+"""Runs `monarch` with other time limits than the package's own. So a test need not wait for a limit
+as long as a user would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ main()
 def impatient(session: Session, limits: Mapping[str, float], *words: str) -> list[str]:
     """Returns the command line of `monarch WORDS` with the session's configuration.
 
-    limits : values by the constants' full names, such as `monarch_py.util.hanging.LIMIT_S`
+    limits : values of constants, by their full names, such as `monarch_py.util.hanging.LIMIT_S`
     """
     values = [[*name.rsplit(".", 1), value] for name, value in limits.items()]
     command = [sys.executable, "-c", PROGRAM, json.dumps(values)]

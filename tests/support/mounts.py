@@ -14,7 +14,7 @@ from types import TracebackType
 
 import pytest
 
-# The commands of mkfs, with options that leave as much of a small image as possible to files.
+# The mkfs commands. Their options leave as much room as possible for files in a small image.
 _MAKE = {
     "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-J", "size=1"),
     "xfs": ("mkfs.xfs", "-q", "-f"),

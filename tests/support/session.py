@@ -163,8 +163,8 @@ class Session:
     def start(self, *, wait: bool = True, prefix: Sequence[str] = ()) -> Session:
         """Runs `monarch serve`.
 
-        wait : whether to wait until the daemon serves. If not, the test examines the start itself,
-            so the daemon is started as a new program instead of being forked
+        wait : whether to wait until the daemon serves. If not, the daemon is started as a new
+            program instead of being forked, because the test examines the start
         prefix : words before the command, for example to run it in a cgroup or namespace
         """
         self.daemon = self.spawn(prefix) if prefix or not wait else self.fork()
@@ -296,8 +296,8 @@ class Session:
 
     def wait_all_present(self, timeout: float = 60) -> dict[str, Any]:
         """Waits for the scan, opens every file, and waits until each file has a copy or a reason
-        for having none. Returns the status at that time. Files without room are retried a moment
-        later."""
+        for having none. Returns the status at that time. Files that found no room also have a
+        reason, but the daemon retries them a moment later."""
         self.wait_scanned(timeout)
         self.want_all()
 

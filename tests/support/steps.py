@@ -9,8 +9,8 @@ from typing import Any
 
 from support.session import Session
 
-# Lines before the program's own. step() tells the test that everything so far is done, and waits
-# until the test lets the program continue.
+# The lines that run before the program's own lines. step() tells the test that the program has done
+# everything so far, and waits until the test lets the program continue.
 PRELUDE = """
 import ctypes, fcntl, hashlib, json, mmap, os, signal, struct, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Sessions whose catalog answers listings of the source."""
+"""Sessions in which the catalog answers when programs list directories of the source."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """Watches opens, reads and closes of files with fanotify: `fanotify.py KIND DIRECTORY`.
 
-KIND : "directory" watches the files in DIRECTORY, "mount" all files of the directory's mount.
-    "asked" watches the files in DIRECTORY, and each open of these files waits until this program
-    allows it. The program allows all opens.
+KIND : "directory" watches the files in DIRECTORY. "mount" watches all files of the directory's
+    mount. "asked" watches the files in DIRECTORY, and each open of these files waits until this
+    program allows it. The program allows all opens.
 
 First, the program prints "ready". Then it reads process numbers from its standard input. For each
-number, it prints the events that this process has caused so far, as a dictionary: name of the file
--> mask of the events.
+number, it prints the events that the process with this number has caused so far, as a dictionary:
+name of the file -> mask of the events.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths that lead into a source through a symbolic link outside every source."""
+"""Tests paths that lead into a source through a symbolic link outside every source."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     session_factory: Callable[..., Session], tmp_path: Path
 ) -> None:
     """A link is set to one version of a file after another. Meanwhile, threads of two processes
-    read through the link. No read finds an older version than the link's target at the start of the
-    read."""
+    read through the link. No read finds a version that is older than the link's target was at the
+    start of the read."""
     versions = draws.sized(150, 500)
     home = tmp_path / "home"
     home.mkdir()
@@ -167,8 +167,8 @@ def test_a_link_is_never_followed_to_where_it_led_before(
     assert session.totals()["hits"] - before > versions
 
 
-# Does in two epochs what a data loader does: lists all files, reads their attributes, and reads
-# their content.
+# In each of two epochs, this script does what a data loader does: it lists all files, reads their
+# attributes, and reads their content.
 EPOCHS = """
 import os, sys
 for epoch in range(2):

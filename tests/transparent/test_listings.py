@@ -266,8 +266,8 @@ def test_the_source_is_only_looked_at(
         assert with_it <= 50 and without > 0, name
 
 
-# This test takes long, because it loads tensorflow twice. Without --long, the test above covers it:
-# its scripts make the same calls.
+# This test takes long, because it loads tensorflow twice. Without --long, the test above covers
+# this case: the scripts of that test make the same calls.
 @pytest.mark.long
 def test_tensorflow_only_looks_at_the_source(
     session_factory: Callable[..., Session], slow: SlowSource

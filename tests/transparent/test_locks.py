@@ -1,6 +1,6 @@
-"""Locks and leases that are taken through descriptors of copies exclude the same processes, and end
-at the same moment, as without the library. Some of these processes run under the library, others do
-not."""
+"""Locks and leases that are taken through descriptors of copies have the same effect as without the
+library: they exclude the same processes, and end at the same moment. Some of these processes run
+under the library, others do not."""
 
 from __future__ import annotations
 

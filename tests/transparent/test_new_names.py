@@ -18,8 +18,8 @@ from support.told import directories, list_each, wait_told
 
 from monarch_py.demo.slowsource import SlowSource
 
-# After the library has read a directory's attributes from the source, the catalog may answer for
-# the directory for this time [s].
+# The catalog may answer for a directory for this time [s] after the library has read the
+# directory's attributes from the source.
 LOOK_S = 1.0
 # Checks with many different calls whether each path exists, and prints the result or the error.
 ASK = """

@@ -87,8 +87,8 @@ class Trial:
         self._reader, self._seed, self._stack, self._pause_us = reader, seed, stack, pause_us
         self.node = site.nodes[0]
         self.made = {node: left(node) for node in site.nodes}
-        # Node whose daemon was started, but has not answered yet -> the time of the start, and the
-        # copies that were on the node before the start.
+        # For each node whose daemon was started but has not answered yet: the time of the start,
+        # and the copies that were on the node before the start.
         self._starting: dict[Session, tuple[float, set[Path]]] = {}
         self._started = 0
         self._readers = [self._start_reader(self._home(number)) for number in range(READERS)]
@@ -124,8 +124,8 @@ class Trial:
         self._readers.append(self._start_reader(oldest.session))
 
     def wait_reader_in(self, call: str) -> Reading:
-        """Waits until a reader is in a call of this name, and returns the reader. By then, the
-        reader may have left the call."""
+        """Waits until a reader is in a call of this name, and returns the reader. When this method
+        returns, the reader may have left the call."""
 
         def found() -> Reading | None:
             self.operations()
@@ -164,7 +164,7 @@ class Trial:
         return self.node.daemon
 
     def have_daemons(self) -> None:
-        """Starts missing daemons. With a probability of 0.6, then waits until all daemons answer.
+        """Starts missing daemons. Then, with a probability of 0.6, waits until all daemons answer.
         After one in five of these waits, makes the daemon of `node` drop its copies."""
         for node in self.site.nodes:
             if node.daemon is None:

@@ -141,7 +141,7 @@ class Reading:
         assert (self.process.returncode, said) == (0, "")
 
     def finish(self, timeout: float = 60) -> str:
-        """Like `end`, for a process that may have ended with any status; returns its messages."""
+        """Like `end`, but the process may have ended with any status. Returns its messages."""
         _, said = self.process.communicate(timeout=timeout)
         found = self._words()
         assert not any(found[name] for name in ("wrong", "errors", "leaked")), found

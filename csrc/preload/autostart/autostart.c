@@ -44,8 +44,8 @@ struct plan {
     uint64_t signals; /* signals that were blocked at load */
     uint32_t uid, gid;
     uint32_t wish; /* atomic: enum monarch_wish */
-    /* Atomic. The pid of the process in which a thread is trying to start a daemon; 0 if none is.
-     * Only that thread uses the fields below. */
+    /* Atomic. The pid of the process in which a thread is trying to start a daemon; 0 if no thread
+     * is trying. Only this thread uses the fields below. */
     uint32_t user;
     uint64_t blocked; /* signals that were blocked before the attempt */
     char record[MONARCH_RECORD_BYTES];
@@ -198,10 +198,10 @@ static int is_where_we_were_loaded(const struct plan *p) {
            inode_of("/proc/thread-self/ns/net", NULL) == p->net;
 }
 
-/* Returns whether a start is possible now. If a signal is blocked that was not blocked at load, the
- * start is postponed: the thread may be in a handler of that signal. The start is also postponed
- * while no descriptor is free. Any other obstacle is assumed to be permanent, so this process does
- * not try to start a daemon again. */
+/* Returns whether a start is possible now. The start is postponed if a signal is blocked now but
+ * was not blocked at load: the thread may be in a handler of that signal. The start is also
+ * postponed while no descriptor is free. Any other obstacle is assumed to be permanent, so this
+ * process does not try to start a daemon again. */
 static int may_start(const struct plan *p) {
     if (p->blocked & ~p->signals)
         return 0;
@@ -439,9 +439,9 @@ static int lacks_source(const struct session *s, const char *named) {
 }
 
 /* Returns whether the starter is needed although there is a session. It is needed in two cases: the
- * session's daemon was killed, or the daemon must learn of a new source. If there is a record for
- * this process's setting, the daemon already has the setting's sources, because a daemon that
- * starts removes the records of all other settings. */
+ * session's daemon was killed, or the daemon must learn of a new source. The second case cannot
+ * occur if there is a record for this process's setting. A daemon that starts removes the records
+ * of all other settings, so the daemon then has this setting's sources already. */
 static int needs_starter(const struct plan *p, const struct session *s) {
     return is_gone(s) ||
            (p->wish == MONARCH_WISH_UNKNOWN && lacks_source(s, value_of("MONARCH_SOURCE")));

@@ -15,9 +15,9 @@
 /* Shortest time between two starts [ns]. If a start has failed, an immediate second start would
  * usually fail too. */
 #define APART_NS 5000000000ULL
-/* A starter may find that no daemon should be started. It then marks its own start by making the
- * stored time an odd number. A start with this mark counts toward the limit STARTS only for this
- * long [ns]. */
+/* The time of each start is stored. If the starter then finds that no daemon should be started, it
+ * makes this time an odd number. A start with an odd time counts toward the limit STARTS only for
+ * this long [ns]. */
 #define UNNEEDED_NS 60000000000ULL
 
 static int is_private(int fd, mode_t type) {

@@ -153,9 +153,9 @@ BESIDE static void say_failed(const char *path) {
     sys_write(2, "\n", 1);
 }
 
-/* Turns the second process into the launched program. The second process leaves the process group
- * of the library's process, so that no signal to that group reaches it, but stays in the same
- * session (setsid). The docstring of `spawn` in monarch_py/daemon/starting.py says why it stays. */
+/* Turns the second process into the launched program. This process leaves the process group of the
+ * library's process, so that no signal to that group reaches it. The process stays in the same
+ * session (see setsid(2)). The docstring of `spawn` in monarch_py/daemon/starting.py says why. */
 BESIDE static int become(struct monarch_launch *l) {
     const uint64_t none = 0;
     int errors = -1;
@@ -206,8 +206,8 @@ static int is_reaped(struct monarch_launch *l) {
     return 1;
 }
 
-/* In a forked child, `l` is a copy of the parent's structure, and no other process uses the
- * copy. */
+/* In a forked child, `l` is a copy of the parent's structure. No other process uses the copy, so
+ * the result is 1. */
 int monarch_launch_is_over(struct monarch_launch *l) {
     if (l->owner != (uint32_t)sys_getpid())
         return 1;

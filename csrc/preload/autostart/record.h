@@ -1,5 +1,5 @@
-/* Reads the session's records. A starter reads the configuration, and stores in a record the facts
- * that the library needs, because the library cannot read YAML itself. */
+/* Reads the session's records. The library cannot read YAML itself. So a starter reads the
+ * configuration, and writes a record with the facts that the library needs. */
 #pragma once
 
 #include <stdint.h>

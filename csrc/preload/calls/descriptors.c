@@ -189,8 +189,8 @@ PUBLIC int fcntl(int fd, int command, ...) {
         will_share(fd);
     if (command == F_SETFD && monarch_has_backing())
         monarch_backing_flag_slow(fd, (int)(intptr_t)arg);
-    /* The descriptor is pinned: if another thread promoted it during the call, the promotion would
-     * restore the old flag. */
+    /* The descriptor is pinned, so that no other thread promotes it during the call: a promotion
+     * would restore the old flag. */
     if (command == F_SETFD && monarch_track_pin(fd, 0, &pin)) {
         int done = REAL(fcntl)(fd, command, arg);
         monarch_track_unpin(fd, &pin, pin.word);

@@ -73,10 +73,10 @@ static int is_promoted(struct session *s, const struct monarch_opening *o, int f
     return monarch_promote(fd, monarch_tracked(fd), &w);
 }
 
-/* Call this if `path` seemed to be outside all sources, but its open, whose result is `fd`, has
- * shown that the path's directory leads into a source. Looks up the path again, and makes `fd`
- * refer to the file's copy if there is one. The next open in the directory would be too late for
- * this, because the program may open no other file there. */
+/* Looks up `path` again, and makes `fd` refer to the file's copy if there is one. Call this if
+ * `path` seemed to be outside all sources, but its open, whose result is `fd`, has shown that its
+ * directory leads into a source. The next open in the directory would be too late, because the
+ * program may open no other file there. */
 __attribute__((noinline)) static void open_learnt(struct session *s, int dir, const char *path,
                                                   int flags, uint64_t took_ns, int fd) {
     struct monarch_opening o;

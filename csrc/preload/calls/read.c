@@ -57,7 +57,7 @@ int monarch_find_file(int fd, uint64_t tracked, struct monarch_wanted *w) {
                                              &w->entry->word, __ATOMIC_ACQUIRE)) == MONARCH_BYPASS)
             monarch_count_source(s, w->entry->size);
     } else if (s && !monarch_is_off(s) && !s->control->off) {
-        ; /* `tracked` is of an earlier session, in which the entry numbers were different */
+        ; /* `tracked` comes from an earlier session, whose entry numbers were different */
     } else {
         /* Monarch is switched off for a while, or the session's daemon has ended and no new daemon
          * has started yet */
@@ -219,7 +219,7 @@ static ssize_t read_at(int fd, struct monarch_wanted *w, void *buf, size_t n, of
         return REAL(pread)(fd, buf, n, at);
     if (r >= 0 || !done)
         return r < 0 ? r : r + (ssize_t)done;
-    errno = old_errno; /* returns the number of bytes that were read before the error */
+    errno = old_errno; /* the call returns how many bytes it had read before the error */
     return (ssize_t)done;
 }
 
@@ -238,8 +238,8 @@ __attribute__((noinline)) static int served(int fd, uint64_t tracked, uint64_t f
     if (!monarch_find_file(fd, tracked, w))
         return 0;
     /* After a promotion, the descriptor refers to the copy. But another thread may close the
-     * descriptor at any time. So this call opens the copy itself, and does not read through the
-     * descriptor. */
+     * descriptor at any time. So this read does not go through the descriptor, but opens the copy
+     * separately. */
     if (monarch_promote(fd, monarch_tracked(fd), w))
         monarch_progress_unseen(w->session, w->id, n);
     return 1;

@@ -28,8 +28,8 @@ PUBLIC void *mremap(void *at, size_t n, size_t wanted, int flags, ...) {
     return REAL(mremap)(at, n, wanted, flags, to);
 }
 
-/* A mapping that waits for its copy already has exactly the protection PROT_READ. So a call with
- * just PROT_READ changes nothing. */
+/* A mapping that waits for its copy already has exactly the protection PROT_READ. So a call that
+ * sets only PROT_READ changes nothing. */
 PUBLIC int mprotect(void *at, size_t n, int prot) {
     if (prot != PROT_READ)
         monarch_mappings_say(at, n, MONARCH_FORGET);

@@ -108,8 +108,8 @@ static int may_be_copy(const struct stat *st) {
            monarch_tier_on(s, st->st_dev, 0) >= 0;
 }
 
-/* Stands in for stat, lstat and fstatat, which glibc before 2.33 does not export: makes the
- * system call directly. */
+/* glibc before 2.33 does not export stat, lstat and fstatat. With such a glibc, this function
+ * replaces them: it makes the system call directly. */
 static int kernel_stat(int dir, const char *path, struct stat *st, int flags) {
     return (int)monarch_result(sys_fstatat(dir, path, st, flags));
 }
@@ -238,8 +238,8 @@ __attribute__((noinline)) static void time_of_copy(int dir, const char *path, in
         *mtime = (struct timespec){now.stx_mtime.tv_sec, now.stx_mtime.tv_nsec};
 }
 
-/* This is a separate function, because its buffer takes much of the stack, and few calls need
- * it. */
+/* This is a separate function, so that only the few calls that need its large buffer put that
+ * buffer on the stack. */
 __attribute__((noinline)) static int ask_source(const struct session *s,
                                                 const struct monarch_catalog *c,
                                                 const struct monarch_entry *e, unsigned mask,

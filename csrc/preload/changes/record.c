@@ -94,9 +94,9 @@ static void mark_entry(struct session *s, const struct monarch_catalog *c, int64
 /* Finds the catalog's entry for the path `name`, which the kernel has reported for an open file.
  * Returns the entry's number. Returns MONARCH_OUTSIDE if the path is in no source, and
  * MONARCH_UNKNOWN if the catalog has no such path. The kernel's path leads through no link. So if
- * the path equals a source's alias, the file is the link at the alias, which has no entry. If the
- * path is below the alias, the source is probably mounted at the alias, for example in a container,
- * and the entry is that of the source's file. */
+ * the path equals a source's alias, the open file is the link at the alias, and this link has no
+ * entry. If the path is below the alias, the source is probably mounted there, for example in a
+ * container. Then the entry is that of the source's file. */
 static int64_t find_name(struct session *s, const struct monarch_catalog **c, const char *name) {
     const char *rel;
     if (!(*c = monarch_catalog_of(s)))
@@ -164,9 +164,9 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
  * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
-/* Atomic: number of this process's calls so far that may have changed where paths lead, for example
- * renames or calls that make links. Entries contain this number, so each such call makes all of
- * them invalid. */
+/* Atomic: how many calls of this process so far may have changed where paths lead. Examples are
+ * renames, and calls that make links. Entries contain this number, so each such call makes all
+ * entries invalid. */
 static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }

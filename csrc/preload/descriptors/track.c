@@ -91,8 +91,8 @@ uint32_t monarch_track_process(void) {
 
 /* --- the words -------------------------------------------------------------------------------- */
 
-/* Number of opens so far. Each word contains the number of its open, so two opens of the same file
- * have different words. */
+/* Number of opens so far. A descriptor's word contains the number of the descriptor's open, so two
+ * opens of the same file have different words. */
 static uint32_t opens;
 
 void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
@@ -116,7 +116,7 @@ void monarch_track(struct session *s, int fd, uint64_t entry, uint64_t flags) {
 }
 
 /* Returns whether `fd` refers to the copy of its file, not to the source's file. `w` is the word of
- * `fd` in the table. If the source is a network file system, the call does not wait for its
+ * `fd` in the table. If the source is a network file system, this function does not wait for the
  * server. */
 static int is_of_copy(int fd, uint64_t w) {
     const struct session *s = monarch_track_session(w);
@@ -195,8 +195,9 @@ static int has_entered(int fd, uint64_t w, unsigned n, unsigned in_all) {
            (in_all >= ENTERED_ROUNDS || monarch_sleeps_in(SYS_lseek, (uint64_t)fd, seek_of(w)));
 }
 
-/* Removes the descriptor's word. First waits for threads that have pinned the word or seek on the
- * descriptor. Adds to *in_all the number of rounds in which it waits for threads that seek. */
+/* Removes the descriptor's word. First waits for threads that have pinned the word, and for threads
+ * that seek on the descriptor. Adds to *in_all the number of rounds in which it waits for threads
+ * that seek. */
 static void untrack(int fd, unsigned *in_all) {
     uint64_t w = monarch_tracked(fd);
     for (unsigned n = 0, pinned = 0; w;) {
@@ -275,8 +276,8 @@ int monarch_track_pin(int fd, uint64_t expected, struct monarch_pin *pin) {
 
 void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word) {
     /* If a call that the library did not see has closed the descriptor, another thread may have
-     * opened a file under the same number. So `word` replaces the number's word only if that word
-     * is still the one that this thread has pinned. */
+     * opened a file under the same number. So the number gets the word `word` only if it still has
+     * the word that this thread has pinned. */
     uint64_t seen = pin->word | TRACK_PINNED;
     change(fd, &seen, word);
     sys_signals(SIG_SETMASK, pin->signals);
@@ -307,9 +308,9 @@ static void end_seek(int fd, uint64_t seek) {
         ;
 }
 
-/* Signals are blocked, so that a signal handler that closes the descriptor does not wait for its
- * own thread. Blocking them changes nothing while lseek waits in the kernel, because a signal would
- * not end that wait anyway. */
+/* Signals are blocked, because a signal handler that closes the descriptor would wait for its own
+ * thread. While lseek waits in the kernel, the blocking makes no difference: a signal would not end
+ * that wait anyway. */
 long monarch_track_seek(int fd, uint64_t tracked, long by) {
     if (!monarch_track_is_mine())
         return -1;

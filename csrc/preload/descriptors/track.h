@@ -86,8 +86,8 @@ void monarch_track_unpin(int fd, const struct monarch_pin *pin, uint64_t word);
  * open file by now. */
 long monarch_track_seek(int fd, uint64_t tracked, long by);
 
-/* Call this before a close. Waits until a promotion (promote.h) in another thread has ended, which
- * takes little time, and stops tracking the descriptor. */
+/* Stops tracking the descriptor. Call this before a close. First waits until a promotion
+ * (promote.h) in another thread has ended, which takes little time. */
 void monarch_untrack_slow(int fd);
 static inline void monarch_untrack(int fd) {
     if (__builtin_expect(monarch_tracked(fd) != 0, 0))

@@ -9,8 +9,8 @@
 
 /* The configuration's `fill_after` delays the fill of a file until a program has requested a
  * certain share of the file. So each slot here counts how many KiB of one file this process has
- * requested: entry << 32 | KiB. If two files share a slot, a read of one resets the count of the
- * other. */
+ * requested. A slot's value is entry << 32 | KiB. If two files share a slot, a read of one resets
+ * the count of the other. */
 static uint64_t asked[1024] SELDOM;
 
 static int is_enough(const struct session *s, const struct monarch_entry *e, uint64_t id,

@@ -5,8 +5,8 @@
 #include "preload/session/session.h"
 #include "shared/sys.h"
 
-/* Maximum number of units that one call demands at a time: the unit that it needs first, and the
- * following units. */
+/* Maximum number of units that one call demands at a time. These are the first unit that the call
+ * needs, and the units that follow it. */
 #define AHEAD 8
 /* Maximum number of slots that are tried for one demand. */
 #define TRIES 32

@@ -145,7 +145,7 @@ static int64_t entry_of(const struct session *s, const struct monarch_catalog *c
 }
 
 /* Stores in *x the identity of the directory to which `path` leads. Returns 0 if `path` leads to no
- * directory. Does not ask the source's server if the kernel has cached the attributes. */
+ * directory. If the kernel has cached the attributes, the source's server is not asked. */
 static int look(const char *path, struct statx *x) {
     return sys6(SYS_statx, AT_FDCWD, (long)path, AT_STATX_DONT_SYNC,
                 STATX_TYPE | STATX_INO | STATX_MNT_ID, (long)x, 0) == 0 &&
@@ -260,9 +260,9 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
     return source >= 0 && monarch_root_is_ours(s, (unsigned)source, 0);
 }
 
-/* Returns whether the opened file is in a source, although the catalog does not know it: the scan
- * may not have found it yet. If the file is in no source, the library assumes the same of most
- * other files in its directory. So it records that the directory leads elsewhere. */
+/* The catalog does not know the opened file, perhaps because the scan has not found it yet. Returns
+ * whether the file is in a source. If it is in none, the library assumes the same of most other
+ * files in the file's directory. So the library records that the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

@@ -14,9 +14,9 @@
 #define TIME_BITS 39
 #define LOOK_HOLDS (1000000000ULL >> TICK_BITS)
 
-/* Returns whether the daemon's last comparison of the directories with the source is recent enough
- * for the catalog to answer. If a comparison was made but is too old, asks the daemon for another
- * one, unless `revalidate_ns` is 0. Returns 0 if no comparison was made yet. */
+/* Returns whether the daemon has compared the directories with the source recently enough for the
+ * catalog to answer. If the last comparison is too old, asks the daemon for a new comparison,
+ * unless `revalidate_ns` is 0. Returns 0 if no comparison was made yet. */
 int monarch_is_fresh(struct session *s) {
     uint64_t at = __atomic_load_n(&s->control->compared_ns, __ATOMIC_ACQUIRE);
     if (at && monarch_now_ns() - at < s->control->revalidate_ns)

@@ -56,7 +56,7 @@ int monarch_aim(struct session *s, int dir, const char *path, int is_open, struc
 int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, const char *path,
                              int follow);
 
-/* Resolves the path. Stores in *place the entry, and the path relative to the source, without links
- * and dots. */
+/* Resolves the path. Stores in *place the entry and the resolved path. The resolved path is
+ * relative to the source, and has no links and dots. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);

@@ -2,10 +2,10 @@
  *
  * A thread holds the lock only while it reads or changes the table. Meanwhile, it blocks all
  * signals that a program can handle. Otherwise, a signal handler of the program could leave this
- * code by a jump (siglongjmp), and the lock would never be released. A replacement takes longer, so
- * the thread that replaces a mapping does not hold the lock. During the replacement, the mapping's
- * slot is in the state REPLACING. Only a thread that is about to change the slot's range waits for
- * the end of the replacement.
+ * code by a jump (siglongjmp), and the lock would never be released. A thread that replaces a
+ * mapping does not hold the lock, because a replacement takes longer than a change of the table.
+ * During the replacement, the mapping's slot is in the state REPLACING. Only a thread that is about
+ * to change the slot's range waits for the end of the replacement.
  *
  * Names in brackets in the comments are steps of the model in tests/csrc/test_mapping_model.py. */
 #include "preload/mappings/mapping_table.h"

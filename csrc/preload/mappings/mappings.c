@@ -97,8 +97,8 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
     if (!o || monarch_slots_are_lost() || !monarch_mapped_file(s.begin, &s.file))
         return;
     uint64_t set = sys_signals(SIG_BLOCK, MOST_SIGNALS);
-    /* A child of vfork shares this memory, but must add no mapping: a thread that the child starts
-     * would end with the child. */
+    /* A child of vfork shares this memory, but must add no mapping. Otherwise the child could start
+     * the thread of move.c, which would end with the child. */
     int is_ours = 0;
     if (monarch_slots_lock(o) && !(is_ours = o->pid == (uint32_t)sys_getpid()))
         monarch_slots_unlock(o);
@@ -107,7 +107,7 @@ void monarch_mapping_add(const struct monarch_wanted *w, void *at, uint64_t n, i
         monarch_slots_unlock(o);
         start(o);
     }
-    /* All memory may have been locked since the call of monarch_mapping_can_wait. */
+    /* The program may have locked all its memory since monarch_mapping_can_wait was called. */
     if (__atomic_load_n(&refused, __ATOMIC_SEQ_CST))
         monarch_mappings_say(NULL, UINT64_MAX, MONARCH_FORGET);
     sys_signals(SIG_SETMASK, set);

@@ -150,10 +150,9 @@ static void replace(struct own *o, struct slot *s, const struct slot *seen, uint
     if (copy >= 0 && take(o, s, seen)) {
         done = map_over(seen, copy, word);
         s->tries++;
-        /* This thread releases the slot without taking the table's lock. The process may have given
-         * up the lock, and then no thread can take it. Another thread may nevertheless be waiting
-         * for this slot. In the model (tests/csrc/test_mapping_model.py), this is the step
-         * [release]. */
+        /* This thread releases the slot without taking the table's lock. If the process has given
+         * up the lock, no thread can take the lock, but another thread may be waiting for this
+         * slot. In the model (tests/csrc/test_mapping_model.py), this is the step [release]. */
         __atomic_store_n(&s->state, done || s->tries >= TRIES ? FREE : WAITING, __ATOMIC_RELEASE);
         if (monarch_slots_lock(o)) {
             monarch_slots_recount();
@@ -208,7 +207,8 @@ static long look(struct own *o, uint64_t *beat, uint64_t *since_ns) {
         else if (verdict == SOON)
             next_ns = SOON_NS;
     }
-    /* in the model (tests/csrc/test_mapping_model.py): the step [leave] */
+    /* In the model (tests/csrc/test_mapping_model.py), the rest of this function is the step
+     * [leave]. */
     if (!monarch_slots_lock(o))
         return 0;
     monarch_slots_recount();

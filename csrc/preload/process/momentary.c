@@ -33,9 +33,9 @@ static int is_forking(void) {
            monarch_now_ns() - __atomic_load_n(&fork_ns, __ATOMIC_RELAXED) < FORKING_NS;
 }
 
-/* `open_now` is raised before `forking` is checked. A thread that forks first raises `forking`
- * and then checks `open_now`. So if one thread opens a descriptor while another thread forks, at
- * least one of them sees that the other has raised its count. */
+/* This function raises `open_now`, and then checks `forking`. A fork raises `forking`, and then
+ * checks `open_now`. So if one thread opens a descriptor while another thread forks, at least one
+ * of them sees that the other has raised its count. */
 void monarch_momentary_begin(void) {
     add(&open_now);
     for (unsigned n = 0; __builtin_expect(is_forking(), 0);) {

@@ -23,9 +23,9 @@ int monarch_for_descriptors(void (*act)(int fd, void *data), void *data);
  * (kcmp). */
 int monarch_have_one_table(void);
 
-/* Returns whether a thread of this process sleeps in the system call `call` with these first and
- * fourth arguments. A thread that was stopped before the call, by a tracer or a filter, does not
- * count. Returns 0 if /proc cannot be read. */
+/* Returns whether a thread of this process sleeps in the system call `call`, with `first` and
+ * `fourth` as the call's first and fourth arguments. A thread that was stopped before the call, by
+ * a tracer or a filter, does not count. Returns 0 if /proc cannot be read. */
 int monarch_sleeps_in(long call, uint64_t first, uint64_t fourth);
 
 /* Returns the offset of a descriptor, or 0 if /proc cannot be read. Unlike lseek, this function

@@ -85,7 +85,7 @@ static void *address_of(const struct table *t, const ElfW(Sym) * symbol) {
 
 /* Returns the address of the symbol `name`, or NULL if the library does not define it. If the
  * symbol has a default version, returns that version. Otherwise returns a hidden version, because
- * some symbols have no other: since glibc 2.33, `__xstat` has only hidden versions. */
+ * some symbols have only hidden versions, for example `__xstat` since glibc 2.33. */
 static void *lookup(const struct table *t, const char *name, uint32_t hash) {
     const uint32_t *h = t->gnu_hash, buckets = h[0], first = h[1], blooms = h[2];
     const ElfW(Addr) *bloom = (const void *)(h + 4);
@@ -159,8 +159,8 @@ void monarch_real_init(void) {
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
     /* Normally libc comes after this library. But libc comes before this library if dlopen has
-     * loaded this library, or if another library needs this one. In both cases, all other libraries
-     * are searched, because any of them may define the functions. */
+     * loaded this library, or if another library needs it. Then all other libraries are searched,
+     * because any of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

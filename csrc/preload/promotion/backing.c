@@ -84,8 +84,8 @@ static int note(int fd, int high, int before) {
                                                       __ATOMIC_RELAXED))
         ;
     int noted = change(fd, (uint32_t)before + 1, (uint32_t)high + 1);
-    /* One of the two descriptors does not back `fd` now: `before` if `high` was recorded, otherwise
-     * `high`. The mark IS_BACKING is removed from this descriptor (`left`). */
+    /* `left` is the descriptor that does not back `fd` now: `before` if `high` was recorded,
+     * otherwise `high`. The mark IS_BACKING is removed from `left`. */
     int left = noted ? before : high;
     if (left >= 0 && change(left, IS_BACKING | (uint32_t)(fd + 1), 0))
         __atomic_fetch_sub(&monarch_backing_count, 1, __ATOMIC_SEQ_CST);

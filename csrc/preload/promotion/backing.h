@@ -63,7 +63,7 @@ void monarch_backing_close_range(unsigned first, unsigned last);
  * there is none. A backing descriptor must stay open if the descriptor to which it belongs is not
  * in the range. */
 uint64_t monarch_backing_that_stays(uint64_t from, unsigned first, unsigned last);
-/* Call this when FD_CLOEXEC of all descriptors from `first` to `last` is set. */
+/* Call this when a call sets FD_CLOEXEC on all descriptors from `first` to `last`. */
 void monarch_backing_flag_range(unsigned first, unsigned last);
 
 static inline int monarch_has_backing(void) {

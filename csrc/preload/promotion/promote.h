@@ -18,9 +18,9 @@ int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when
  * the program requests locks or asynchronous signals on this file. A promotion closes a descriptor
- * of the file, and the close of any descriptor of the file would drop the locks. If the promotion
- * of a descriptor of the file has already begun, waits until it has ended. Returns 0 if the
- * promotion does not end within 5 s, because the source does not answer. */
+ * of the file, and the close of any descriptor of the file would drop the locks. If a promotion of
+ * such a descriptor has already begun, waits for its end. Returns 0 if it has not ended after 5 s,
+ * which happens when the source does not answer. */
 int monarch_keep_locks(int fd);
 /* Compares a source's file with its entry in the catalog. If they differ, records the file as
  * changed, so that its reads go to the source. Call this after a lock was granted on the file. */

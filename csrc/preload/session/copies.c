@@ -71,8 +71,8 @@ monarch_behind_copy(struct session **s, const struct monarch_catalog **c, const 
         int t = monarch_tier_on(*s, st->st_dev, 0);
         if (t < 0)
             continue;
-        /* For a session that a newer one has replaced, only a catalog that is already mapped is
-         * used. None is mapped here, because it might belong to the new daemon, whose catalogs have
+        /* If a newer session has replaced this one, only a catalog that is already mapped is used.
+         * No catalog is mapped here, because it might belong to the new daemon, whose catalogs have
          * the same names. */
         *c = newest ? monarch_catalog_of(*s) : __atomic_load_n(&(*s)->catalog, __ATOMIC_ACQUIRE);
         for (; *c && t >= 0; t = monarch_tier_on(*s, st->st_dev, t + 1)) {

@@ -18,8 +18,8 @@ __attribute__((noinline)) static int is_mounted_upon(const char *path, uint32_t 
     char buf[512];
     /* index of the current field in its line, counted from 0; field 4 is the mount point */
     unsigned field = 0;
-    /* As long as `differs` is 0: number of bytes of the mount point that were read so far. All of
-     * them are equal to the beginning of `path`. */
+    /* Valid only as long as `differs` is 0: the number of bytes of the mount point that were read
+     * so far, all of which are equal to the beginning of `path`. */
     size_t same = 0;
     int differs = 0, found = 0;
     int fd = sys_openat(AT_FDCWD, "/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);

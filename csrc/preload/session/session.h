@@ -155,8 +155,8 @@ void monarch_ring(struct session *s);
 /* Returns whether monarch_hint_scan would probably have room for another path. */
 int monarch_may_hint_scan(const struct session *s);
 /* Sends the daemon a path that is not in its catalog. The path is only a hint: if there is no room
- * for it, nothing is sent. is_part: 1 if the program has read only a small part of the file, so
- * that the daemon does not fill the file. */
+ * for it, nothing is sent. is_part: 1 if the program has read only a small part of the file. The
+ * daemon then does not fill the file. */
 void monarch_hint_scan(struct session *s, unsigned source, const char *path, size_t len,
                        int is_part);
 

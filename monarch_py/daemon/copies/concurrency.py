@@ -39,8 +39,8 @@ MEMORY_S = 60.0
 # decreases. If the present mean is still more than HELPED times the earlier mean, the decreases are
 # undone.
 IN_VAIN, HELPED = 3, 0.95
-# SOME_OPENS : opens are judged only if there are at least this many.
-# LEAST_S : the least mean is chosen among means that each cover at least this time [s].
+# SOME_OPENS : opens are judged only if there are at least this many of them.
+# LEAST_S : the least mean time of opens is chosen among means over at least this time [s] each.
 SOME_OPENS, LEAST_S = 16, 1.0
 
 
@@ -50,7 +50,7 @@ class Counted:
 
     n_bytes, files : bytes that fills have read from the sources, and files that they have read to
         the end
-    opens, open_s : opens that programs made at the sources themselves, and the total time of these
+    opens, open_s : opens that programs themselves made at the sources, and the total time of these
         opens [s]
     """
 
@@ -63,11 +63,11 @@ class Counted:
 class Delay:
     """Judges whether the daemon's reads make programs wait longer for a source. As in LEDBAT (RFC
     6817), the present mean time of an open is compared with the least mean time of the last minute.
-    The least mean time already includes the time for which programs make each other wait. Reads are
-    not judged, because the time of a read depends on its size."""
+    The least mean time already includes the time for which programs make each other wait. Only
+    opens are judged, because the time of a read depends on its size."""
 
     def __init__(self) -> None:
-        # The mean times of an open that were measured in the last MEMORY_S. Each element is a pair:
+        # The mean times per open, as measured in the last MEMORY_S. Each element is a pair:
         # (time at which the measurement expires, mean time) [s].
         self._least: deque[tuple[float, float]] = deque()
         # The mean time that is being measured now: (start, opens, total time).
@@ -101,8 +101,8 @@ class Delay:
         return not self.was_usual
 
     def _least_s(self, now_s: float) -> float:
-        """Returns the least mean time of an open [s]. While there is no complete mean of the last
-        MEMORY_S, the result is the mean in progress, or infinity if it covers no open yet."""
+        """Returns the least mean time of an open [s] that was measured in the last MEMORY_S. If
+        there is none, returns the mean in progress, or infinity if this mean covers no open yet."""
         while self._least and self._least[0][0] < now_s:
             self._least.popleft()
         if self._least:

@@ -73,9 +73,9 @@ class Copies:
     # --- publishing ---------------------------------------------------------------------------
 
     def made(self, results: Array) -> Bools:
-        """Processes the results of successful fills and checks. The engine has published nearly all
-        of these copies already. The few other copies are published or dropped here. Returns, for
-        each result, whether its copy is published now, (n,)."""
+        """Processes the results of successful fills and checks. The engine has already published
+        the copies of nearly all results. This method publishes or drops the few other copies.
+        Returns, for each result, whether its copy is published now, (n,)."""
         fills = results[results["kind"] == JobKind.FILL]
         self._count(fills)
         self._decide(results[results["is_published"] == 0])
@@ -118,8 +118,8 @@ class Copies:
             self.forget(ids[~(changed | lost)], State.BYPASS, Reason.NO_ROOM)
 
     def adopt(self, ids: Ids, rows: Array, tier_number: int) -> None:
-        """Publishes copies of earlier sessions that match the files at the source and need no
-        check.
+        """Publishes copies that earlier sessions have made. These copies match the files at the
+        source and need no check.
 
         ids : (n,) the entries of the copied files;  rows : (n,) the copies' rows of the manifest
         """

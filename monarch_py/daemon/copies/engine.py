@@ -1,4 +1,4 @@
-"""The Python side of the copy engine: orders and results in bulk, as numpy arrays."""
+"""The Python side of the copy engine: gives orders and takes results in bulk, as numpy arrays."""
 
 import logging
 import socket
@@ -65,10 +65,10 @@ BUFFER_BYTES, BUFFERS_SHARE = 1 << 20, 1 / 16
 # reader waits for) run at a time. At other times the limit adapts to the throughput, but is never
 # lower than LEAST_FETCHES.
 LEAST_FETCHES = 2
-# Sources are fast if programs hardly wait for them. Until JUDGED_FILLS fills have ended, programs'
-# opens show this, provided that there were at least SOME_OPENS opens: the sources count as fast if
-# the mean time per open is less than AT_HAND_S [s]. (An open takes longer if the file system asks a
-# server.) In all other cases, the fills show whether the sources are fast.
+# Sources are fast if programs hardly wait for them. Programs' opens decide this until JUDGED_FILLS
+# fills have ended, but only if there were at least SOME_OPENS opens. The sources then count as fast
+# if the mean time per open is less than AT_HAND_S [s]. (An open takes longer if the file system
+# asks a server.) In all other cases, the fills decide.
 JUDGED_FILLS, SOME_OPENS, AT_HAND_S = 32, 16, 20e-6
 # While programs use all processors, and programs' opens show that the sources are fast, background
 # fills run only for WORKED_S out of every WORKED_EACH_S [s].
@@ -155,9 +155,8 @@ class Engine:
 
     @property
     def stands_back(self) -> bool:
-        """Whether background fills leave the processors to programs. They do so under two
-        conditions: no processor is idle, and the sources are so fast that programs hardly wait for
-        them."""
+        """Whether background fills leave the processors to programs. They do so if no processor is
+        idle and the sources are so fast that programs hardly wait for them."""
         return self._idle is not None and self._spare < self._reads.most
 
     def flows(self, places: int) -> Uints:
@@ -198,8 +197,8 @@ class Engine:
         ids : (n,) the entries
         words : (n,) words that name the tiers and numbers of the copies
         sums : (n,) the checksums that a CHECK or COMPARE expects
-        peers : (n, MONARCH_ASKED) the nodes that a FILL asks before it reads the source, in this
-            order; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
+        peers : (n, MONARCH_ASKED) the nodes that a FILL asks, in this order, before it reads the
+            source; -1 for none. MONARCH_HAS_IT is added to the number of a node that has a complete
             copy
         """
         whose, n = (self.c, self._shared.catalog.c), len(ids)
@@ -247,9 +246,9 @@ class Engine:
 
     def set_homes(self, ids: Array, asked: Array, keeps: Bools) -> None:
         """Tells the engine which nodes keep the files of these entries. In a cluster, the engine
-        needs this for the fills that it orders on its own. From the first call of this method on,
-        it orders only fills of files whose entries were passed in this call or another one. Python
-        must order the fills of all other files. Raises MemoryError if there is no memory.
+        needs this for the fills that it orders on its own. After the first call of this method, the
+        engine orders only fills of files whose entries were passed in one of the calls. Python must
+        order the fills of all other files. Raises MemoryError if there is no memory.
 
         ids : (n,) the entries
         asked : (n, MONARCH_ASKED) the nodes that a fill asks, -1 for none
@@ -278,7 +277,7 @@ class Engine:
         return int(lib.monarch_engine_withdraw(self.c, len(ids), pointer(ids, np.uint64)))
 
     def queues(self, peers: int) -> npt.NDArray[np.uint32]:
-        """Returns the number of unfinished orders that ask each peer first, (peers,)."""
+        """Returns, for each peer, how many unfinished orders ask this peer first, (peers,)."""
         lengths = np.zeros(peers, dtype=np.uint32)
         lib.monarch_engine_queues(self.c, pointer(lengths), peers)
         return lengths
@@ -385,9 +384,9 @@ class Engine:
         lib.monarch_engine_await(self.c, is_awaited)
 
     def take_handovers(self) -> bool:
-        """Starts to receive, from the session's handover sockets, descriptors of files that
-        programs have read. Returns False if the sockets cannot be made, or no thread can be
-        started.
+        """Starts to receive descriptors from the session's handover sockets. The descriptors belong
+        to files that programs have read. Returns False if the sockets cannot be made, or no thread
+        can be started.
         """
         session = self._shared.session
         try:

@@ -27,8 +27,8 @@ from monarch_py.policies.placement import NOWHERE
 # The search for copies to evict runs at most once every LOOK_S [s], and takes at most the share
 # SHARE of the loop's time.
 LOOK_S, SHARE = 0.1, 0.05
-# Eviction assigns files to a tier only as long as the files that are assigned to the tier, and
-# whose fills have not begun, have at most this total size [bytes]. A single file may be larger.
+# Limit on the total size [bytes] of the files that are assigned to a tier and whose fills have not
+# begun. Eviction assigns files to the tier only within this limit. A single file may be larger.
 MOST_BYTES = 64 << 20
 # One search makes room for at most MOST_FILES files in a tier. To make room for n files, it
 # examines TIMES * n of the tier's copies: those whose next use is farthest in the future.
@@ -37,8 +37,8 @@ MOST_FILES, TIMES = 2048, 4
 # by files outside the plan or by other users of the file system. Once a tier has lacked room for
 # longer than SHORT_S [s], the files that do not fit are no longer assigned to it.
 SHORT_S = 10.0
-# Once this much time [s] has passed since the distances to the next uses were requested, the
-# computed distances are out of date, and are no longer used.
+# The distances to the next uses are computed on request. If the request was made more than this
+# time [s] ago, the distances are out of date, and are no longer used.
 OLD_S = 5.0
 
 Uses = Ints

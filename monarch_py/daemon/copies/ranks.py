@@ -22,8 +22,8 @@ from monarch_py.daemon.segments import Shared
 from monarch_py.native import ffi, lib
 from monarch_py.policies.lobster.queues import queue_seconds, share_threads
 
-# A prediction is made every WINDOW_S [s], or less often, so that predictions take at most the share
-# MOST_OF_TIME of the daemon's time.
+# A prediction is made every WINDOW_S [s]. Predictions are made less often if they would otherwise
+# take more than the share MOST_OF_TIME of the daemon's time.
 WINDOW_S = 0.1
 MOST_OF_TIME = 0.02
 # For each rank, the total size of the files that it has opened decays exponentially with the time
@@ -32,7 +32,7 @@ MEMORY_S = 0.5
 # The thread time is cut into SLICES slices per rank on average. `share_threads` searches for the
 # best division of the slices among the ranks. The cost of the search grows with the square of the
 # number of slices. So with more than MOST_SEARCHED ranks there is no search: each rank gets slices
-# in proportion to its load. With so many slices, a search would find about the same division.
+# in proportion to its load. A search among that many slices would find nearly this division.
 SLICES, MOST_SEARCHED = 8, 8
 # Each rank's load counts as at least this share of the mean load. Otherwise the readers of a rank
 # with few misses could wait so long that they exceed their time limit (csrc/preload/fill/wait.c).
@@ -81,9 +81,9 @@ class Ranks:
         self.engine, self.is_on, self._clock = engine, is_on, clock
         counted = ffi.buffer(ffi.addressof(shared.clients, "rank"))
         numbers: Uints = np.frombuffer(counted, dtype=np.uint64)
-        # (MONARCH_RANKS, 2): for each rank, the total size of the files that it has opened, and the
-        # total size of those among them that should have had a copy but had none. Row 0 counts
-        # processes without a rank.
+        # (MONARCH_RANKS, 2): two total sizes of files for each rank. The first is of all files that
+        # the rank has opened. The second is of those opened files that should have had a copy but
+        # had none. Row 0 counts processes without a rank.
         self._counts = numbers.reshape(lib.MONARCH_RANKS, -1)[:, :2]
         self._seen = self._counts.astype(np.float64)
         self._recent = np.zeros_like(self._seen)

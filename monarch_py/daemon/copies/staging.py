@@ -66,13 +66,13 @@ class Staging:
         # The staged files, in the order of their arrival or last open. A copy that another part of
         # the daemon has dropped stays in the dict until the next `_drop`.
         self._entries: dict[int, None] = {}
-        self.refused: list[Ids] = []  # files that the source serves until `let_in`
+        self.refused: list[Ids] = []  # files that the source serves until `let_in` is called
         self.staged = self.dropped = 0
 
     # --- contents -------------------------------------------------------------------------------
 
     def arrived(self, ids: Ids) -> None:
-        """Notes files whose copies have arrived here."""
+        """Notes files whose copies have arrived in the staging area."""
         for entry in ids.tolist():
             self._entries.pop(entry, None)
             self._entries[entry] = None
@@ -156,8 +156,8 @@ class Staging:
         self.refused.append(ids)
 
     def let_in(self) -> None:
-        """Makes the files ABSENT that `refuse` has left to the source, so that they can be
-        requested again. Call it when copies have arrived, or when dropped copies were removed."""
+        """Sets to ABSENT the files that `refuse` has left to the source, so that they can be
+        requested again. Call this when copies have arrived, or when dropped copies were removed."""
         if not self.refused:
             return
         ids, self.refused = np.concatenate(self.refused), []

@@ -1,4 +1,5 @@
-"""`prefetch: auto`: once programs read through a directory, fills its other files ahead of time.
+"""Implements `prefetch: auto`: once programs read through the files of a directory, fills its other
+files ahead of time.
 
 In a cluster, each file has a home, which is the node that reads the file from the source for all
 nodes. Each node first fills the files whose home it is. It fetches files from their homes on other
@@ -86,7 +87,8 @@ class _Filled:
 
 class Directories:
     """Finds the directories that programs read through: directories of which programs are likely to
-    read every file. NAMES is the number of files that programs must have read before."""
+    read every file. A directory is found only after programs have read NAMES files in or below
+    it."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first
@@ -121,8 +123,9 @@ class Directories:
 
 
 class DirectoryPrefetch:
-    """Orders fills in the directories that programs read through (see `Directories`). Runs in the
-    daemon's loop, never blocks, and processes files in arrays instead of one by one.
+    """Orders fills in the directories of which programs are likely to read every file (see
+    `Directories`). Runs in the daemon's loop, never blocks, and processes files in arrays instead
+    of one by one.
 
     is_on : whether anything is prefetched
     unused : files that were prefetched and that no program has opened
@@ -132,8 +135,8 @@ class DirectoryPrefetch:
         self.filler, self.shared, self.is_on = filler, filler.shared, is_on
         self.unused = UnusedPrefetch(self.shared)
         self._directories = Directories()
-        # For each home, the files that were found in the filled directories, and whose fill is
-        # still to be ordered.
+        # The files that were found in the filled directories, and whose fill is still to be
+        # ordered: one array for each _Home.
         self._next: list[Ids] = [NO_IDS, NO_IDS]
         self._idle = IdleCores()
         self._ids = np.empty(QUEUE, dtype=np.uint64)
@@ -199,9 +202,9 @@ class DirectoryPrefetch:
     # --- filling the directories ----------------------------------------------------------------
 
     def step(self) -> bool:
-        """Runs one iteration: orders fills in the directories that programs read through, within
-        the limit on unused files. Returns whether more of the catalog is to be examined in the next
-        iteration, without a pause."""
+        """Runs one iteration: orders fills in the directories that `Directories` has found, within
+        the limit on unused files. Returns whether the next iteration must follow without a pause,
+        to examine more of the catalog."""
         self._is_waiting = False
         if not self.is_on:
             return False
@@ -325,9 +328,9 @@ class DirectoryPrefetch:
     # --- starting over --------------------------------------------------------------------------
 
     def _put_back(self) -> None:
-        """Forgets the files that `_find` has found and whose fill is not ordered yet. A directory
-        was just added, and its files are filled first. `_find` will find the forgotten files again
-        later."""
+        """Forgets the files that `_find` has found and whose fill is not ordered yet. The files of
+        a directory that was just added are filled first. `_find` will find the forgotten files
+        again later."""
         for home, ids in enumerate(self._next):
             first = int(ids.min()) if len(ids) else lib.MONARCH_MAX_ENTRIES
             for filled in self._directories.filled:

@@ -31,8 +31,8 @@ log = logging.getLogger("monarch.filler")
 
 # There are three kinds of orders: fills from sources for files in use, fills from peers for files
 # in use, and orders for other files. The engine has at most this many orders of each kind at a
-# time. With so many orders, its threads never wait for Python. More orders would only take memory,
-# about 500 bytes each.
+# time. This number is so large that the engine's threads never wait for Python. More orders would
+# only take memory, about 500 bytes each.
 ORDERS = 2048
 # The largest total size [bytes] of the files whose background fills were ordered and have not
 # ended. The limit is low, because room is reserved for a fill as soon as the fill is ordered.
@@ -44,7 +44,7 @@ NO_TIER_ROOM = TierRoom(0, 0, 512)
 # If a node's tiers have had no room for this long [s], the files that the node should keep are
 # passed on to other nodes.
 LACKS_S = 1.0
-# If no fill was ordered for this long [s], the engine is granted no more room.
+# If no fill was ordered for this long [s], the engine is no longer granted room.
 GRANTED_S = 2.0
 
 
@@ -136,9 +136,9 @@ class Filler:
     def end_turn(self) -> None:
         """Grants the engine room in the tiers. Until the next iteration, the engine may use this
         room to order fills on its own, for files that readers wait for. It places these files where
-        the filler would place them. No room is granted while a plan assigns files to tiers. No room
-        is granted either if no fill was ordered for GRANTED_S. Without a grant, the loop need not
-        measure the room of the tiers, so a tier that hangs does not block the loop."""
+        the filler would place them. No room is granted while a plan assigns files to tiers, or if
+        the last fill was ordered at least GRANTED_S ago. Without a grant, the loop need not measure
+        the room of the tiers, so a tier that hangs does not block the loop."""
         is_ready = self.nodes is None or self.nodes.is_ready
         is_used = time.monotonic() - self._ordered_at < GRANTED_S
         may = is_used and is_ready and not (self.policy.follows_plan or self.shared.control.off)
@@ -353,9 +353,10 @@ class Filler:
         return len(ids)
 
     def rooms(self) -> list[TierRoom]:
-        """Returns the free room of each tier, so that the policy can choose a tier. Some room of a
-        tier on the catalog's file system is reserved until the scan has ended and the catalog was
-        shrunk. The catalog has precedence, because a file without an entry can never get a copy."""
+        """Returns the free room of each tier, so that the policy can choose a tier. If a tier is on
+        the catalog's file system, some of its room is reserved for the catalog until the scan has
+        ended and the catalog was shrunk. The catalog has precedence, because a file without an
+        entry can never get a copy."""
         growing = set() if self.scanner.is_settled else self._beside
         return [
             NO_TIER_ROOM if tier is None else tier.room(is_shared=number in growing)
@@ -367,8 +368,7 @@ class Filler:
         copies may be dropped to make room for a file, the file waits until these copies are
         removed. (Copies of datasets that are not configured are dropped first.) All other files are
         to be staged. If there is no staging area, these files are left to the source at once,
-        because readers may wait for them, and their fills are retried when no fill runs any
-        more."""
+        because readers may wait for them. Their fills are retried when no fill runs any more."""
         if not len(ids):
             return ids
         leaves = any(self.copies.leaving[: self.staging.number])
@@ -529,7 +529,8 @@ class Filler:
 
     def take_back(self, ticket: str) -> int:
         """Cancels the fills that a command has requested. Fills that have begun go on, and so do
-        fills of files that a program or another command wants. Returns how many were cancelled.
+        fills of files that a program or another command wants. Returns the number of cancelled
+        fills.
 
         ticket : names the command
         """

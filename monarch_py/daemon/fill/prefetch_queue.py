@@ -23,7 +23,7 @@ class PrefetchQueue:
     def __init__(self, *, eager: bool) -> None:
         self.eager = eager
         # The elements of both queues are (ticket, files). The ticket names the command that has
-        # requested the files; it is "" if no command has.
+        # requested the files. If no command has requested the files, the ticket is "".
         self._asked: deque[tuple[str, Ids]] = deque()
         self._met: deque[tuple[str, Ids]] = deque()
         # Files that `next` has handed out and whose fill has not ended: they are still WANTED or

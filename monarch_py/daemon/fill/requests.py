@@ -24,7 +24,7 @@ ENTRY_OF_DEMAND = int(lib.MONARCH_MAX_ENTRIES)
 class FillRequests:
     """The queues of files that are WANTED in the catalog. When a file reaches the head of a queue,
     the filler checks the file's state again, because the state may have changed since the file was
-    queued. For example, the file may also be in another queue, and be filled already.
+    queued. For example, the file may be in two queues, and may have been filled already.
 
     eager : whether all files are filled. Files that programs use come first, then files that
         `monarch warm` names, then all other files
@@ -43,8 +43,8 @@ class FillRequests:
         self._by_way: tuple[deque[Ids], deque[Ids]] = (deque(), deque())
         # Files that readers wait for.
         self._awaited: deque[Ids] = deque()
-        # Files that no tier has room for until copies have been removed, as (files, whether
-        # programs use these files).
+        # Files that must wait until copies have been removed, because no tier has room for them.
+        # Each element is a pair: (files, whether programs use these files).
         self._no_room_yet: list[tuple[Ids, bool]] = []
         demands = ffi.buffer(ffi.addressof(shared.clients, "demand"))
         self._demands: Uints = np.frombuffer(demands, dtype=np.uint64)
@@ -205,8 +205,8 @@ class FillRequests:
         return again
 
     def try_again(self, ids: Ids) -> None:
-        """Retries fills of files in use: queues those of the files `ids` that are BYPASS because
-        they had no room."""
+        """Retries fills of files in use. Queues each file of `ids` that is BYPASS because it had no
+        room."""
         if len(again := self.let_in_again(ids, Reason.NO_ROOM)):
             self.again(again, in_use=True)
 

@@ -87,8 +87,8 @@ class UnusedPrefetch:
         return np.asarray(ids[again])
 
     def refused(self, ids: Ids) -> Ids:
-        """Returns those of the files `ids`, which programs open now, that found no room in an
-        earlier use."""
+        """Returns the files among `ids` that found no room in an earlier use. Programs open all
+        files of `ids` now."""
         self._age()
         return np.asarray(ids[self._marked(ids) & REFUSED != 0])
 

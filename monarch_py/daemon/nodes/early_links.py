@@ -27,7 +27,7 @@ class EarlyLinks:
         self._thread = threading.Thread(
             target=self._connect, args=(missing[:MOST_LINKS],), name="peers-early", daemon=True
         )
-        # If no thread can be started, fetches connect all links.
+        # If the thread cannot be started, fetches connect the links that they lack.
         try:
             self._thread.start()
         except RuntimeError:
@@ -45,7 +45,7 @@ class EarlyLinks:
                 self._end.wait(RETRY_S)
 
     def close(self) -> None:
-        """Ends the thread. Waits for a handshake that has begun, which has a time limit."""
+        """Ends the thread. Waits for a handshake that has begun. Handshakes have a time limit."""
         if not self._end.is_set():
             self._end.set()
             self._thread.join()

@@ -98,9 +98,10 @@ class RouteChooser:
     # --- the choice between a node and the source -----------------------------------------------
 
     def choose(self, ids: Ids, asked: Asked, sizes: Uints, due_s: Floats) -> None:
-        """Chooses between the source and a node, for each file that a node is known to have. If the
-        second of two nodes is known to be faster, it is put first (see `Routing`). The source is
-        compared with the first node. The result is written into `asked`.
+        """Chooses between the source and a node, for each file that a node is known to have. If
+        `asked` has two nodes for a file, and the second is known to be faster, the second is put
+        first (see `Routing`). The source is then compared with the first node. The result is
+        written into `asked`.
 
         asked : (n, MONARCH_ASKED) the nodes that the fill of each file asks. If the source is
             chosen, the fill asks no node. MONARCH_HAS_IT is added to the number of a node that has

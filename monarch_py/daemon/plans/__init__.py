@@ -1,1 +1,1 @@
-"""Access plans: the programs' progress, placement of files, and fetches ahead."""
+"""Tracks programs' progress in access plans, places the plans' files, and fetches files ahead."""

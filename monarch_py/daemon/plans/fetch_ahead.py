@@ -114,8 +114,8 @@ class FetchAhead:
         return np.asarray((word.state(words) == State.ABSENT) & (word.copy(words) == 0))
 
     def step(self) -> None:
-        """Runs one iteration: orders as many fetches as may run at a time. The files that are used
-        next come first. Then come those later files that this node is to keep."""
+        """Runs one iteration: orders as many fetches as may run at a time. First orders the files
+        that are used next, and then those later files that this node is to keep."""
         self._look_ahead()
         self.filler.readahead.order(self._paged)
         catalog = self.shared.catalog

@@ -185,8 +185,8 @@ class PlanManager:
             self.evictions.end()
 
     def _know_used(self, tracker: PlanTracker) -> None:
-        """Tells `filler.routes` which files are complete on the nodes that own them: the files of
-        each run (see Run in plan/timeline.py) that all nodes have finished."""
+        """Tells `filler.routes` which files are complete on the nodes that own them. Once all nodes
+        have finished a run (see Run in plan/timeline.py), the files of this run are complete."""
         ids, places = tracker.take_used(), self.filler.routes
         if len(ids) and places is not None and self._nodes is not None:
             owner = self.filler.policy.owners(ids)
@@ -199,7 +199,8 @@ class PlanManager:
         log.warning("the plan %s is no longer followed: %s", tracker.file, tracker.why)
 
     def _give_up(self) -> None:
-        """Makes this node keep files as it does without a plan, because all plans were dropped."""
+        """Makes this node keep files as it does without a plan. Call it when all plans were
+        dropped."""
         self.filler.policy.forget_plan()
         # Files of the dropped plans must not be fetched while another plan is being placed.
         self._fetch_ahead.begin(NO_IDS)

@@ -1,4 +1,4 @@
-"""Decides on which nodes, and in which tier of this node, the files of access plans are kept.
+"""Decides which nodes keep the files of access plans, and in which tier this node keeps a file.
 
 Each file has one owner. Other nodes keep the file as well if they have room left. The most
 frequently used files lie in the fastest class of storage (section 5.1 of the NoPFS paper;
@@ -53,8 +53,8 @@ class PlacementResult:
 
 
 def source_of(index: Index, sources: Sequence[SourceConfig]) -> tuple[int, str]:
-    """Finds the source that contains the dataset of a plan. Returns the source's number and "", or,
-    if no source contains the dataset, -1 and the reason why the plan cannot be followed."""
+    """Finds the source that contains the dataset of a plan. Returns the source's number and "". If
+    no source contains the dataset, returns -1 and the reason why the plan cannot be followed."""
     root = os.path.realpath(index.root)
     for number, source in enumerate(sources):
         if Path(root).is_relative_to(source.real_path):
@@ -202,8 +202,8 @@ class PlacementTask:
     def _as_dealt(
         self, told: list[list[tuple[Int32s, Int32s]]], where: list[Any], ids: Ids
     ) -> tuple[Holders, Bools]:
-        """Returns the holders of each file, and which files this node holds, for plans that assign
-        samples to nodes. Files that these plans do not assign, for example the files of another
+        """For plans that assign samples to nodes, returns the holders of each file, and which files
+        this node holds. Files that these plans do not assign, for example the files of another
         plan, stay on the nodes that were chosen by the files' hashes."""
         assert self.nodes is not None
         holders, mine = self.nodes.policy.holders(ids), self.nodes.policy.kept[ids]

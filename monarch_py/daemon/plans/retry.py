@@ -17,8 +17,8 @@ from monarch_py.util.processes import began, mapping
 class Job:
     """The processes that use a session when `is_over` is first called.
 
-    prefix : the beginning of the paths of the session's catalogs. A process with such a catalog
-        mapped uses the session: it has looked up a file of the sources
+    prefix : the beginning of the paths of the session's catalogs. A process that maps such a
+        catalog has looked up a file of the sources, and so uses the session
     over_at : the time.monotonic() at which all these processes were found to have ended [s];
         infinity until then
     """

@@ -1,1 +1,2 @@
-"""The scan of the sources into the catalog: its order, its pace, and the later revalidation."""
+"""The scan, which adds the sources' files to the catalog: its order, its pace, and the later
+revalidation of the catalog."""

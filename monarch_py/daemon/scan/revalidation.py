@@ -86,8 +86,8 @@ class Metadata:
         first, self._listed = self._listed, len(self.scanner.sources)
         catalog = self.shared.catalog
         # The times at which the scan read the listings are not recorded. Every listing therefore
-        # counts as read at the scan's start, and a directory counts as young unless it was last
-        # changed at least YOUNG_S before that start.
+        # counts as read at the scan's start. A directory counts as young if it was changed less
+        # than YOUNG_S before that start, or later.
         began = self.scanner.began
         young_ns = int((time.time() - (time.monotonic() - began) - YOUNG_S) * 1e9)
         lib.monarch_catalog_list(catalog.c, young_ns, first)

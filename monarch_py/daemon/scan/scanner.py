@@ -38,11 +38,11 @@ NAMES = 4
 # each directory, at most this many of these files are examined.
 LOOKS = 64
 # The scan runs without a limit while enough of the files that it finds have copies of earlier
-# sessions: as long as the files without such a copy outnumber the files with one by at most MISSES.
+# sessions. Files without such a copy may outnumber files with one by at most MISSES.
 MISSES = 256
-# The catalog is shrunk this long after the end of a scan [s]. For 20,000 files, this takes 5 ms of
-# processor time. The delay keeps this time out of the second epoch: the scan stays just ahead of
-# the job, so it often ends with the first epoch, and the second one may be short.
+# The catalog is shrunk this long after the end of a scan [s]. Shrinking takes 5 ms of processor
+# time for 20,000 files. The scan stays slightly ahead of the job, so it often ends together with
+# the first epoch. The delay keeps the shrinking out of the second epoch, which may be short.
 FIT_AFTER_S = 5.0
 # Opens are counted for at most this many directories. When a further directory is to be counted,
 # all counts are reset.
@@ -51,8 +51,8 @@ MOST_COUNTED = 65536
 
 # One file, as found at the source: its source, its entry (1,), and the memory that holds its path.
 Seen = tuple[Source, Array, Any]
-# Copies of earlier sessions in one tier that match their files: the files' entries, the copies'
-# rows of the manifest, and the number of the tier.
+# Copies of earlier sessions that match their files; all are in one tier. The fields: the files'
+# entries, the copies' rows of the manifest, and the number of the tier.
 Adopted = tuple[Ids, Array, int]
 
 
@@ -152,8 +152,8 @@ class Scanner:
         self._fit_at_s = math.inf  # when the catalog is shrunk, as a value of time.monotonic() [s]
         # By directory: how often programs have opened a file in it that the catalog did not know.
         self._opened: Counter[Path] = Counter()
-        # By directory: the number of its subdirectories that were requested because programs read
-        # in them.
+        # By directory: how many of its subdirectories were requested because programs read files in
+        # them.
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
 
@@ -166,8 +166,8 @@ class Scanner:
     @property
     def is_settled(self) -> bool:
         """Whether the scan has ended and no shrinking of the catalog is due. Until then, the
-        catalog may need more memory: for new entries, or for a second segment while it is being
-        shrunk."""
+        catalog may need more memory: for new entries, or for a second segment while the catalog is
+        being shrunk."""
         return self.scanned and self._fit_at_s == math.inf
 
     @property
@@ -297,8 +297,8 @@ class Scanner:
         return foreign
 
     def take_stale(self) -> dict[int, Array]:
-        """Returns, by tier, the manifest rows of stale copies, (n,): copies whose files are gone or
-        were replaced. Forgets these rows."""
+        """Returns the manifest rows of stale copies, (n,), by tier. The file of a stale copy is
+        gone or was replaced. Forgets these rows."""
         stale, self.stale = self.stale, {}
         return stale
 
@@ -366,8 +366,8 @@ class Scanner:
             log.info("the catalog cannot be shrunk, and so keeps unneeded memory: %s", error)
 
     def _insert(self, source: Source, entries: Array, pool: Any) -> None:
-        """Adds new files to the catalog, and finds their copies of earlier sessions. Files that the
-        configuration excludes become BYPASS."""
+        """Adds new files to the catalog, and finds the copies of these files that earlier sessions
+        have made. Files that the configuration excludes get the state BYPASS."""
         catalog = self.shared.catalog
         if self.full:
             return
@@ -485,7 +485,7 @@ class Scanner:
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
     def _note_opened(self, number: int, directory: str, files: int = 1) -> None:
-        """Counts opens of files that were not in the catalog, for the directory of these files. The
+        """Adds `files` to the directory's count of opens of files that were not in the catalog. The
         directory is listed once its count has reached NAMES."""
         if not self.is_whole and self._reaches_names(self._opened, (number, directory), files):
             self.ask_for(number, directory, is_deep=False)

@@ -35,8 +35,8 @@ class Parts:
 
     def add(self, directory: str, *, is_deep: bool) -> bool:
         """Adds a directory to those that are to be listed. Returns False, and adds nothing, if an
-        earlier call has already requested this: the same listing, or a listing with all
-        subdirectories of this directory or of one above it."""
+        earlier call has added the directory in the same way, or has added the directory or one
+        above it with all subdirectories."""
         if self._covers(directory) or (not is_deep and directory in self._flat):
             return False
         (self._deep if is_deep else self._flat).add(directory)

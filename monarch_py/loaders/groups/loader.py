@@ -197,8 +197,8 @@ class GroupLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues after the batches that the state counts as done. If the number of ranks, the
-        batch size, the group size or `drop_last` differs from that in the state, the ranks receive
-        different batches. Then the training can continue only from the end of an epoch, and a state
+        batch size, the group size or `drop_last` is not the same as in the state, the ranks receive
+        different batches. Then the training can continue only from the end of an epoch: a state
         from the middle of an epoch raises ConfigError."""
         settings = self._settings()
         fixed = ("monarch_groups", "length", "seed")

@@ -101,7 +101,8 @@ class GroupReader:
             theirs.close()
         self._tasks = 0
         # The callback must not refer to this object. Otherwise the object would not be collected
-        # when nothing else refers to it, and the process would run until the interpreter ends.
+        # when nothing else refers to it, and the reading process would run until the interpreter
+        # ends.
         self._end = weakref.finalize(self, _end, self._process, self._link, os.getpid())
 
     @property

@@ -1,4 +1,4 @@
-"""The groups that a rank reads in an epoch, in their order."""
+"""The groups that a rank reads in an epoch, in the order in which it reads them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

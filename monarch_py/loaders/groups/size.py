@@ -13,8 +13,8 @@ from monarch_py.loaders.groups.reader import GroupReader
 # they hardly slow the reads. Lee and others found that the training does not wait for groups of 11
 # MiB or more.
 GROUP_BYTES = 16 << 20
-# The loader warns that a dataset is sorted if its groups have few classes: on average, less than
-# this share of the number of classes that a group of random samples would have.
+# A dataset counts as sorted, and the loader warns, if its groups have few classes: on average, less
+# than this share of the number of classes that a group of random samples would have.
 FEW_CLASSES = 0.5
 
 

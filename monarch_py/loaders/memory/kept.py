@@ -287,7 +287,7 @@ def _identity(name: str | None, dataset: Any) -> bytes:
 
 
 def _key(parts: Sequence[bytes]) -> str:
-    """Returns the name of the memory. Processes share the memory if they belong to one job and have
+    """Returns the name of the shared memory. Processes share it if they belong to one job and have
     the same `parts`."""
     given = [os.environ.get(variable, "") for variable in JOBS]
     job = "/".join(given) if any(given) else f"session {os.getsid(0)}"

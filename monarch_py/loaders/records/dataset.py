@@ -303,7 +303,7 @@ class RecordDataset:
                 raise MonarchError(f"{error.filename}: {error.strerror}; check the file") from error
 
     def _parts(self, wanted: Ints, file: Int32s, places: Ints) -> list[Part]:
-        """Returns one Part for each file with wanted rows that must be made from chunks.
+        """Returns Parts for the wanted rows that must be made from chunks: one Part for each file.
 
         places : the indices of these rows in `wanted`
         """
@@ -367,10 +367,10 @@ class RecordDataset:
         )
 
     def _measured_gap(self, extents: Extents) -> int:
-        """Measures the largest gap between two samples at which one read of both samples is faster
-        than two reads. Times a read of the first sample, and a longer read that begins at the
-        second sample, and computes the gap from the two times (`crossing`). Returns 0 if the file
-        ends too soon after the beginning of the second sample for a longer read."""
+        """Measures how large the gap between two samples may be for one read of both samples to be
+        faster than two reads. Times a read of the first sample, and a longer read that begins at
+        the second sample. Computes the gap from the two times (`crossing`). Returns 0 if too few
+        bytes follow the beginning of the second sample for a longer read."""
         size, file = int(extents.length[0]), int(extents.file[1])
         low = int(extents.offset[1])
         more = min(PIECE, int(self.index.sizes[file]) - low)
@@ -394,8 +394,8 @@ def crossing(seconds: float, size: int, longer: float, more: int, in_flight: int
     MOST_GAP [bytes].
 
     The duration of a request is a latency plus a time for each byte. Since `in_flight` requests
-    wait at the same time, a further request costs only `latency / in_flight`. Unwanted bytes are
-    worth reading if reading them takes no longer than this cost.
+    wait at the same time, a further request adds only a time of `latency / in_flight`. Unwanted
+    bytes are worth reading if they add no more time than that.
 
     seconds, longer : how long reads of `size` and of `more` bytes took [s]
     """

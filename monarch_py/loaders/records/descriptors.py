@@ -11,8 +11,8 @@ import numpy as np
 from monarch_py.arrays import Int32s
 from monarch_py.errors import MonarchError
 
-# The most files that are kept open, unless one call needs more of them at once. A quarter of the
-# descriptors that a process may have by default.
+# The most files that are kept open, unless one call needs more files at once. This is a quarter of
+# the descriptors that a process may have by default.
 MOST_OPEN = 256
 
 

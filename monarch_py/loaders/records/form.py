@@ -46,9 +46,9 @@ def form_of(dataset: Any) -> Form | None:
 
 
 def _reads_what_it_gives(cls: type) -> bool:
-    """Whether `read_into` certainly reads the bytes that `dataset[i]` returns. In two cases this is
-    not certain, because `dataset[i]` may change samples: a derived class overrides only
-    `dataset[i]`, or a class forwards `read_into` to another dataset. A comparison of one sample
+    """Whether `read_into` certainly reads the bytes that `dataset[i]` returns. This is not certain
+    in two cases: a derived class overrides only `dataset[i]`, or a class forwards `read_into` to
+    another dataset. In both cases, `dataset[i]` may change samples. A comparison of one sample
     would not be enough, because `dataset[i]` may change only some of the samples."""
     for each in cls.__mro__:
         if "read_into" in vars(each):

@@ -92,7 +92,7 @@ def join(extents: Extents, gap: int) -> Joined:
 
 
 def _beginnings(rising: Extents, gap: int) -> Ints:
-    """Returns the indices in `rising` of the extents at which a new read begins.
+    """Returns the extents at which a new read begins, as indices in `rising`.
 
     rising : the extents, sorted by file and offset
     """

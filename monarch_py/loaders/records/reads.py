@@ -80,7 +80,7 @@ def read_to(
     """
     count = len(descriptors)
     error = ffi.new("int *")
-    # The variable `to` keeps the array alive until the reads have ended; the pointer would not.
+    # The variable `to` keeps the array alive until the reads have ended. A pointer does not.
     to = np.ascontiguousarray(addresses, dtype=np.int64)
     failed = lib.monarch_read_all(
         pointer(descriptors, np.int32),

@@ -66,8 +66,8 @@ class Ranks:
 
     def check(self) -> None:
         """If `rank` and `world_size` were detected, checks that the process group has the same
-        values. Raises ConfigError if the group has other values: then `rank` and `world_size` were
-        detected before the group was made."""
+        values. Raises ConfigError if the group has other values, which means that `rank` and
+        `world_size` were detected before the group was made."""
         if not self.is_found or (group := process_group()) is None:
             return
         rank, world_size = int(group.get_rank()), int(group.get_world_size())

@@ -92,8 +92,8 @@ class _Ahead:
     def result(self) -> RankEpoch:
         if self._pid == os.getpid():
             self._thread.join()
-        # If the thread has failed, there is no result. The result is then computed again in the
-        # calling thread, where this raises the same error.
+        # If the thread has failed, there is no result. The calling thread then repeats the
+        # computation, which raises the same error.
         return self._make() if self._found is None else self._found
 
 
@@ -102,15 +102,15 @@ class ScheduledSampler(ABC):
     `batch_sampler`.
 
     A global batch has the same samples as with DistributedSampler if the seed and `batch_size` are
-    the same. Only which rank takes which sample differs. With `drop_last`, the last samples
-    are left out if they cannot be divided equally among the ranks. A last batch that is not full is
-    left out too. Without `drop_last`, the epoch is padded with samples from its beginning, and the
-    last batch may be smaller.
+    the same. The only difference is which rank takes which sample. With `drop_last`, the last
+    samples are left out if they cannot be divided equally among the ranks. A last batch that is not
+    full is left out too. Without `drop_last`, the epoch is padded with samples from its beginning,
+    and the last batch may be smaller.
 
     The state in a checkpoint counts global batches. So a training run can continue with the same
     global batches on another number of ranks. If the new number of ranks does not divide the size
-    of a global batch, the ranks' batches differ by one sample. `weight` corrects the loss for this
-    difference.
+    of a global batch, the sizes of the ranks' batches differ by one sample. `weight` corrects the
+    loss for this difference.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class ScheduledSampler(ABC):
 
     @property
     def sampler(self) -> "ScheduledSampler":
-        """This sampler itself. Lightning calls `set_epoch` of a batch sampler's `sampler`."""
+        """This sampler itself: Lightning calls `set_epoch` on the `sampler` of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -232,7 +232,7 @@ class ScheduledSampler(ABC):
 
     def _compare(self) -> None:
         """Checks that this process's rank has not changed. The first call also checks that all
-        ranks deal samples by the same inputs. Raises ConfigError if one of the checks fails."""
+        ranks use the same inputs to deal samples. Raises ConfigError if one of the checks fails."""
         self.ranks.check()
         agreement, self._agreement = self._agreement, None
         if agreement is not None:

@@ -1,4 +1,4 @@
-"""SolarSampler, after the SOLAR paper: batches differ in size, so that all nodes load the same
+"""SolarSampler, as in the SOLAR paper: batches differ in size, so that all nodes load the same
 number of samples."""
 
 import logging
@@ -26,9 +26,9 @@ class SolarSampler(HeldSampler):
 
     A sample has at most one holder, which is the same in all epochs. An epoch uses each sample
     once, so a sample with a holder can save one load in each epoch. What counts is therefore how
-    many samples have holders, not which samples these are. A node takes a sample that another node
-    holds only in two cases: the holder has reached the cap, or a rank would otherwise have fewer
-    than `least` samples.
+    many samples have holders, not which samples these are. There are only two cases in which a node
+    takes a sample that another node holds: the holder has reached the cap, or a rank would
+    otherwise have fewer than `least` samples.
 
     cap : the most samples of a rank in a step, as a multiple of `batch_size`; memory must have room
         for that number of samples

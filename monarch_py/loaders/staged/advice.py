@@ -16,8 +16,8 @@ import numpy as np
 from monarch_py.loaders.staged.stage import Batch, Counts
 from monarch_py.policies.lobster.preprocessing import PiecewiseLinear
 
-# `fewest` returns the smallest number of workers with which an epoch takes at most this share
-# longer than with the best number of workers.
+# An epoch may take at most this share longer than with the best number of workers. `fewest` returns
+# the smallest number of workers that meets this condition.
 TOLERANCE = 0.05
 # The largest number of straight lines in a model: one line for few workers, which do not slow each
 # other down, and one line for more workers.

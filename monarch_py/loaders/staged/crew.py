@@ -32,7 +32,7 @@ NO_MORE = pickle.dumps(None)
 
 
 class Worker:
-    """A worker process, and the training's end of the pipe to it."""
+    """A worker process, and the end of its pipe that the training uses."""
 
     def __init__(self, process: Any, link: Connection) -> None:
         self.process = process

@@ -209,9 +209,9 @@ class StagedLoader:
         workers : the number of workers now
         waiting_seconds, computing_seconds : how long workers waited for data, and how long they
             computed
-        sources : where samples came from: the result of the dataset's method `sources` if it has
-            one, as KeptDataset does; otherwise the result of daemon_sources, the counts of the
-            node's daemon
+        sources : where samples came from. If the dataset has a method `sources`, as KeptDataset
+            does, this is the method's result. Otherwise it is the result of daemon_sources, the
+            counts of the node's daemon
         """
         counts = self._stage.counts
         own = getattr(self.dataset, "sources", None)

@@ -34,8 +34,8 @@ GAIN = 1.03
 # LEAST_BATCHES: the least number of batches per worker in a measurement.
 # FIRST_BATCHES: the number of batches per worker that are read before the measurement, to warm up.
 LEAST_BATCHES, FIRST_BATCHES = 4, 2
-# The most size classes that are measured. Samples of rarer classes count as samples of the nearest
-# measured class.
+# The largest number of size classes that are measured. Samples of rarer classes count as samples of
+# the nearest measured class.
 MOST_CLASSES = 3
 
 

@@ -120,10 +120,10 @@ class Job:
         return self._loader
 
     def get(self) -> tuple[memoryview, Any]:
-        """Returns this rank's next sample, as a view of the memory that it was read into, and its
-        label (None without labels). The view is valid until `get` is called for the first sample of
-        the next batch. Raises MonarchError after the last epoch. Also raises MonarchError if a
-        worker is gone; the next call then reads the same batch with new workers."""
+        """Returns this rank's next sample and its label (None without labels). The sample is a view
+        of the memory that it was read into. The view is valid until `get` is called for the first
+        sample of the next batch. Raises MonarchError after the last epoch. Also raises MonarchError
+        if a worker is gone; the next call then reads the same batch with new workers."""
         for sample in self._samples:
             return sample
         self._samples = self._of_batch()

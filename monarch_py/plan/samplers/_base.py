@@ -120,7 +120,7 @@ class Sampler(ABC):
 
     def backwards(self, start: int, stop: int) -> Iterator[Order]:
         """Yields the orders of the epochs `stop` - 1 down to `start`. Chained orders can only be
-        drawn from the first epoch on, so they are drawn in blocks. For each block, all earlier
+        drawn from the first epoch on. So they are drawn in blocks: for each block, all earlier
         epochs are drawn again, but only the block is kept in memory."""
         block = max(BLOCK_EPOCHS, isqrt(stop - start)) if self.is_chained else 1
         for low in range((stop - 1) // block * block, start - block, -block):

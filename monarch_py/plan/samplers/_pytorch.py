@@ -24,8 +24,8 @@ LARGE_RANDPERM = ((1 << 32) - 1) // 20
 # DistributionTemplates.h).
 WIDE_RANDINT = 1 << 28
 
-# A DataLoader may draw its workers' seed from the sampler's generator, which takes two draws. The
-# value of `loader_draws` states when the DataLoader does so:
+# A DataLoader may draw its workers' seed from the sampler's generator. This seed takes two draws.
+# The value of `loader_draws` states when the DataLoader draws the seed:
 # none : never, because the program has not passed this generator to the DataLoader
 # every_epoch : before each epoch
 # first_epoch : only before the first epoch, because the DataLoader has persistent_workers

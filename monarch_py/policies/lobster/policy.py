@@ -220,9 +220,9 @@ class _Nodes:
         cache = self.caches[node]
         others = np.delete(self._levels(files), node, axis=0) != MISS
         last = no_more_use(after, others.sum(axis=0) + 1)
-        # After the node's last use of a sample, the node keeps its copy if no other node holds a
-        # copy of the sample. The copy is then given the latest possible next use, so that it is
-        # evicted first when room is needed.
+        # After its last use of a sample, the node keeps its copy if no other node holds a copy of
+        # the sample. The next use of the kept copy is then set to the latest possible one, so that
+        # this copy is evicted first when room is needed.
         nexts = np.where(after == NEVER, self.end, after).tolist()
         for at, file in enumerate(files.tolist()):
             held = cache.level(file) != MISS

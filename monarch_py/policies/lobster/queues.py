@@ -111,8 +111,8 @@ def _best_from(
     times : (steps, queues, threads), the predicted times
     levels : (steps, levels), all times of each step in ascending order
     """
-    # Each row of the arrays below stands for one window that is tried: for one step, and for the
-    # level at which the window begins.
+    # Each row of the arrays below stands for one window that is tried. The window belongs to one
+    # step, and begins at one level.
     step, start = np.arange(len(times)).repeat(len(starts)), np.tile(starts, len(times))
     each, low = times[step], levels[step, start]
     # A window is possible if it contains a predicted time of every queue, and if these times need
@@ -141,9 +141,10 @@ def _best_from(
 def _fewest(
     times: Floats, low: Floats, high: Floats, total: int
 ) -> tuple[npt.NDArray[np.int64], Bools]:
-    """Returns, for each window, the fewest threads with which each queue's time lies in the window,
-    (windows, queues). Also returns whether each window is possible, (windows,): for every queue
-    there is such a number of threads, and these numbers add up to at most `total`.
+    """Returns the fewest threads with which a queue's time lies in a window, for each window and
+    queue, (windows, queues). Also returns whether each window is possible, (windows,). A window is
+    possible if every queue has such a number of threads, and these numbers add up to at most
+    `total`.
 
     times : (windows, queues, threads), the predicted times of the window's step
     low, high : (windows,), the times at which each window begins and ends

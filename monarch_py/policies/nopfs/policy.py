@@ -122,8 +122,8 @@ def need_differences(job: Job, name: str) -> None:
 
 def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     """Returns what each node saves by holding a file instead of reading it from another node,
-    (nodes,): the time of a remote read minus the time of a local read (NoPFS 4). The savings are
-    relative to their mean over the nodes. All are 1 if they cannot be compared.
+    (nodes,). A saving is the time of a remote read minus the time of a local read (NoPFS 4). The
+    savings are relative to their mean over the nodes. All savings are 1 if they cannot be compared.
 
     size : the mean size of the files [bytes]
     """
@@ -138,8 +138,8 @@ def saved_by_a_copy(cluster: Cluster, size: float) -> Floats:
     best_other = np.where(np.arange(cluster.nodes) == reach.argmax(), second, first)
     with np.errstate(divide="ignore"):
         saved = size / np.minimum(link, best_other) - size / own
-    # If remote reads of some node are at least as fast as its local reads, this node saves nothing.
-    # The nodes' savings are then not compared.
+    # If a node's remote reads are at least as fast as its local reads, this node saves nothing. The
+    # nodes' savings are then not compared.
     if not np.isfinite(saved).all() or saved.min() <= 0:
         return np.ones(cluster.nodes)
     return np.asarray(saved / saved.mean(), dtype=np.float64)

@@ -97,8 +97,8 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
         rows = [program.values(node)[chosen] for node in range(nodes)]
         table = np.stack(rows)
         # The first stage decides the node of most files. The files that are left have equal values
-        # at several nodes. The noise separates these values by at most its width, so the second
-        # stage takes small steps.
+        # at several nodes. The noise makes these values differ by at most the width of the noise.
+        # So the second stage takes small steps.
         pace = 4 * width if width else 0.3 * max(1e-9, float(table.max()))
         width = NOISE * max(1e-9, float(table.max(axis=0).mean()))
         found = Prices(prices, width, draws)
@@ -113,7 +113,7 @@ def find_prices(program: Program, rng: np.random.Generator) -> Prices:
 class _Sample:
     """A random sample of the files.
 
-    table : (nodes, files), the value of a byte of each file at each node, with the noise
+    table : (nodes, files), the value of a byte of each file at each node, plus `Prices.noise`
     weights : (files,), sizes scaled to a sum of 1
     share : (nodes,), quotas relative to the size of all files
     everything : True if every file must be held, False if each file is held by at most one node

@@ -179,8 +179,8 @@ def _move_segments(costs: Floats, path: npt.NDArray[np.int64]) -> npt.NDArray[np
 def _moved(
     costs: Floats, path: npt.NDArray[np.int64], begin: int, length: int
 ) -> npt.NDArray[np.int64] | None:
-    """Returns the path with this segment moved to its best position; None if no position is
-    better than the present one."""
+    """Returns the path with the segment path[begin : begin + length] moved to its best position.
+    Returns None if no position is better than the present one."""
     segment = path[begin : begin + length]
     rest = np.concatenate([path[:begin], path[begin + length :]])
     into = np.concatenate([[0.0], costs[rest, segment[0]]])

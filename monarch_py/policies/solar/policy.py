@@ -34,7 +34,7 @@ class Solar:
     farthest next use.
 
     cap : the largest number of samples that a node takes in a step, as a multiple of its batch.
-        (SOLAR lets batches differ between ranks, bounded by the memory of a GPU.)
+        (In SOLAR, batches may differ between ranks, and the memory of a GPU bounds them.)
     chunk : how many samples a chunk of the file has; a read stays within one chunk
     gap : a read may include at most this many unwanted samples between two wanted samples
     vain : how many unwanted samples a node may read, relative to the samples that it loads. With a
@@ -44,9 +44,9 @@ class Solar:
 
     The node that loads a sample becomes the sample's only holder. Later steps assign the sample to
     its holder. If the holder has reached the cap, another node loads the sample for this one use,
-    and the holder keeps the sample. Assumptions: all classes of a node together are its buffer;
-    every node has the same cap. Raises PolicyError for a cap below 1, for arguments that
-    `chunks.join` refuses, and if nodes have different numbers of ranks.
+    and the holder keeps the sample. It is assumed that a node's buffer consists of all its classes
+    together, and that every node has the same cap. Raises PolicyError in three cases: if the cap is
+    below 1, if `chunks.join` refuses the arguments, or if nodes have different numbers of ranks.
     """
 
     cap: float = 1.5

@@ -1,7 +1,7 @@
-/* Shared by the tests in this folder. Each C file here includes one or two C files of the daemon.
- * So its tests can call the static functions of these files, use their structs, and replace the
- * functions that they call. With main.c and the rest of the daemon's C part, each C file here is
- * linked into a program of its own (test_daemon_units.py). */
+/* Declarations that the tests in this folder share. Each C file here includes one or two C files of
+ * the daemon. So its tests can call the static functions of the included files, use their structs,
+ * and replace the functions that the included files call. Each C file here is linked with main.c
+ * and the rest of the daemon's C part into a program of its own (test_daemon_units.py). */
 #pragma once
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ struct monarch_catalog *make_catalog(uint64_t capacity);
  * must not be a link. */
 struct monarch_entry *add_entry(struct monarch_catalog *c, const char *path,
                                 struct monarch_entry like);
-/* Makes an order to copy the regular file at `path`, relative to the directory `root`, with the
- * attributes that the file has now. The copy gets the number `copy` and lies in the directory
- * `copies`. */
+/* Makes an order to copy the regular file at `path`, relative to the directory `root`. The order
+ * contains the attributes that the file has now. The copy gets the number `copy` and lies in the
+ * directory `copies`. */
 struct job *make_job(int root, int copies, const char *path, uint64_t copy);

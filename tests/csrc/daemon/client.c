@@ -184,7 +184,7 @@ TEST(a_range_arrives_however_it_is_received) {
                 if (way == 1 && n > 5000)
                     continue;
                 make();
-                pid_t child = fork(); /* an answer may be too long for the socket's buffer */
+                pid_t child = fork(); /* sends the answer, which may exceed the socket's buffer */
                 if (child == 0) {
                     for (uint64_t at = 0; at < n; at += 200000)
                         put_piece(0, first + at, n - at < 200000 ? n - at : 200000,

@@ -146,8 +146,8 @@ static int fetch_it(void) { return monarch_peer_fetch(l, &range, 1, NULL, NULL, 
 static void do_nothing(void) {}
 static void put_one(void) { put_bytes(all, 1); }
 
-/* A peer that sends nothing, or an unfinished frame byte by byte, is late after the limit for the
- * first frame. Interrupted waits do not extend the limit. */
+/* A peer that sends nothing, or only an unfinished frame byte by byte, counts as late when the
+ * limit for the first frame has passed. Interrupted waits do not extend the limit. */
 TEST(a_peer_has_so_long_for_the_first_frame) {
     for (int way = 0; way < 4; way++)
         for (int is_small = 0; is_small < 2; is_small++) {

@@ -135,7 +135,7 @@ static io_state run_it(void) {
 }
 
 /* Reads one answer, which starts with byte number `first` of the file. Checks each frame, and sets
- * *bytes to the number of bytes that were followed by a sum. Returns the status that ends the
+ * *bytes to the number of bytes that the sums in the answer cover. Returns the status that ends the
  * answer. */
 static uint64_t answer(uint64_t first, uint64_t tag, uint64_t *bytes) {
     struct monarch_peer_frame f;
@@ -329,7 +329,7 @@ TEST(a_wait_for_bytes_has_an_end) {
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.deadline_ns, due);
         file.status = MONARCH_PEER_OK;
-        /* the wait began when the file could not be opened yet */
+        /* this wait began earlier, when the file could not be opened yet */
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.due_ns, due);
         time_ns = due;

@@ -64,7 +64,7 @@ static int most_held(const int32_t *samples, int32_t n, const int32_t *room, int
     return best;
 }
 
-/* Checks for a single step everything that monarch_plan_deal promises. */
+/* Checks that a single step meets everything that monarch_plan_deal promises. */
 static void check_step(int is_capped, const int32_t *samples, int32_t count, const int32_t *out,
                        const int64_t *starts, const int32_t *loads) {
     uint32_t per_node = deal.ranks / deal.nodes;

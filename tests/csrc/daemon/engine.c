@@ -262,9 +262,9 @@ TEST(threads_that_hang_are_counted) {
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Python takes results in their order, but no more than fit into its array. Orders whose results
- * were taken no longer count as pending. While results are left, the daemon's bell still counts as
- * rung. */
+/* Python takes results in the order in which they were queued, but no more than fit into its array.
+ * Orders whose results were taken no longer count as pending. While results are left, the daemon's
+ * bell still counts as rung. */
 TEST(results_are_taken_once) {
     make_lone();
     struct monarch_result out[4];
@@ -296,8 +296,8 @@ TEST(results_are_taken_once) {
     done();
 }
 
-/* After Python has handled results, their orders and slots are freed. If so few slots were free
- * that fills from peers had to wait, the threads are woken. */
+/* After Python has handled results, their orders and slots are freed. If fills from peers had to
+ * wait because too few slots were free, the threads are woken. */
 TEST(settled_results_free_their_slots) {
     for (unsigned free_slots = 0; free_slots <= MONARCH_SLOTS_OF_SOURCE + 1; free_slots++)
         for (int has_slot = 0; has_slot < 2; has_slot++) {

@@ -259,8 +259,8 @@ TEST(a_fill_wakes_the_peers_that_can_get_bytes) {
     }
 }
 
-/* Two nodes may ask each other for the same small file. So a fill that asks a peer wakes the peers
- * at once: they then learn that this node does not have the file. */
+/* Two nodes may ask each other for the same small file. So a fill that asks a peer begins by waking
+ * the peers that wait for the file. They then learn that this node does not have the file. */
 TEST(a_fill_from_a_peer_wakes_peers_at_its_beginning) {
     make(10, MONARCH_UNIT);
     job->peer[0] = 3;
@@ -417,8 +417,8 @@ TEST(a_file_of_one_unit_from_a_peer_answers_later) {
         }
 }
 
-/* No copy is made of a file that has changed since it was ordered, or that changes during the
- * fill. */
+/* If a file has changed since its fill was ordered, or changes during the fill, the file gets no
+ * copy. */
 TEST(a_file_that_changes_gives_no_copy) {
     for (int way = 0; way < 4; way++) {
         make(2 * MONARCH_UNIT, MONARCH_UNIT);
@@ -534,7 +534,7 @@ TEST(a_large_copy_is_written_back_as_it_grows) {
     make(MONARCH_CHUNK, MONARCH_UNIT);
     backs[0] = given[0] = 0;
     monarch_fill_end(e, fill_all(1, 0));
-    /* The fill leaves the write-back of a copy of at most one chunk to the kernel. */
+    /* For a copy of at most one chunk, the fill leaves the write-back to the kernel. */
     CHECK(!backs[0] && !given[0]);
     free(job->result.block_sums);
     done();
@@ -661,8 +661,8 @@ TEST(a_fill_that_does_not_begin_leaves_no_descriptor) {
     done();
 }
 
-/* If a program wants its descriptor back while the fill runs, the fill closes it before the next
- * read. */
+/* If a program wants its descriptor back while the fill runs, the fill closes the descriptor before
+ * the fill's next read. */
 TEST(a_recalled_descriptor_is_given_back_before_the_next_read) {
     struct stat st;
     make(2 * MONARCH_UNIT, MONARCH_UNIT);

@@ -210,7 +210,7 @@ TEST(a_peer_that_fails_is_followed_by_the_next) {
     }
 }
 
-/* If a peer that the order names does not exist, the next one is asked. */
+/* If the order names a peer that does not exist, the next peer of the order is asked. */
 TEST(a_peer_that_is_gone_is_followed_by_the_next) {
     make(4, 6);
     e->peers[4] = NULL;
@@ -219,9 +219,9 @@ TEST(a_peer_that_is_gone_is_followed_by_the_next) {
     free_engine(e);
 }
 
-/* A peer without room names the node that keeps the file. That node is asked next, as the owner,
- * and becomes the home of the file. No node is added twice to the peers of the order, and at most
- * MONARCH_MOVES nodes are added. */
+/* A peer without room names the node that keeps the file. The fill asks that node next, as the
+ * owner, and the node becomes the home of the file. The fill adds no node twice to the peers of the
+ * order, and adds at most MONARCH_MOVES nodes. */
 TEST(a_fill_follows_a_file_that_was_passed_on) {
     make(4, -1);
     answers[4][0] = MONARCH_PEER_MOVED + 9;

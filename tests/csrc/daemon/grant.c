@@ -1,5 +1,5 @@
-/* Tests engine/grant.c: how threads order fills for readers within a grant, when they wake the
- * daemon's loop, and the homes of files. */
+/* Tests engine/grant.c: the fills that threads order for readers within a grant, the wake-ups of
+ * the daemon's loop, and the homes of files. */
 #include <errno.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -13,9 +13,9 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* What the engine did, as counters and lists: how often it rang for its threads and for the daemon,
- * which fills it ordered, for which entries it answered demands (the sum of the entries' numbers;
- * 1000 for a wrong answer), and which homes it stored. */
+/* What the engine did: how often it rang for its threads and for the daemon, which fills it
+ * ordered, for which entries it answered demands, and which homes it stored. `answered` is the sum
+ * of the entries' numbers; a wrong answer adds 1000. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];
@@ -104,7 +104,7 @@ static void done(void) {
     free_engine(e);
 }
 
-/* Makes a reader wait in a slot, and lets the worker note it. */
+/* Makes a reader wait in a slot, and adds this reader to the worker's list `unordered`. */
 static void demand(struct worker *me, uint8_t slot, uint64_t id) {
     uint64_t d = e->clients->demand[slot] = monarch_demand(id, 0, 3, 0);
     me->unordered[me->unordered_count++] = (struct waiting){.demand = d, .place = slot};

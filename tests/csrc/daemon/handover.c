@@ -237,8 +237,8 @@ TEST(a_descriptor_that_no_order_needs_is_closed) {
     done();
 }
 
-/* Each waiting file without an entry is reported once to the daemon's policy. One call reports
- * files of a single source, at most as many as fit into the caller's array. */
+/* Each waiting file without an entry is reported once to the daemon's policy. One call reports only
+ * files of a single source, and at most as many files as fit into the caller's array. */
 TEST(policy_learns_of_new_files_once) {
     make();
     struct monarch_entry entries[4];
@@ -355,7 +355,7 @@ TEST(a_recalled_descriptor_is_dropped_at_once) {
         h->is_ordered = way == 1;
         e->clients->claim[h->claim] |= MONARCH_CLAIM_RECALLED;
         monarch_look_at_kept(p);
-        /* without an entry, the file stays in the table until the daemon's policy learns of it */
+        /* a file without an entry stays in the table until policy learns of the file */
         SAME(t->count, way == 2);
         SAME(dropped(), way == 2 ? 1 : 2);
         SAME(rests_ended, way == 0);

@@ -136,7 +136,7 @@ TEST(requests_that_wait_are_woken) {
 
 /* --- checks of blocks ------------------------------------------------------------------------- */
 
-/* Returns an open copy of one block. The sum of the copy is computed from the sum of this block. */
+/* Returns an open copy that has one block. The copy's sum is computed from the block's sum. */
 static struct open_copy single(uint64_t block_sum, uint64_t word) {
     return (struct open_copy){.id = id,
                               .word = word,
@@ -196,8 +196,8 @@ TEST(a_rotten_block_is_noted_once) {
     done();
 }
 
-/* A block is compared with its recorded sum. A copy of several blocks may have no recorded sums.
- * Its blocks then count as good as long as the word of its entry is the same as when the copy was
+/* A block is compared with its recorded sum. A copy of several blocks may have no recorded sums. In
+ * that case, its blocks count as good while its entry has the same word as when the copy was
  * opened. */
 TEST(a_block_is_compared_with_what_is_known_of_it) {
     make();

@@ -154,8 +154,8 @@ static void stop_now(uint32_t *bell, uint32_t seen) {
     p->shared.stopping = 1;
 }
 
-/* The bell's word is read before the table is looked at. So no wait begins if descriptors were
- * dropped during the look. */
+/* The thread reads the bell's word before it looks at the table. So it does not begin to wait if
+ * descriptors were dropped while it looked. */
 TEST(a_ring_during_a_look_is_not_missed) {
     make();
     at_wait = stop_now;
@@ -170,7 +170,7 @@ TEST(a_ring_during_a_look_is_not_missed) {
 /* --- rings ------------------------------------------------------------------------------------ */
 
 /* The thread is woken when the first descriptor is put into the empty table, when a descriptor is
- * dropped, and when the table ends. It is not woken for each further descriptor. */
+ * dropped, and when the table ends. Further descriptors do not wake the thread. */
 TEST(the_thread_is_woken_when_it_must_act) {
     make();
     for (uint64_t id = 1; id < 4; id++) {
@@ -226,8 +226,8 @@ TEST(a_look_asks_policy_for_what_is_refused) {
 
 /* --- start and end ---------------------------------------------------------------------------- */
 
-/* A table holds at most 1 / SHARE of the descriptors that the process may have open, and at most
- * KEPT. Its thread has a small stack, and ends when the engine stops. */
+/* A table holds at most KEPT descriptors, and at most 1 / SHARE of the descriptors that the process
+ * may have open. The table's thread has a small stack, and ends when the engine stops. */
 TEST(a_table_has_a_thread_until_it_ends) {
     const rlim_t limits_of[] = {SHARE - 1, SHARE, SHARE * KEPT - 1, SHARE * KEPT, RLIM_INFINITY};
     const unsigned right[] = {0, 1, KEPT - 1, KEPT, KEPT};
@@ -241,7 +241,7 @@ TEST(a_table_has_a_thread_until_it_ends) {
         SAME(stack_bytes, STACK_BYTES);
         int before = open_descriptors();
         if (right[i])
-            monarch_keep(t, hand(1), 0); /* it is closed with the table */
+            monarch_keep(t, hand(1), 0); /* the descriptor is closed with the table */
         struct timespec soon = {0}, limit = monarch_join_limit(20000);
         SAME(monarch_join_kept(t, &soon), 0);
         __atomic_store_n(&p->shared.stopping, 1, __ATOMIC_SEQ_CST);
@@ -265,8 +265,8 @@ TEST(a_table_starts_or_leaves_nothing) {
     done();
 }
 
-/* An order takes a descriptor only if the entry's number and the inode number both agree. By now,
- * the entry may be that of a new file, which has another inode number. */
+/* An order takes a descriptor only if both have the same entry number and the same inode number. By
+ * now, the entry may be that of a new file, which has another inode number. */
 TEST(an_order_takes_a_descriptor_of_its_file) {
     make();
     struct handed *h = hand(1);

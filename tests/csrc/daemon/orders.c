@@ -85,6 +85,6 @@ TEST(a_giver_is_remembered) {
     SAME(homes[1].giver, 1);
     r.id = 2;
     r.giver = 5;
-    monarch_note_giver(p, &r); /* ignored: the grant has no home of this number */
+    monarch_note_giver(p, &r); /* ignored: the grant has no home for this file */
     done();
 }

@@ -305,8 +305,8 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window begins with the requested member, or with the run of members directly before it. The run
- * goes back as long as fills of its members are ordered too and no other window contains them. It
+/* A window begins with the requested member, or with the run of members directly before it. For
+ * each member of the run, a fill is ordered too, and no other window contains the member. The run
  * has at most LOOKS_BACK members. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();
@@ -325,8 +325,8 @@ TEST(a_window_begins_with_the_run_before_its_member) {
     done();
 }
 
-/* If no window is empty, the one that was used longest ago is emptied. This never happens to a
- * window that a thread uses, that an order needs, or that is being read. */
+/* If no window is empty, the window that was used longest ago is emptied. A window is never emptied
+ * while a thread uses it, while an order needs it, or while it is being read. */
 TEST(the_window_that_was_used_longest_ago_is_taken) {
     begin();
     add(0, 10);
@@ -516,8 +516,8 @@ TEST(a_pack_that_failed_is_read_again_after_a_while) {
     done();
 }
 
-/* If a pack ends before its last member does, it has changed (ESTALE). If it cannot be read, the
- * result is the errno of the read. */
+/* If a pack ends before its last member does, the pack has changed, and the result is ESTALE. If
+ * the pack cannot be read, the result is the errno of the read. */
 TEST(a_failed_read_tells_why) {
     begin();
     add(0, 1000);

@@ -75,8 +75,9 @@ TEST(a_pack_that_ends_early_has_changed) {
     }
 }
 
-/* The first member of a pack, member 0, is read from the pack like all others. It counts as ordered
- * at once, unless its order asks a peer first. Peer 0 is a peer like all others. */
+/* Member 0, the first member of a pack, is read from the pack like every other member. It
+ * immediately counts as ordered, unless its order asks a peer first. Peer 0 is a peer like every
+ * other peer. */
 TEST(the_first_member_is_one_of_them) {
     const int peers[] = {-1, 0, 1};
     for (int i = 0; i < 3; i++) {

@@ -58,7 +58,7 @@ static struct monarch_peer_get last;
 static uint32_t reports[16];
 static int reported, refuses;
 
-/* If not NULL, this use joins the line for the link of the next fetch when the fetch starts. */
+/* If not NULL: when the next fetch starts, this use joins the line for the link of that fetch. */
 static struct use *joins;
 
 static int answer(struct monarch_peer_link *l, struct monarch_peer_get *gets, uint64_t n) {

@@ -278,7 +278,7 @@ TEST(a_catalog_moves_to_a_larger_one) {
         SAME(monarch_find_inode(large, 1, 100 + id), id);
     }
     SAME(monarch_find_copy(large, TIER, 555), 3);
-    /* copies of this tier are found by their stamps */
+    /* not found by its inode, because copies of the tier TIER + 1 are found by their stamps */
     SAME(monarch_find_copy(large, TIER + 1, 556), -1);
     SAME(large->copies_used, 1);
     large->count = 1;
@@ -316,8 +316,8 @@ TEST(a_full_catalog_takes_no_more_entries) {
 }
 
 /* A file that is found again gets its new place in the listing only if it is unchanged. A directory
- * always gets its new place. It gets its new number of names only if it is unchanged, apart from
- * its size. */
+ * always gets its new place. The directory gets its new number of names only if it is unchanged, or
+ * if only its size has changed. */
 TEST(an_entry_that_is_found_again_is_merged) {
     for (int way = 0; way < 7; way++)
         for (int is_directory = 0; is_directory < 2; is_directory++) {

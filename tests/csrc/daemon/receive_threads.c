@@ -250,8 +250,8 @@ TEST(a_failed_start_leaves_nothing) {
     }
 }
 
-/* If no further thread can be started, the others go on. The start is tried again when the next
- * thread is needed. */
+/* If no further thread can be started, the existing threads go on. The start is tried again when
+ * the next thread is needed. */
 TEST(threads_go_on_if_no_more_can_be_started) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);

@@ -39,7 +39,8 @@ static void make(void) {
 }
 
 /* Each bit that is set is taken once, and the bits are returned in ascending order. This also holds
- * at the edges of words, and of words of the summary. A bit beyond the catalog's end is dropped. */
+ * for bits at the edges of a word, and at the edges of a word of the summary. A bit beyond the
+ * catalog's end is dropped. */
 TEST(bits_are_taken_once_and_in_order) {
     const uint64_t set[] = {0, 1, 63, 64, 4095, 4096, 8191, 8192, 8999};
     uint64_t ids[FILES];

@@ -55,8 +55,8 @@ static void done(void) {
     free_engine(e);
 }
 
-/* After a change, the pool's lock is released. Only then is one thread woken for each origin that
- * has work, because a woken thread needs the lock at once. */
+/* After a change, the pool's lock is released, and then one thread is woken for each origin that
+ * has work. The lock is released first, because a woken thread needs it at once. */
 TEST(one_thread_of_each_origin_is_woken) {
     for (int bits = 0; bits < 4; bits++) {
         make();
@@ -177,8 +177,8 @@ TEST(work_of_several_kinds_needs_threads_of_all_kinds) {
     done();
 }
 
-/* When a thread takes an order for which a reader waits, the order gets a slot. It counts as an
- * order of a file in use from then on. */
+/* When a thread takes an order for which a reader waits, the order gets a slot. From then on, the
+ * order counts as an order of a file in use. */
 TEST(an_order_with_a_reader_is_in_use) {
     for (int in_use = 0; in_use < 2; in_use++) {
         make();

@@ -286,8 +286,8 @@ TEST(a_thread_ends_with_the_scan) {
     done();
 }
 
-/* There are two kinds of portions of names: wanted ones and others. A thread queues portions for
- * the other threads until PORTIONS_AHEAD portions of the same kind are queued for each of them. */
+/* There are two kinds of portions of names: wanted ones and others. A thread queues its portions of
+ * one kind until PORTIONS_AHEAD portions of this kind are queued for each other thread. */
 TEST(others_have_enough_of_the_same_kind) {
     make(3);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "x", 0);
@@ -376,8 +376,8 @@ TEST(a_batch_leaves_room_for_the_longest_path) {
     done();
 }
 
-/* A batch is merged into another one if its entries and texts fit, even if they fill it exactly.
- * Otherwise both stay as they are. */
+/* A batch is merged into another batch if the other one has room for its entries and texts, even if
+ * they fill this room exactly. Otherwise both batches stay as they are. */
 TEST(batches_are_merged_if_they_fit) {
     make(2);
     for (int way = 0; way < 3; way++) {
@@ -406,7 +406,7 @@ TEST(the_bell_rings_once_in_a_while) {
     struct monarch_batch *batch = NULL;
     report(&batch, 0, 0);
     time_ns += BATCH_NS;
-    /* Not yet handed over: the batch is not older than BATCH_NS. */
+    /* The batch is not handed over yet, because it is not older than BATCH_NS. */
     monarch_hand_over_in_time(s, &batch);
     CHECK(batch->count == 1 && bell == 0);
     time_ns++;

@@ -36,7 +36,7 @@ static uint64_t looks_of_task = 1;
 static __thread uint64_t looks;
 static int walked, looked;
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-static sem_t walks; /* a thread is in a directory */
+static sem_t walks; /* posted when a thread begins to walk a directory */
 static void look_at(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
     __atomic_fetch_add(&looked, 1, __ATOMIC_SEQ_CST);
     looks += looks_of_task;

@@ -84,7 +84,7 @@ static void make_directory(const char *path) {
 static void allow(void) { s->may_look[0] = 3; }
 static void stop(void) { s->stopping = 1; }
 
-/* A thread without an allowance of names hands its batch over and waits. Names that it examines
+/* A thread that may not examine any names hands its batch over and waits. Names that it examines
  * after the wait count against the new allowance. If an allowance comes while the thread hands its
  * batch over, the thread does not wait. If the scan stops, the thread examines nothing more. */
 TEST(a_thread_waits_for_an_allowance) {
@@ -124,10 +124,10 @@ static void count_wanted(void) {
     s->may_look[0] = s->may_look[1] = ALL_NAMES;
 }
 
-/* Instead of waiting, the thread scans wanted directories, whose names may have an allowance of
- * their own. It waits only if there is no wanted directory, or if DEEPEST scans of wanted
- * directories are nested already, each begun within the one before. The nesting is limited because
- * the thread's stack is small. */
+/* Instead of waiting, the thread scans a wanted directory, whose names may have an allowance of
+ * their own. During this scan it may begin another such scan. It waits only if no directory is
+ * wanted, or if DEEPEST such scans are nested already. The nesting is limited because the thread's
+ * stack is small. */
 TEST(wanted_directories_are_listed_meanwhile) {
     make_directory("d");
     for (unsigned n = 0; n < DEEPEST + 3; n++) {

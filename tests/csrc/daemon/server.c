@@ -265,8 +265,8 @@ TEST(a_wake_beside_the_begin_of_a_wait_is_not_missed) {
 static void begin_request(connection *c) { c->state = MONARCH_PEER_SENDING; }
 static void end_request(connection *c) { c->state = MONARCH_PEER_READING; }
 
-/* After a step, the connection waits for bytes or for room in its socket, as the step says. It
- * counts as active while it has a request. */
+/* A step's result says whether the connection then waits for bytes or for room in its socket. The
+ * connection counts as active while it has a request. */
 TEST(a_connection_waits_for_what_it_needs) {
     make(2, 2);
     SAME(adopt(), 0);
@@ -298,8 +298,8 @@ TEST(a_connection_waits_for_what_it_needs) {
     done();
 }
 
-/* A thread stays with a connection, and may block on it, only while fewer connections are active
- * than there are threads. */
+/* A thread stays with a connection, and may block on it, only while the number of active
+ * connections is smaller than the number of threads. */
 TEST(a_thread_stays_while_there_are_threads_for_others) {
     make(2, 2);
     SAME(adopt(), 0);

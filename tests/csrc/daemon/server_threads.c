@@ -125,7 +125,7 @@ TEST(a_server_ends_at_once) {
     int before = open_descriptors(), zero = open("/dev/null", O_RDONLY | O_CLOEXEC);
     server *s = begin();
     CHECK(s && zero == 0);
-    close(zero); /* the descriptor of the first connection is 0 */
+    close(zero); /* so the first connection gets descriptor 0 */
     SAME(threads_made, 3);
     SAME(s->threads, 3);
     SAME(s->idle_tick_ms, IDLE_TICK_MS);
@@ -225,9 +225,9 @@ static enum monarch_peer_io_state wait_again(connection *c, const struct monarch
     return MONARCH_PEER_TO_READ;
 }
 
-/* A thread passes each event to the connection that it concerns, until the server stops. It wakes
- * often while any connection has a request, and rarely otherwise. Signals are left to other
- * threads. */
+/* Until the server stops, a thread passes each event to the connection that the event concerns. The
+ * thread wakes often while any connection has a request, and rarely otherwise. Signals are left to
+ * other threads. */
 TEST(a_thread_handles_events_until_the_server_stops) {
     make();
     take_step = wait_again;

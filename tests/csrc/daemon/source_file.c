@@ -311,9 +311,9 @@ TEST(direct_reads_are_for_whole_files_of_one_unit) {
     done();
 }
 
-/* If reads of a source usually have to wait, its files are read directly, but one in PROBED is read
- * through the page cache. Nothing is read directly from a source that refused O_DIRECT, or if the
- * daemon must not use O_DIRECT. */
+/* If reads of a source usually have to wait, its files are read directly, except one file in
+ * PROBED, which is read through the page cache. No file is read directly if its source refused
+ * O_DIRECT, or if the daemon must not use O_DIRECT. */
 TEST(every_probed_file_is_read_through_the_page_cache) {
     make(1);
     int direct = 0;

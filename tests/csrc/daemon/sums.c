@@ -43,7 +43,7 @@ TEST(a_copy_of_one_block_has_no_sums) {
     monarch_sums_free(NULL);
 }
 
-/* Sums that somebody holds stay valid after their copy is dropped, until they are released. */
+/* Sums that somebody holds stay valid until they are released, even if their copy is dropped. */
 TEST(sums_that_are_held_stay_valid) {
     struct monarch_sums *s = monarch_sums_new();
     monarch_sums_keep(s, 1, sums, digests, 3);

@@ -50,8 +50,8 @@ static void done_with(struct monarch_engine *e, struct job *job) {
 static const uint64_t sizes[] = {0,         1,         BLOCK - 1,         BLOCK,
                                  BLOCK + 1, BLOCK * 3, MONARCH_CHUNK - 1, MONARCH_CHUNK + 1};
 
-/* The checksum of a file is computed from the sums of its blocks. It is right whatever the size of
- * the blocks, and wherever the single reads of the file end. */
+/* The checksum of a file is computed from the sums of its blocks. It is right for every block size,
+ * and no matter where the individual reads of the file end. */
 TEST(the_sum_of_a_file_is_that_of_its_block_sums) {
     const uint64_t blocks[] = {1000, BLOCK, 2 * MONARCH_CHUNK + 4096};
     const uint64_t size = 2 * MONARCH_CHUNK + 4097;
@@ -215,8 +215,8 @@ TEST(a_comparison_finds_other_bytes) {
     done_with(e, job);
 }
 
-/* If the file is shorter than its attributes showed when it was opened, it has changed. If it
- * cannot be read, this is an error of the source. */
+/* The file has changed if it is shorter than its attributes showed when it was opened. A file that
+ * cannot be read is an error of the source. */
 TEST(a_comparison_notices_that_the_file_ends_early) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, 2 * BLOCK);
@@ -234,8 +234,8 @@ TEST(a_comparison_notices_that_the_file_ends_early) {
     done_with(e, job);
 }
 
-/* A drop removes the copy. If the copy is gone already, or a directory has its name, nothing that
- * takes room is left. */
+/* A drop removes the copy. If the copy is gone already, or a directory has the copy's name, no copy
+ * that takes room is left. */
 TEST(a_drop_removes_the_copy) {
     const enum damage ways[] = {NONE, GONE, A_DIRECTORY};
     for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {

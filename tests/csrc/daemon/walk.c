@@ -402,7 +402,7 @@ TEST(changed_directories_and_their_files_are_marked) {
         SAME(monarch_is_changed(e->clients, 77, t[a].ino), 1);
         SAME(monarch_is_changed(e->clients, 77, t[deep].ino), 0); /* its directory is unchanged */
         SAME(monarch_is_changed(e->clients, 77, t[l].ino), 0);
-        /* with listings, the call has stored the directory's new times in the catalog */
+        /* if is_listed is 1, the call has stored the directory's new times in the catalog */
         SAME(is_same(root, c, &t[d]), is_listed);
         at = 0;
         SAME(monarch_compare_directories(c, e->clients, &source, 2, root, is_listed, &at, 1000), 0);

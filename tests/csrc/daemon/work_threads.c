@@ -81,7 +81,8 @@ static struct pool *p;
 static struct monarch_engine *e;
 static struct job job;
 
-/* What each search for work finds, in this order. After the last search, the engine stops. */
+/* turn[0] says what the first search for work finds, turn[1] what the second search finds, and so
+ * on. After the last search, the engine stops. */
 static const struct turn {
     int found, leaves_nobody, unordered, is_unasked, awaits_reader, is_timeout;
 } * turn;
@@ -191,8 +192,8 @@ TEST(a_thread_works_or_sleeps_until_the_engine_stops) {
 }
 
 /* A thread that has had no work for a while returns the memory of its buffer. It does so only once,
- * and then sleeps without a limit. But if it has left an order queued, because a program is still
- * reading the order's file, it looks for work again sooner, and keeps its buffer. */
+ * and then sleeps without a limit. But it may have left an order queued, because a program is still
+ * reading the order's file. Then it looks for work again sooner, and keeps its buffer. */
 TEST(a_thread_without_work_returns_its_memory) {
     const struct turn idle[] = {{.found = 0, .is_timeout = 1},
                                 {.found = 1},
@@ -244,8 +245,7 @@ TEST(a_thread_that_leaves_nobody_starts_others) {
     }
 }
 
-/* If a thread cannot be started, its place stays free, and the thread does not count as idle.
- * If it
+/* If a thread cannot be started, its place stays free, and the thread does not count as idle. If it
  * counted as idle, the engine would start no other thread for later work. */
 TEST(a_thread_that_was_not_started_is_not_idle) {
     for (int number = 0; number < 4; number++)

@@ -17,8 +17,8 @@ static int look_at_owner(void);
 
 #include "made.h"
 
-/* If `is_taken_meanwhile` is set, acts as another thread: it reserves the plan after this thread
- * has looked at the plan, and before this thread reserves it. */
+/* If `is_taken_meanwhile` is set, reserves the plan as another thread would: after this thread has
+ * looked at the plan, and before this thread reserves it. */
 static int look_at_owner(void) {
     if (is_taken_meanwhile)
         plan->user = (uint32_t)sys_getpid();
@@ -47,8 +47,8 @@ EXPORT int autostart_watch(struct session *s) {
 EXPORT int autostart_launches(void) { return launches; }
 EXPORT int autostart_is_on(void) { return (int)monarch_autostart; }
 EXPORT int autostart_is_planned(void) { return plan != NULL; }
-/* Ends the pause after an attempt to start a daemon. Returns how long the pause would still have
- * lasted [ns]. */
+/* Ends the pause that follows an attempt to start a daemon. Returns how long the pause would still
+ * have lasted [ns]. */
 EXPORT int64_t autostart_end_pause(void) {
     int64_t left = (int64_t)(next_ns - monarch_now_ns());
     next_ns = 0;

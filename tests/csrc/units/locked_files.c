@@ -1,5 +1,5 @@
-/* In this unit, the tests look at the process's locks after each close of a descriptor, and each
- * reading of the clock advances it by a second. */
+/* For these tests, the process's locks are examined after each close of a descriptor, and each
+ * reading of the clock advances the clock by a second. */
 #include <stdint.h>
 
 #include "shared/sys.h"
@@ -43,7 +43,7 @@ EXPORT void locked_forget(void) { memset(locked, 0, sizeof locked); }
 /* watcher: a descriptor of the file. After each close, `watch` asks through this descriptor whether
  * the file's first byte could be locked for writing. moments: number of closes. free_moments:
  * closes after which the byte could be locked. open_to_signals: closes after which a signal was not
- * blocked. unannounced: closes after which no closing was under way. */
+ * blocked. unannounced: closes after which `under_way` showed no closing. */
 static int watcher = -1;
 static int moments, free_moments, open_to_signals, unannounced;
 static int watch(int fd) {
@@ -78,8 +78,8 @@ static void take_round(void) {
     if (++rounds == ends_in_round)
         count(0);
 }
-/* Makes it seem from now on that `closings` closings of the process `pid` are under way; pid 0:
- * this process. One of them ends in round number `round` of a wait; round 0: none ends. */
+/* From now on, makes it seem that `closings` closings of the process `pid` (0: this process) are
+ * under way. One of them ends in round `round` of a wait; if `round` is 0, none ends. */
 EXPORT void locked_under_way(uint32_t pid, uint32_t closings, int round) {
     under_way = (uint64_t)(pid ? pid : (uint32_t)sys_getpid()) << 32 | closings;
     rounds = 0;

@@ -1,7 +1,7 @@
 #include "preload/lookup/metadata.h"
 #include "shared/sys.h"
 
-/* Called while a look at the source is under way. Does what metadata_meanwhile has set. */
+/* Called during a look at the source. Performs the action that metadata_meanwhile has set. */
 static void act(void);
 #define sys6(call, ...) ((call) == SYS_statx ? act() : (void)0, sys6(call, __VA_ARGS__))
 #include "preload/lookup/metadata.c"

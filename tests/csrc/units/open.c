@@ -87,7 +87,7 @@ static int original_addopen(posix_spawn_file_actions_t *list, int fd, const char
 }
 
 /* is = 1: replaces libc's functions by the functions above. is = 0: the library finds libc's
- * functions again. is = -1: as 1, but libc lacks the functions that an older libc lacks. */
+ * functions again. is = -1: does the same as 1, but libc lacks what an older libc lacks. */
 static void replace(int is) {
     void *const none = is < 0 ? (void *)1 : NULL;
 #define ORIGINAL(name, function) monarch_real.name = is ? (void *)(function) : NULL;

@@ -1,4 +1,4 @@
-"""The directory of a session that belongs to the test's process, and the files in it."""
+"""A session that belongs to the test's process: its directory, and the files in the directory."""
 
 from __future__ import annotations
 

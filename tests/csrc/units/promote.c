@@ -1,6 +1,6 @@
-/* In this unit, each reading of the clock advances it by a second, and the test sets in which round
- * of a wait a closing ends. As in promote.c, a closing is the replacement of a descriptor, during
- * which the kernel closes the old open file. */
+/* In this unit, each reading of the clock advances the clock by a second. The test sets the round
+ * of a wait in which a closing ends. As in promote.c, a closing is the replacement of a descriptor,
+ * during which the kernel closes the old open file. */
 #include <string.h>
 
 #include "preload/fill/handover.h"
@@ -22,8 +22,8 @@ static void keep_descriptor(int fd);
 
 #include "made.h"
 
-/* announced: the mark of the closing that must be in a slot when a descriptor is replaced.
- * is_announced: whether it was there. */
+/* announced: the mark (closing_of) that must be in a slot of `closings` when a descriptor is
+ * replaced. is_announced: whether it was there. */
 static uint64_t announced;
 static int is_announced;
 static long make_call(long number, long a, long b, long c, long d, long e, long f) {
@@ -68,10 +68,10 @@ EXPORT void promote_compare(int fd) { monarch_compare_source(fd); }
 EXPORT int promote_is_still(struct session *s, uint64_t id, int fd) {
     return monarch_is_still(fd, s, &monarch_entries(monarch_catalog_of(s))[id]);
 }
-/* Tries to replace the descriptor by one of the copy. tracked: the descriptor's word (track.h) at
- * the time when the caller found the entry. by, ino: how far the version and the inode that the
- * caller found exceed the entry's present ones. Returns whether the descriptor was replaced, or -1
- * if it was replaced without being announced. */
+/* Tries to replace the descriptor with one of the copy. tracked: the descriptor's word (track.h) at
+ * the time when the caller found the entry. by, ino: the version and the inode that the caller
+ * found are the entry's present ones plus `by` and `ino`. Returns whether the descriptor was
+ * replaced, or -1 if it was replaced without being announced. */
 EXPORT int promote_promote(struct session *s, uint64_t id, int fd, uint64_t tracked, int by,
                            int ino) {
     const struct monarch_entry *e = &monarch_entries(monarch_catalog_of(s))[id];

@@ -102,8 +102,9 @@ EXPORT void reads_meanwhile(int fd, int other, uint64_t *word, uint64_t becomes)
     meanwhile.is_armed = 1;
     monarch_real.pread = (void *)in_kernel;
 }
-/* Adds an effect to those of reads_meanwhile. Directly after the read, `fd` becomes a duplicate of
- * `again`, and its word in the table of tracked descriptors becomes `tracked`. */
+/* Arranges a further effect of the next read at the source. Directly after the read, the `fd` of
+ * reads_meanwhile becomes a duplicate of `again`, and the descriptor's word in the table of tracked
+ * descriptors becomes `tracked`. */
 EXPORT void reads_open_again(int again, uint64_t tracked) {
     meanwhile.again = again;
     meanwhile.tracked = tracked;

@@ -52,9 +52,10 @@ EXPORT int stat_learnt(void) {
     learnt = 0;
     return n;
 }
-/* Makes one of the calls that programs built before glibc 2.33 make instead of stat, lstat, fstat
- * and fstatat. version: the layout of struct stat. If `is_lacking` is 1, libc does not have these
- * calls. Returns -errno on failure, otherwise the file's size. */
+/* Calls __xstat, __lxstat, __fxstat or __fxstatat. A program that was built before glibc 2.33 makes
+ * these calls instead of stat, lstat, fstat and fstatat. version: the layout of struct stat. If
+ * `is_lacking` is 1, libc does not have these calls. Returns -errno on failure, otherwise the
+ * file's size. */
 EXPORT int64_t stat_of_version(int call, int version, int fd, const char *path, int is_lacking) {
     struct stat st = {.st_size = -9999};
     void *none = is_lacking ? (void *)1 : NULL;
@@ -86,8 +87,7 @@ EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
     return r == 0 ? st.st_ino : 0;
 }
 
-/* Makes the call statx. If `is_lacking` is 1, makes it as with an older libc, which has no statx.
- * Returns 0 or -errno. */
+/* Calls statx. If `is_lacking` is 1, libc has no statx, like an older libc. Returns 0 or -errno. */
 EXPORT int statx_of(int dir, const char *path, int flags, unsigned mask, int is_lacking,
                     void *out) {
     monarch_real.statx = is_lacking ? (void *)1 : NULL;

@@ -1,4 +1,4 @@
-"""Tests threads that run with a table of descriptors of their own."""
+"""Tests threads that have their own table of descriptors."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Daemons:
         self.lib, self.place = lib, place
 
     def start(self, **fields: Any) -> Any:
-        """Replaces the session's segments by those of a new daemon. Returns a copy of the new
+        """Replaces the session's segments with those of a new daemon. Returns a copy of the new
         segment `control` in this process's memory."""
         made = control(5)
         for name, value in fields.items():
@@ -323,8 +323,9 @@ def test_a_daemon_that_was_killed_is_followed_by_the_next_one(daemon: Daemons, l
 
 
 def test_a_foreign_tier_gives_no_copies(daemon: Daemons, lib: Any, tmp_path: Path) -> None:
-    """A tier is foreign if its path leads to another directory in this process than in the daemon.
-    No copy is taken from this directory, although its files may have the names of copies."""
+    """A tier is foreign if its path leads to different directories in this process and in the
+    daemon. No copy is taken from this process's directory, although its files may have the names of
+    copies."""
     made = daemon.start()
     made.tiers = 1
     made.tier[0].path, made.tier[0].usable = bytes(tmp_path) + b"/", 1

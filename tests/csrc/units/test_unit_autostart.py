@@ -150,7 +150,7 @@ def test_a_place_that_others_could_have_made_is_refused(
 
 class Records:
     """The session's file `autostart`, which contains records. The methods write this file, and read
-    it as a process does that has the configuration `config` and the mount namespace `mounts`."""
+    it like a process with the configuration `config` and the mount namespace `mounts`."""
 
     def __init__(self, lib: Any, place: Place, config: str = "/c", mounts: int = 7) -> None:
         self.lib, self.place, self.config, self.mounts = lib, place, config, mounts
@@ -332,8 +332,8 @@ class Program:
         return bool(self.lib.autostart_init(bytes(self.place.config), s))
 
     def opens(self, path: Path | None = None) -> int:
-        """Ends the pause that follows an attempt to start a daemon, and opens a file. Returns how
-        many starts of a daemon the open requests."""
+        """Ends the pause that follows an attempt to start a daemon, and opens a file. Returns the
+        number of daemon starts that this open requests."""
         self.lib.autostart_end_pause()
         before, signals = self.lib.autostart_launches(), blocked()
         fd = os.open(path or self.data, os.O_RDONLY)
@@ -438,8 +438,8 @@ def test_a_record_names_the_files_that_ask_for_a_daemon(program: Program, tmp_pa
 
 
 def test_a_record_that_was_made_meanwhile_counts(program: Program, tmp_path: Path) -> None:
-    """A starter of another process may read the configuration and write a record after this process
-    was loaded. This process then follows the record."""
+    """After the library was loaded into this process, a starter of another process may read the
+    configuration and write a record. This process then follows the record."""
     other = tmp_path / "other"
     other.touch()
     assert program.load()
@@ -455,9 +455,9 @@ def test_a_record_that_was_made_meanwhile_counts(program: Program, tmp_path: Pat
 def test_a_daemon_that_serves_is_not_started_again(
     program: Program, session: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a daemon serves, no other one is started, even if this process is not attached to the
-    daemon yet. If a user has stopped the session's daemon, the session gets no other daemon. If the
-    daemon was killed, the session gets another one."""
+    """While a daemon serves, no second daemon is started, even if this process is not attached to
+    the serving daemon yet. If a user has stopped the session's daemon, the session gets no new
+    daemon. If the daemon was killed, the session gets a new one."""
     monkeypatch.setenv("MONARCH_AUTOSTART", "1")
     session.control.pids = 0
     assert program.load(session)
@@ -486,9 +486,9 @@ def test_a_daemon_that_serves_is_not_started_again(
 
 
 def test_a_claim_that_is_taken_is_waited_for(lib: Any, program: Program) -> None:
-    """If the last start is too recent for another one, the process tries again after one second at
-    most. It does not wait until APART is over: if the last start turns out to be unneeded, another
-    start is allowed at once."""
+    """If a new start is not allowed yet, because the last start is too recent, the process tries
+    again after one second at most. It does not wait until APART is over: if the last start turns
+    out to be unneeded, a new start is allowed at once."""
     program.load()
     now = lib.shared_now()
     for ago, low, high in ((APART - SECOND // 2, 0, SECOND // 2), (0, SECOND // 2, SECOND)):

@@ -101,8 +101,8 @@ def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
 
 
 def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> None:
-    """claims_end removes a claim only if its descriptor was handed over to the daemon. The claim of
-    a program that reads the file again stays until the program gives it up."""
+    """claims_end removes a claim only if the file's descriptor was handed over to the daemon. If a
+    program reads the file again, its claim stays until the program gives the claim up."""
     lib.claims_file(session.s, 7)
     claim = slot(session, 7)
     lib.claims_end(session.s, 7)
@@ -176,8 +176,9 @@ def test_an_aligned_mapping_leaves_nothing_else_mapped(
         return sum(int(end, 16) - int(begin, 16) for begin, end in lines)
 
     def is_clean() -> bool:
-        """Maps the file and unmaps it. Returns whether as much memory is reserved as before. Other
-        threads of this process may reserve memory at the same time, so one attempt may fail."""
+        """Maps the file and unmaps it. Returns whether the amount of reserved memory is then the
+        same as before. Other threads of this process may reserve memory at the same time, so one
+        attempt may fail."""
         before = reserved()
         with path.open("rb") as file:
             at = lib.shared_map_aligned(file.fileno(), n, align)

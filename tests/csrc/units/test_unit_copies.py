@@ -179,8 +179,8 @@ def test_requests_about_the_file_go_to_the_source(
 
 
 class Copying:
-    """Copies with copy_file_range from the descriptor of the copy. The kernel refuses the first
-    calls with the given errors."""
+    """Calls copy_file_range to copy from the copy's descriptor. The kernel refuses the first calls
+    with the errors that are passed to `copy`."""
 
     def __init__(self, copied: Copied) -> None:
         self.copied = copied

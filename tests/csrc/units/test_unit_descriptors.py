@@ -160,7 +160,7 @@ def test_a_duplicate_is_tracked_and_shares_its_offset(table: Table, how: str) ->
 
 def test_a_call_that_uses_the_offset_says_so(table: Table) -> None:
     """A descriptor whose own offset was used is never replaced by a descriptor of the copy. A
-    descriptor that is read only at explicit offsets may be replaced."""
+    descriptor may be replaced if all its reads have explicit offsets."""
     fd, content = LOW, bytes(range(100))
     out = os.open(table.path.with_name("out"), os.O_RDWR | os.O_CREAT)
     ends = os.pipe()

@@ -134,7 +134,7 @@ class Readers:
         return bool(self.lib.track_word(fd) & HANDED)
 
     def stop(self) -> None:
-        """The daemon takes no handovers any more."""
+        """Makes the daemon take no more handovers."""
         for one in self.sockets:
             one.close()
         self.sockets = []
@@ -240,7 +240,7 @@ def test_a_descriptor_that_must_not_be_sent_leads_to_a_fill(readers: Readers, ca
 def test_only_one_descriptor_of_a_file_is_sent(readers: Readers) -> None:
     """While one descriptor is on its way to the daemon, the library does nothing about a second
     descriptor of the same file. If another file's claim occupies the slot that this file's claim
-    needs, the library sends no descriptor, and asks the daemon to fill the file."""
+    needs, the library sends no descriptor, and asks the daemon to fill this file."""
     first, second = readers.open(), readers.open()
     readers.read(first, SIZE)
     assert len(readers.handed()) == 1

@@ -211,9 +211,10 @@ def test_while_a_scan_goes_on_a_file_may_be_found_yet(
 
 
 def test_a_look_or_a_list_teaches_of_a_directory(table: Any, served: Served, out: Path) -> None:
-    """A stat or a listing of a link teaches the library to which directory of a source the link
-    leads, however many slashes the path ends with. A stat teaches it nothing if the path leads to a
-    file or outside all sources, or if the path's text already shows where it leads."""
+    """From a stat or a listing of a link, the library learns to which directory of a source the
+    link leads. Slashes at the end of the path change nothing. From a stat, it learns nothing if the
+    path leads to a file or outside all sources, or if the path's text already shows where it
+    leads."""
     link = out / "dir"
     expected = hint(DIRECTORY, len(bytes(link)))
     for end in (b"", b"/", b"///"):
@@ -281,9 +282,9 @@ def test_a_file_is_entered_only_if_it_is_as_scanned(table: Any, served: Served, 
         assert enters(name) == outside
     os.utime(served.root / "f", ns=(1, 1))
     assert enters("one") == outside
-    # According to its hint, the directory contains links to files of a source, but its link `own`
-    # leads to a file outside the source. After AGAIN lookups of this link, the library removes the
-    # hint, and looks at the directory again.
+    # The directory's hint says that the directory contains links to files of a source, but its link
+    # `own` leads to a file outside the source. After AGAIN lookups of this link, the library
+    # removes the hint, and looks at the directory again.
     found = []
     for _ in range(2 * AGAIN):
         learn(table, str(out / "files"), FILES)

@@ -62,7 +62,7 @@ def test_a_lock_is_taken_on_the_sources_file(
 ) -> None:
     """After a lock was granted, the library compares the file with the catalog, because the lock's
     previous holder may have changed the file. Before a call that changes POSIX locks or asks about
-    one (F_GETLK), the library waits until it is closing none of its own descriptors."""
+    one (F_GETLK), the library waits until no close of its own descriptors is under way."""
     on = 5 if behind < 0 else behind
     changes = (kind, command) in CHANGING
     before = [f"keep {on}"]

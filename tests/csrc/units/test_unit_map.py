@@ -50,8 +50,8 @@ class Maps:
         self, n: int = SIZE, *, comes: bool = True, there: bool = True, other: int = -1,
         prot: int = READ, flags: int = PRIVATE, offset: int = 0, at: int = 0, fd: int = NUMBER,
     ) -> tuple[bytes | int, str]:  # fmt: skip
-        """Maps `n` bytes. Returns the letters in the mapping, or -errno, and the steps of the
-        library.
+        """Maps `n` bytes. Returns two values: the letters in the mapping (or -errno), and the steps
+        of the library.
 
         comes : whether the copy is complete or being made
         there : whether the copy is complete after the wait

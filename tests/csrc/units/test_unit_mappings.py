@@ -152,8 +152,8 @@ def test_a_forked_child_takes_over_what_is_whole(lib: Any, is_cut: bool) -> None
     assert lib.table_say(10 * PAGE, 11 * PAGE, FORGET) == 1
     assert [slot[0] for slot in slots(lib)] == ([] if is_cut else [WAITING, WAITING])
     assert lib.table_waiting() == (0 if is_cut else 2)
-    # The child takes over the table only at its first call. Later, the child itself replaces a
-    # mapping, and a further call leaves this mapping's state unchanged.
+    # Only the child's first call takes over the table. If the child itself then replaces a mapping,
+    # a later call leaves this mapping's state unchanged.
     lib.table_clear()
     lib.table_put(PAGE, 2 * PAGE, 0, 1)
     lib.table_set_state(0, REPLACING)

@@ -33,8 +33,8 @@ def test_a_fork_waits_until_descriptors_are_closed(lib: Any) -> None:
 
 
 def test_a_descriptor_waits_for_a_fork(lib: Any) -> None:
-    """A thread that waits to open a descriptor does not count as having one open: otherwise the
-    fork would wait for this thread in turn."""
+    """A thread that waits to open a descriptor does not count as a thread with an open descriptor.
+    Otherwise the thread and the fork would wait for each other."""
     lib.momentary_fork()
     lib.momentary_other(3, 1)
     assert lib.momentary_begin() == 3

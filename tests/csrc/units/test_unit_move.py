@@ -1,5 +1,5 @@
-"""Tests when the library replaces a mapping of a source's file by a mapping of its copy, and when
-it keeps the mapping as it is."""
+"""Tests in which cases the library replaces a mapping of a source's file by a mapping of its copy,
+and in which cases it keeps the mapping as it is."""
 
 from __future__ import annotations
 

@@ -186,8 +186,8 @@ def test_the_descriptor_by_which_a_handles_file_was_found_is_closed(calls: Calls
 
 
 def test_a_spawned_child_opens_the_sources_file_for_writing(calls: Calls) -> None:
-    """If the path leads to a copy, the library replaces it by the path of the source's file. It
-    does so when the action is added, before the child exists."""
+    """If the path of a spawn action leads to a copy, the library replaces this path by the path of
+    the source's file. It does so when the action is added, before the child exists."""
     for flags in (READ, os.O_DIRECTORY):
         assert calls.make("addopen", flags, 0o600) == f"addopen 7 f {flags:o} 600"
     for flags in (WRITE, CREATE, TRUNCATE):
@@ -384,8 +384,8 @@ def test_an_open_gets_the_copy_for_which_it_has_waited(files: Files) -> None:
 
 
 def test_a_path_outside_the_sources_that_leads_into_one_gets_the_copy(files: Files) -> None:
-    """From the first open, the library learns where the link outside the source leads, and even
-    this open gets the copy. The source's file is opened if the flags require it, or if the entry of
+    """At the first open, the library learns where the link outside the source leads. Even this open
+    gets the copy. The source's file is opened instead if the flags require it, or if the entry of
     the file is being changed."""
     for name, flags, content, counts in (
         ("one", READ, b"copied", OF_COPY), ("two", os.O_NONBLOCK, b"copied", OF_COPY),

@@ -80,8 +80,8 @@ def opens(lib: Any, session: Made) -> Iterator[Opens]:
     [(ABSENT, ""), (WANTED, ""), (FILLING, "wait"), (PRESENT, ""), (BYPASS, "")],
 )
 def test_an_open_waits_only_for_a_fill(opens: Opens, state: State, does: str) -> None:
-    """An open must not wait for a file whose copy was only requested, because no fill of it is
-    under way."""
+    """No fill is under way for a file whose copy was only requested. So an open must not wait for
+    such a file."""
     opens.entry.word = word(state)
     assert opens.open() == does
     assert opens.open(has_copy=False) == does, "the copy was removed after the wait"

@@ -21,7 +21,7 @@ MS = 10**6
 
 
 class Reader:
-    """A descriptor of the file of ENTRY at the source."""
+    """A descriptor of ENTRY's file at the source."""
 
     def __init__(self, lib: Any, session: Made, path: Path) -> None:
         self.lib, self.session = lib, session
@@ -62,8 +62,8 @@ def test_a_streams_offset_shows_whether_the_file_was_read(
     reader: Reader, offset: int, flags: int
 ) -> None:
     """The reads of a stream are made by libc, so the library does not see them. When the stream is
-    closed, the library looks at the offset, unless another process may be reading at this
-    offset."""
+    closed, the library looks at the descriptor's offset, unless another process may be reading with
+    the same offset."""
     reader.lib.progress_end(STREAM, reader.at(offset, WORD | flags))
     assert reader.is_read() == (offset == SIZE and flags == OFFSET)
 

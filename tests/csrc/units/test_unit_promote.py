@@ -1,5 +1,5 @@
-"""Tests when the library replaces a program's descriptor of a source's file by a descriptor of the
-copy. Also tests that lock calls wait until the replacement is over."""
+"""Tests in which cases the library replaces a program's descriptor of a source's file by a
+descriptor of the copy. Also tests that lock calls wait until the replacement is over."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Descriptors:
     def promote(
         self, fd: int, *, word: int | None = None, version: int = 0, inode: int = 0
     ) -> bool:
-        """Tries to replace the descriptor. Returns whether it was replaced. Checks that the
-        descriptor then refers to the copy if it was replaced, and otherwise to the same file as
+        """Tries to replace the descriptor. Returns whether it was replaced. Also checks the file to
+        which the descriptor then refers: the copy if it was replaced, otherwise the same file as
         before.
 
         word : the descriptor's word as the caller found it; None: as it is now
-        version, inode : by how much the entry's version and inode, as the caller found them, exceed
-        the present values
+        version, inode : the version and the inode that the caller found in the entry exceed the
+            present ones by these numbers
         """
         before, inode_before = open_descriptors(), os.fstat(fd).st_ino
         tracked = self.lib.track_word(fd) if word is None else word

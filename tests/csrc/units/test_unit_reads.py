@@ -91,9 +91,9 @@ class Reader:
         return sum(int(one.source_bytes_read_by_programs) for one in stats)
 
     def replaced(self, completes: bool = False) -> None:
-        """During the next read at the source, another thread closes the descriptor and gets its
-        number for another file. If `completes` is true, the copy of the first file becomes complete
-        during the same read."""
+        """During the next read at the source, another thread closes the descriptor, and another
+        file gets the descriptor's number. If `completes` is true, the copy of the first file
+        becomes complete during the same read."""
         word = ffi.NULL
         becomes = 0
         if completes:
@@ -159,9 +159,9 @@ def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
 def test_a_read_never_mixes_two_files_if_the_first_is_opened_again(
     reader: Reader, call: str
 ) -> None:
-    """During the call, another thread closes the descriptor and gets its number for another file.
-    The thread then opens the first file again, and gets the same number once more. The call checks
-    only after that which file the descriptor refers to. It must return no bytes of the other
+    """During the call, another thread closes the descriptor, and another file gets its number. The
+    thread then opens the first file again, and the first file gets the number back. Only then does
+    the call check which file the descriptor refers to. It must return no bytes of the other
     file."""
     for copied in (0, 10, 25, 30):
         reader.has_copy(COPY[: AT + copied] if copied else None)

@@ -68,8 +68,8 @@ class Loaded:
         lib.real_begin()
 
     def _hash_table(self, symbols: list[Symbol], buckets: int, blooms: int) -> bytes:
-        """Returns the GNU hash table of the symbols, which are sorted by their buckets. The table
-        numbers the symbols from 1, because entry 0 of a symbol table is empty."""
+        """Returns the GNU hash table of the symbols. The caller has sorted them by their buckets.
+        The table numbers the symbols from 1, because entry 0 of a symbol table is empty."""
         hashes = [gnu_hash(one.name) for one in symbols]
         shift, bloom, bucket = 6, [0] * blooms, [0] * buckets
         for i, one in enumerate(hashes):
@@ -174,8 +174,8 @@ def test_the_first_library_behind_this_one_that_defines_a_function_is_taken(load
 
 
 def test_if_libc_comes_first_all_libraries_are_searched(loaded: Loaded) -> None:
-    """libc comes first if Monarch's library was loaded by dlopen. Functions that Monarch's library
-    itself defines are never found."""
+    """libc comes before Monarch's library if Monarch's library was loaded by dlopen. Functions that
+    Monarch's library itself defines are never found."""
     loaded.load(Symbol("f", 0x2000))
     libc(loaded, Symbol("f", 0x5000), Symbol("g", 0x5100))
     loaded.load(Symbol("g", 0x3000), Symbol("h", 0x3100), is_us=True)

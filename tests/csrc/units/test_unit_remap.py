@@ -48,8 +48,9 @@ class Memory:
         return int(getattr(self.lib, f"remap_{name}")(*arguments))
 
     def said(self, name: str, *arguments: int) -> tuple[int, list[tuple[int, ...]]]:
-        """Makes the call. Returns its result and what the library has told the table of mappings
-        before the system call: the first page, the number of bytes, and the advice or FORGET."""
+        """Makes the call. Returns its result, and what the library has told the table of mappings
+        before the system call. Each message consists of the first page, the number of bytes, and
+        the advice or FORGET."""
         self.lib.remap_forget()
         result = self.call(name, *arguments)
         out = ffi.new("int64_t[32]")
@@ -126,9 +127,9 @@ def test_memory_with_another_protection_waits_for_nothing(memory: Memory, is_lac
 def test_advice_on_the_order_of_reads_is_kept(
     memory: Memory, advice: int, said: int | None
 ) -> None:
-    """Advice on the order of reads is kept. Advice that takes effect at once is not kept. After
-    advice of any other kind, the mapping no longer waits, because the library does not know what
-    the advice means for the copy."""
+    """Advice on the order of reads is kept. Advice that takes effect at once is not kept. If the
+    program gives any other advice, the mapping no longer waits for its copy, because the library
+    does not know what this advice means for the copy."""
     expected = [] if said is None else [(1, PAGE, said)]
     for call in ("madvise", "posix_madvise"):
         memory.call("madvise", memory.at, 4 * PAGE, NORMAL)

@@ -114,8 +114,8 @@ def test_a_file_that_gets_a_copy_is_tracked(opens: Opens, size: int) -> None:
 
 
 def test_a_file_that_gets_no_copy_is_only_counted(opens: Opens) -> None:
-    """A file in the state BYPASS, for example one that the configuration excludes, gets no copy,
-    and does not count as missed by its rank. An empty file gets no copy either."""
+    """A file in the state BYPASS, for example one that the configuration excludes, gets no copy.
+    Its bytes do not count as missed by the program's rank. An empty file gets no copy either."""
     assert opens.opened(SMALL, BYPASS) == f"count {SMALL}"
     assert opens.counts() == counted(SMALL, missed=0)
     assert opens.opened(0) == "count 0"

@@ -372,8 +372,8 @@ def listing(first: int, n: int) -> int:
 
 
 def list_as(entry: Any, value: int) -> None:
-    """Sets the listing of a directory. The entry of a directory stores the listing in the field
-    that holds the copy's inode in the entry of a file."""
+    """Sets the listing of a directory. A directory's entry stores the listing in the field
+    `copy_ino`. In a file's entry, this field holds the copy's inode."""
     setattr(entry, "copy_ino", value)  # noqa: B010
 
 
@@ -412,8 +412,8 @@ def test_a_listing_is_told_for_a_second_after_a_look(
 def test_a_directory_that_changed_is_listed_by_the_source(
     lib: Any, session: Made, tmp_path: Path, change: str
 ) -> None:
-    """If a look at the source finds another directory, another mtime or ctime, or no directory at
-    the path, the library marks the directory as changed for all processes. If the look fails for
+    """The library marks a directory as changed for all processes if a look at the source finds
+    another directory at the path, another mtime or ctime, or no directory. If the look fails for
     another reason, the library does not mark the directory."""
     here = tmp_path / "d"
     here.mkdir()

@@ -140,8 +140,8 @@ def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -
 
 @pytest.mark.parametrize("call", range(8), ids=NAMES)
 def test_an_error_is_the_kernels(stats: Stats, call: int) -> None:
-    """The catalog answers no call that fails, because only the source can say that a file does not
-    exist."""
+    """Only the source can say that a file does not exist. So the catalog answers no call that
+    fails."""
     expected = -errno.EBADF if call % OLD == FSTAT else -errno.ENOENT
     assert stats.call(call, stats.root / "none", 0, -1) == expected
     if call % OLD == FSTATAT:
@@ -210,8 +210,8 @@ def test_a_descriptor_shows_the_version_that_was_opened(stats: Stats, change: st
 @pytest.mark.parametrize("call", range(4), ids=NAMES[OLD:])
 def test_another_layout_of_the_attributes_is_libcs_task(stats: Stats, call: int) -> None:
     """The calls of older programs name the layout of struct stat by a version. libc refuses a
-    version that it does not know. A libc without these calls has only one layout, so any version is
-    accepted."""
+    version that it does not know. If libc lacks these calls, it has only one layout, so the library
+    accepts any version."""
     fd = os.open(stats.file, os.O_RDONLY)
     size = stats.file.stat().st_size
     for version, known in ((1, True), (0, True), (2, False), (99, False), (-1, False)):

@@ -180,7 +180,7 @@ def test_a_field_that_the_catalog_lacks_comes_from_the_source(stats: Stats, case
     stats.file.chmod(0o604)
     now = stats.kernel(stats.file, mask)
     assert stats.call("", mask, EMPTY_PATH, fd) == now
-    held = stats.file.rename(stats.file.with_name("held"))  # the inode is not used again
+    held = stats.file.rename(stats.file.with_name("held"))  # no new file can get this inode number
     stats.file.write_bytes(b"z")
     found = stats.call("", mask, EMPTY_PATH, fd)
     assert field(found, "Q", 32) == field(stats.scanned[BASIC], "Q", 32) == held.stat().st_ino

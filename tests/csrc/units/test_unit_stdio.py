@@ -21,8 +21,8 @@ SOURCE, COPY = b"source", b"copied"
 
 
 class Streams:
-    """A source with the file f, which has a copy with other content, the link l to f, and the file
-    g, which has no copy."""
+    """A source with the files f and g, and the link l to f. The copy of f has other content; g has
+    no copy."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.f, self.g = lib, root / "f", root / "g"
@@ -123,9 +123,9 @@ def test_only_some_modes_are_for_reading_only(lib: Any, mode: str, reads: int) -
 def test_a_stream_for_writing_gets_the_source(
     streams: Streams, mode: str, content: bytes, is_reopened: bool
 ) -> None:
-    """A stream for writing is opened on the source's file, even if the path is the name of a copy's
-    descriptor, and even if the stream that is reopened is on a copy. From then on, readers get the
-    source's file too."""
+    """A stream for writing is opened on the source's file. This holds even if the path is the name
+    of a copy's descriptor, or if the stream that is reopened is on a copy. From then on, readers
+    get the source's file too."""
     fd = os.open(streams.copy, os.O_RDONLY)
     for path in (f"/proc/self/fd/{fd}", streams.f):
         found = streams.reopen(path, mode) if is_reopened else streams.open(path, mode)
@@ -161,7 +161,7 @@ def test_a_stream_is_opened_again_without_a_path(
     streams: Streams, mode: str, content: bytes
 ) -> None:
     """freopen without a path opens the stream's own file again. If the stream is on a copy, the
-    library passes the path of the source's file, and a reader gets the copy again."""
+    library uses the path of the source's file, and a stream for reading gets the copy again."""
     assert streams.reopen(None, mode, first=streams.f) == content
     assert streams.is_changed(streams.f) == (mode == "r+")
     assert streams.reopen(None, mode) == b"other"

@@ -36,8 +36,8 @@ class Mapping:
         self.is_mapped = False
 
     def add(self, n: int = 4 * PAGE, first: int = 0) -> int:
-        """Adds the range of `n` bytes from byte `first` of the mapping, as mmap does. Returns how
-        many ranges are then waiting for their copies."""
+        """Adds a range, as the library's mmap does: `n` bytes from byte `first` of the mapping.
+        Returns how many ranges are then waiting for their copies."""
         self.lib.mappings_add(self.session.s, 5, self.at + first, n, first)
         return int(self.lib.table_waiting())
 

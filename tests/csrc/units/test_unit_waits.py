@@ -103,7 +103,7 @@ def test_a_debt_is_repaid_by_time_and_has_a_limit(lib: Any) -> None:
 
 def test_a_file_whose_waits_time_out_is_not_waited_for(lib: Any, session: Made) -> None:
     """After two waits for a file have timed out, a reader does not wait for that file any more. It
-    still waits for a file in another slot."""
+    still waits for a file whose timeouts are counted in another slot."""
     for _ in range(2):
         assert lib.wait_may_wait(session.s, ENTRY)
         lib.wait_note_timeout(session.s, ENTRY, MS, 0, 0)

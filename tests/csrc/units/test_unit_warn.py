@@ -94,7 +94,7 @@ def parent_with(*environment: str) -> Iterator[int]:
     with subprocess.Popen(["/bin/cat"], env=names, bufsize=0, stdin=pipe, stdout=pipe) as process:
         assert process.stdin and process.stdout
         process.stdin.write(b"x")
-        # Because cat runs by now, /proc shows the environment that cat was given.
+        # Once cat has answered, it is running, and /proc shows the environment that it was given.
         assert process.stdout.read(1) == b"x"
         yield process.pid
         process.stdin.close()

@@ -76,8 +76,8 @@ def test_what_is_watched_for_reads_gets_no_copy(watches: Watches, mask: int) -> 
 
 
 def test_a_watch_for_changes_needs_no_reads(watches: Watches) -> None:
-    """If a program watches a file only for changes, the file keeps its copy: a write changes the
-    source's file in any case."""
+    """If a program watches a file only for changes, the file keeps its copy, because a write
+    changes the source's file in any case."""
     for mask in (MODIFY, CLOSE_WRITE, MODIFY | CLOSE_WRITE):
         for path in (watches.root / "f", watches.root / "d"):
             assert watches.watch(path, mask) == set()
@@ -100,8 +100,8 @@ def test_a_file_on_another_device_is_nobodys_copy(watches: Watches) -> None:
 
 
 def test_a_process_without_the_segments_tells_the_daemon(watches: Watches) -> None:
-    """The process tells the daemon of the watched file, or of the whole tree below the watched
-    directory."""
+    """The process sends the daemon a message about the watched file, or about the whole tree below
+    the watched directory."""
     path = watches.root / "f"
     path.write_bytes(b"x" * 77)
     watches.lib.attach_set_lacks_room(1)

@@ -20,9 +20,10 @@ static int open_within(int dir, const char *path, int flags) {
     unguarded += within != 1 || !(flags & O_CLOEXEC);
     return sys_openat(dir, path, flags);
 }
-/* Returns whether each descriptor that was opened since the last call of this function was opened
- * with O_CLOEXEC, between monarch_momentary_begin and monarch_momentary_end. Each call of
- * monarch_momentary_begin must have been followed by one of monarch_momentary_end. */
+/* Returns whether two conditions hold. First, each descriptor that was opened since the last call
+ * of this function was opened with O_CLOEXEC, between monarch_momentary_begin and
+ * monarch_momentary_end. Second, each call of monarch_momentary_begin was followed by one of
+ * monarch_momentary_end. */
 static int are_guarded(void) {
     int are = !within && !unguarded;
     within = unguarded = 0;

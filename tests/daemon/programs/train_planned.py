@@ -70,7 +70,7 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
     torch.set_num_threads(1)
     samplers: list[DistributedSampler[int]] = [
         DistributedSampler(
-            dataset,  # type: ignore[arg-type]  # torch's types ask for a subclass
+            dataset,  # type: ignore[arg-type]  # torch's types ask for a subclass of Dataset
             num_replicas=given["ranks"],
             rank=rank,
             seed=given["seed"],
@@ -101,9 +101,9 @@ def torchs(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tu
 
 
 def plain(dataset: Whole, given: dict[str, Any]) -> Callable[[int], Iterator[tuple[Batch, ...]]]:
-    """A stand-in for the function `torchs` that does not use torch, which takes seconds to load.
-    The sampler comes from monarch_py.plan; tests/plan compares it with torch's sampler. The workers
-    get the batches in rotation."""
+    """A stand-in for the function `torchs`. This function does not use torch, which takes seconds
+    to load. The sampler comes from monarch_py.plan; tests/plan compares it with torch's sampler.
+    The workers get the batches in rotation."""
     from monarch_py.plan.samplers import DistributedSampler
 
     ranks = given["ranks"]
