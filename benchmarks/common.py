@@ -268,15 +268,15 @@ class Child:
         return self.hear()
 
     def tell(self, line: str) -> None:
-        """Sends a line: the first half of `ask`, for callers that send lines to several programs
-        before they read the answers."""
+        """Sends a line. This is the first half of `ask`, for callers that send lines to several
+        programs before they read the answers."""
         assert self._process.stdin is not None
         self._line = line
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> list[int]:
-        """Returns the answer to the line: the second half of `ask`."""
+        """Returns the answer to the line that `tell` has sent: the second half of `ask`."""
         assert self._process.stdout is not None
         answer = self._process.stdout.readline()
         if not answer:

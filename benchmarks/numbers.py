@@ -63,8 +63,8 @@ class Result:
 
 
 def median_bounds(values: Sequence[float]) -> tuple[float, float]:
-    """Returns two of the values, which enclose the median with 95 % confidence. Among the n sorted
-    values, their positions are n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial
+    """Returns two of the n values. They enclose the median with 95 % confidence. Among the sorted
+    values, the positions of the two are n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial
     distribution)."""
     ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
     low = max(0, math.floor(len(ordered) / 2 - half))

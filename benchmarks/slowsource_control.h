@@ -1,5 +1,5 @@
-/* slowsource: the control file, and the effect of its settings on operations. Included by
- * slowsource.c, which includes the headers that this one needs. */
+/* slowsource: the control file, and the effect of its settings on operations. slowsource.c includes
+ * this file, and also the headers that this file needs. */
 
 /* The kinds of operations. `getattr` includes lookups. `release` stands for the release of files
  * and of directories. `other` stands for everything else: changes of names and attributes, links,

@@ -106,9 +106,9 @@ static void entry(fuse_req_t req, long result, fuse_ino_t parent, const char *na
 
 /* If this program runs as root, these two functions surround each call that creates a file. The new
  * file then belongs to the caller, the process that sent the request. Its group is the caller's
- * group or, if the directory is set-group-id, the directory's group. (The kernel itself applies the
- * second rule.) setfsuid could set the owner too. But then the call would fail in a directory that
- * the caller may write to only through a supplementary group. */
+ * group. But if the directory is set-group-id, the kernel itself gives the file the directory's
+ * group. setfsuid could set the owner too. But then the call would fail in a directory that the
+ * caller may write to only through a supplementary group. */
 static void as_caller(fuse_req_t req) {
     if (geteuid() == 0)
         setfsgid(fuse_req_ctx(req)->gid);

@@ -297,12 +297,12 @@ void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);
 /* Makes the engine store a stamp in the modification time of each copy that it makes in this tier
  * (monarch_stamp). salt: the salt of these stamps. */
 void monarch_engine_stamp(struct monarch_engine *e, unsigned tier, uint64_t salt);
-/* Gives the engine a pack: an archive of files of the source. If a member has the name, size and
- * time of modification of a file of one unit, the engine reads this file from the pack instead of
- * the source. The engine duplicates `fd`. size, mtime_ns: the archive's size and time of
- * modification when its members were listed. `members` must be in the order of their positions in
- * the archive. Call this before the first order. Returns 0 or -errno. The error is ESTALE if the
- * archive no longer has this size and time. */
+/* Gives the engine a pack: an archive of files of the source. If a file has only one unit, and a
+ * member has the file's name, size and time of modification, the engine reads the file from the
+ * pack instead of the source. The engine duplicates `fd`. size, mtime_ns: the archive's size and
+ * time of modification when its members were listed. `members` must be in the order of their
+ * positions in the archive. Call this before the first order. Returns 0 or -errno. The error is
+ * ESTALE if the archive no longer has this size and time. */
 struct monarch_member {
     uint64_t hash; /* XXH3-64 of the member's path, relative to the source's root */
     uint64_t offset, size;

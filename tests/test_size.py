@@ -19,8 +19,8 @@ from support import lines
 #   terminals.
 # - 75 lines of C compute checksums with AVX2 and in registers. The processor time of a
 #   copy is mostly spent on its pages, its bytes and its checksum.
-# - With 70 lines of Python, commands start without loading numpy. Most of these lines are second
-#   lines of imports.
+# - With 70 lines of Python, commands start without loading numpy. Most of these lines are the
+#   second line of an import statement.
 # - With 35 lines, each tier's directory is in a block group of its own. In a group from which many
 #   files were just removed, ext4 takes twenty times as long to create a file.
 # - With 20 lines, the daemon's loop handles new names sooner. A first epoch of small files takes a
@@ -45,8 +45,8 @@ from support import lines
 # - With 131 lines of C, a program sees its own changes even to files and directories that a process
 #   without the library has replaced, also through a link outside the sources.
 # - With 32 lines of C, a program that repeatedly opens a file outside all sources for writing asks
-#   the kernel only once for the file's path, and a listing shows that another process has renamed
-#   or removed a file, as soon as the program itself has noticed it.
+#   the kernel only once for the file's path. Also, once the program has noticed that another
+#   process has renamed or removed a file, a listing shows this at once.
 # - With 12 lines of C, threads that make copies take no lock to wake peers if no peer waits, and a
 #   peer's request is not left waiting by a fill that ends at the same moment.
 # - With 17 lines of Python, the loop rests twice as long while the engine has enough orders. In a
@@ -55,10 +55,10 @@ from support import lines
 #   which takes an eighth less processor time.
 # - With 17 lines of C, a job that reads only through links is noticed at its first open.
 # - With 219 lines of Python, no output replaces an input, `config check` finds packs and plans that
-#   cannot be used, odd names are quoted, and messages name the limit of a shell that is too low.
+#   cannot be used, odd names are quoted, and messages name a shell's limit that is too low.
 # - With 219 lines of Python, starts with low limits and failures of the daemon's threads are
-#   reported, messages say when other people's files take a tier's room, and a job uses the copies
-#   of an earlier job from its beginning.
+#   reported, messages say when other people's files take a tier's room, and a job uses, from its
+#   beginning, the copies of an earlier job.
 # - 19 lines of C ask for short time slices. Where programs use all processors, a first epoch takes
 #   up to a third less time.
 # - 6 lines of Python let the daemon's loop rest longer while the scan is far enough ahead of a job.

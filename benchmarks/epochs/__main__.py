@@ -78,8 +78,8 @@ class Epochs:
             with Child(self._argv(logical), daemon.environment()) as ours:
                 self._one_epoch(ours, "under the library, epoch 1")
                 self._filled(daemon)
-                # The counts are reset for the last time at the start of epoch 2, so the totals of
-                # the later epochs include the requests of epoch 2.
+                # The start of epoch 2 resets the counts for the last time. So the totals of the
+                # later epochs also include the requests of epoch 2.
                 self._one_epoch(ours, "under the library, epoch 2")
                 self._later(daemon, ours)
         self._first_epochs()
@@ -201,8 +201,8 @@ class Epochs:
 def content(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Measures epochs in which every file is read to its end. Adds to the document and to the
-    results."""
+    """Measures epochs in which every file is read to its end. Adds the measurements to `document`
+    and to `results`."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         make_dataset(place / "backing", args.files, args.file_mib * MIB)
         (place / "source").mkdir()
@@ -217,7 +217,7 @@ def content(
 def metadata(
     args: argparse.Namespace, binary: Path, document: dict[str, Any], results: list[Result]
 ) -> None:
-    """Measures epochs of names and attributes. Adds to the document and to the results."""
+    """Measures epochs of names and attributes. Adds the results to `document` and `results`."""
     with scratch(args.dir) as place, scratch(args.tier or place) as tier:
         files = make_tree(place / "backing")
         (place / "source").mkdir()

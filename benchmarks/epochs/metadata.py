@@ -31,8 +31,8 @@ LIMIT_S = 60.0
 # How long [s] listings rely on an earlier check of a directory. The benchmark waits this long
 # before each epoch, so that no earlier check is still valid when the epoch starts.
 LOOK_S = 1.0
-# The limit on operations, relative to those without the library. Even under the library, the kernel
-# sends a few operations for each directory and its parents, but none for files.
+# The limit on operations under the library, as a share of those without it. Under the library, the
+# kernel still sends a few operations for each directory and its parents, but none for files.
 SHARE = 0.01
 BYTES = ("bytes_read", "bytes_written")
 

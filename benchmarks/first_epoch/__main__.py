@@ -106,9 +106,8 @@ class FirstEpoch:
         return self._read(how, plain_environment(), **more)
 
     def _ours(self, how: str, **more: Any) -> Run:
-        """Runs one first epoch under the library. `served` in the returned object is a number of
-        bytes divided by the dataset's size: the bytes that the source had sent when everything was
-        copied.
+        """Runs one first epoch under the library. In the returned object, `served` is the number of
+        bytes that the source had sent when everything was copied, divided by the dataset's size.
         """
         kind = more.get("kind", "many")
         with self._daemon(kind=kind) as daemon:

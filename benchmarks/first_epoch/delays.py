@@ -34,10 +34,10 @@ from monarch_py.ipc.session import Segment, SessionDir
 from monarch_py.native import lib
 
 KIB, MIB = 1 << 10, 1 << 20
-# The first measurement, readers beside fills: the number of files to fill, the number of files to
-# read, the size of each file [bytes], and the number of reader threads. There are so many files to
-# fill that the fills last longer than the reads. LATENCY_S and RATE are the source's latency [s]
-# and rate [bytes/s].
+# The first measurement, readers beside fills. FILLED and LEFT: the number of files to fill, and the
+# number of files to read. FILLED is so large that the fills last longer than the reads. SIZE: the
+# size of each file [bytes]. THREADS: the number of reader threads. LATENCY_S and RATE: the source's
+# latency [s] and rate [bytes/s].
 FILLED, LEFT, SIZE, THREADS = 8192, 1024, 128 * KIB, 8
 LATENCY_S, RATE = 0.004, 1e9
 MEDIAN_LIMIT, P99_LIMIT = 1.3, 2.0

@@ -40,8 +40,8 @@ def make_dataset(path: Path) -> None:
 
 
 def ranges_of_groups(ranks: int) -> float:
-    """Returns the mean number of contiguous ranges that a rank reads per group, for the rank with
-    the highest mean."""
+    """Computes, for each rank, the mean number of contiguous ranges that the rank reads per group.
+    Returns the highest of these means."""
     schedule = group_schedule(GROUP * GROUPS, GROUP, 0, 0, ranks, BATCH)
     most = 0.0
     for rank in range(ranks):

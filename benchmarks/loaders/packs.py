@@ -1,9 +1,9 @@
 """``python -m benchmarks.loaders.packs``: `monarch warm` of many small files, from a pack.
 
 When the command begins, a daemon with default settings has scanned the dataset. Each run begins
-with an empty tier in RAM and a mount of its own, which contains the pack as well. The command is
-also run on an empty dataset, on the dataset without the pack, and with the pack while the scan is
-still in progress. In the last case, the scan determines the time. Needs FUSE.
+with an empty tier in RAM and its own mount, which contains both the dataset and the pack. The
+command is also run on an empty dataset, on the dataset without the pack, and with the pack while
+the scan is still in progress. In the last case, the scan determines the time. Needs FUSE.
 """
 
 from __future__ import annotations

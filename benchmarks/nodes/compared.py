@@ -102,7 +102,7 @@ def with_own_shm(argv: list[str], keep: str, place: Path) -> list[str]:
     """Returns a command line that runs `argv` with its own /dev/shm.
 
     keep : an empty directory, on which `place` is mounted while /dev/shm is replaced
-    place : a directory in the old /dev/shm, which stays accessible at this path
+    place : a directory in the old /dev/shm; `argv` can still access this directory at its path
     """
     return ["unshare", "--mount", "sh", "-c", OWN_SHM, "sh", keep, str(place), *argv]
 

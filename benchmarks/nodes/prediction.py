@@ -97,8 +97,8 @@ class Run:
         return self._without(job, decision) if self.gone else decision
 
     def _without(self, job: Job, decision: Decision) -> Decision:
-        """Adapts a decision to the nodes that have no daemon. All nodes read from the source the
-        files that these nodes would keep. The ranks on these nodes read every file from the
+        """Adapts a decision to the nodes that have no daemon. The files that these nodes would keep
+        are read from the source by all nodes. The ranks on these nodes read every file from the
         source."""
         home = np.full(job.files, PFS, np.int32)
         home[decision.copies.file] = decision.copies.node
@@ -210,7 +210,7 @@ def _epochs(run: Measured) -> list[Simulated]:
 def later_epochs(
     dataset: Dataset, layout: Layout, rates: Rates, epochs: int
 ) -> tuple[float, float]:
-    """Returns the total time [s] of all epochs except the first one: with owners by hash, and with
+    """Returns two total times [s] of all epochs except the first one: with owners by hash, and with
     a plan."""
     orders = [dataset.shares(len(layout.tiers), number) for number in range(epochs)]
     run = Run(dataset, layout, orders, rates)

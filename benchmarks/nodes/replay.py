@@ -29,7 +29,7 @@ def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
     """Measures the rate of a link with plain sendfile, and the rate of a tier by running the reader
-    on plain files in memory. The rate of the source follows from `source`.
+    on plain files in memory. Computes the rate of the source from `source`.
 
     source : an epoch in which all nodes read the source without daemons
     """

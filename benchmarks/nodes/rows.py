@@ -298,9 +298,9 @@ class Rows:
     # --- comparison with the simulator ----------------------------------------------------------
 
     def replay(self) -> list[Result]:
-        """Compares real epochs with simulated ones. Both make the same accesses; the simulated
-        rates were measured without Monarch. The simulated policies ask a file's holders even if the
-        source is idle, and the daemons are configured to do the same."""
+        """Compares real epochs with simulated ones. Both make the same accesses. The rates in the
+        simulation were measured without Monarch. The simulated policies ask a file's holders even
+        if the source is idle, and the daemons are configured to do the same."""
         layouts = self.configurations()
         plain = layouts.pop("source only")
         with self.testbed(plain) as bed:

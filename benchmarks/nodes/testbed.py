@@ -363,9 +363,9 @@ class Testbed:
         )
 
     def counts(self) -> dict[str, int]:
-        """Returns totals since the start. For all nodes together, these are the bytes that the
-        source has sent, the opens at the source, and its other metadata operations. The daemons'
-        own counters are added up over the daemons that still run."""
+        """Returns totals since the start: the bytes that the source has sent, the opens at the
+        source, and its other metadata operations, each for all nodes together. The daemons' own
+        counters are added up over the daemons that still run."""
         mounts = [mount.counts() for mount in self.mounts]
         source = {
             "served": sum(mount["bytes_read"] for mount in mounts),

@@ -28,7 +28,8 @@ for line in sys.stdin:
     os.close(os.open(line[:-1], os.O_RDONLY))
     print(time.monotonic_ns(), flush=True)
 """
-# The limit on the sender's CPU time, without the time to compute the GMAC of the bytes [s/GiB].
+# The limit on the sender's CPU time [s/GiB]. The time to compute the GMAC of the bytes is not
+# included.
 OWN_LIMIT = 0.1
 # (wall time, CPU time of the receiver, CPU time of the sender) [s]
 Times = tuple[float, float, float]

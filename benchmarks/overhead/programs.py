@@ -201,8 +201,8 @@ def imports(rounds: int) -> Iterator[Program]:
             (
                 ("TF_CPP_MIN_LOG_LEVEL", "3"),
                 ("TF_ENABLE_ONEDNN_OPTS", "0"),
-                # Without a fixed seed, the order of Python's sets would vary between runs, and
-                # with it the work of the import.
+                # Without a fixed seed, the order of Python's sets would vary between runs, and so
+                # would the work of the import.
                 ("PYTHONHASHSEED", "0"),
             ),
             together=True,

@@ -1,10 +1,10 @@
 """``python -m benchmarks.peers``: transfers between nodes, compared with sendfile on the same link.
 
-Two network namespaces stand for the nodes, each behind a link with the rate --rate; needs root. The
-same bytes are transferred in two forms, which alternate; each pair of transfers gives one ratio. In
-the plain form, one end calls sendfile, and the other end calls recv and drops the bytes. In the
-peer form, a daemon's client fetches blocks, checks every block's checksum, and writes the blocks
-into memory or into a file on tmpfs.
+The benchmark needs root. Two network namespaces stand for the nodes, each behind a link with the
+rate --rate. The same bytes are transferred alternately in two forms. Each pair of transfers gives
+one ratio. In the plain form, one end calls sendfile, and the other end calls recv and drops the
+bytes. In the peer form, a daemon's client fetches blocks, checks every block's checksum, and writes
+the blocks into memory or into a file on tmpfs.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def new_gets(files: Sequence[FileId]) -> npt.NDArray[Any]:
 
 
 def fetch_ranges(peer: Peer, gets: npt.NDArray[Any]) -> None:
-    """Fetches ranges within the peer's time limits, and sets the status of each. A range that fails
-    raises no exception. Any number of threads may fetch from one peer.
+    """Fetches the ranges and sets the status of each. The peer's time limits apply. A range that
+    fails raises no exception. Any number of threads may fetch from one peer.
 
     gets : (n,) of dtype GET, the ranges
     """

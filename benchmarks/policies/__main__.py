@@ -1,14 +1,14 @@
 """``python -m benchmarks.policies``: the policies, compared with results in the literature.
 
-- The number of samples that all nodes together load in a later epoch, relative to D - C (the
-  samples of the dataset minus those that all nodes together can hold). It is measured for pinning,
-  Belady with bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks; samples that are read
-  only because they lie in a chunk count too.
+- The number of samples that all nodes together load in a later epoch, relative to D - C: the
+  samples of the dataset minus those that all nodes together can hold. The number is measured for
+  pinning, Belady with bypass, LRU, and SOLAR's mapping. SOLAR reads samples in chunks; samples that
+  are read only because they lie in a chunk count too.
 - SOLAR Fig. 11: samples that a rank loads with LRU ("before") and with SOLAR ("after"); the mean
   over the ranks, and the worst rank.
 - The order of epochs, called the path: its cost relative to a lower bound, the time to find it, and
   the loads that it saves under LRU and under Belady, in samples and in seconds.
-- The placement of the files of ImageNet-1k, after section 5.1 of the NoPFS paper: the share of
+- The placement of the files of ImageNet-1k, based on section 5.1 of the NoPFS paper: the share of
   files that no node holds, the gap to an upper bound on the value of any placement, and the time.
 - Lobster's Algorithm 1 compared with brute force, and its time.
 - The cost of an access in the caches.
@@ -104,9 +104,9 @@ def total_loads(job: Job, decision: Decision) -> float:
 
 
 def epoch_order(samples: int, epochs: int, document: dict[str, Any], results: list[Result]) -> None:
-    """Chooses the order in which a training run uses its epochs (the path). Measures the path's
-    cost, and the share of the loads that the path saves. For comparison: SOLAR reports savings of
-    25.6 % and 59.4 %."""
+    """Chooses the path, which is the order in which a training run uses its epochs. Measures the
+    path's cost, and the share of the loads that the path saves. For comparison, SOLAR reports
+    savings of 25.6 % and 59.4 %."""
     rows = document["epoch_order"] = []
     for part in PARTS:
         job = shuffled_job(samples, 1, part=part, epochs=epochs, batch=BATCH)
@@ -144,8 +144,8 @@ def _saved(
     row: dict[str, Any],
     results: list[Result],
 ) -> None:
-    """Measures how many loads a policy saves if the training run uses the epochs in the order
-    `path`. Adds the savings to `row`, in samples and in seconds."""
+    """Measures how many of a policy's loads are saved if the training run uses the epochs in the
+    order `path`. Adds the savings to `row`, in samples and in seconds."""
     moved = replace(job, orders=_along(job, path))
     plain, ours = (total_loads(each, policy(each)) for each in (job, moved))
     row[f"samples_saved_{named}"] = plain - ours

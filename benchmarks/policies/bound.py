@@ -65,9 +65,9 @@ def _at_values(program: Program, room: Floats) -> tuple[Floats, Floats]:
     nearest value that a file has on this node. In the second, it is rounded up to the next such
     value.
 
-    The prices are rounded because thousands of files may have the same value on a node. Then this
-    value is the best price. Any other price near it raises the bound by the difference between the
-    two prices, once for each of these files.
+    The prices are rounded because thousands of files may have the same value on a node. In that
+    case, this value is the best price. With any other price near this value, each of these files
+    raises the bound by the difference between the two prices.
     """
     nearest, above = room.copy(), room.copy()
     for node, price in enumerate(room):

@@ -1,9 +1,9 @@
 """Compares simulations with recorded outputs of the authors' simulator.
 
-A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` (sizes in
-MiB, rates in MiB/s: the simulator's "MB") and the outputs ``run_time_s``, ``epoch_end_s``,
-``share_bytes_by_source``, ``stall_s_mean_node``. tests/simulator/reference/README.md describes the
-origin of the recorded runs.
+A recorded run is an object with ``policy`` (the name in the authors' script), ``inputs`` and the
+outputs ``run_time_s``, ``epoch_end_s``, ``share_bytes_by_source``, ``stall_s_mean_node``. In the
+inputs, sizes are in MiB and rates in MiB/s; the simulator's "MB" is a MiB.
+tests/simulator/reference/README.md describes the origin of the recorded runs.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ def _together(curve: Curve, storage: StorageClass) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """The rates of one thread [bytes/s], by the performance model of NoPFS (section 4).
+    """The rates of one thread [bytes/s] in the performance model of NoPFS (section 4).
 
-    pfs : (clients + 1,) the rate of one client, by the number of clients; entry 0 is unused
-    local, remote : (classes,) the rate of reading a copy of this node, and of another node
+    pfs : (clients + 1,) the rate of one client, indexed by the number of clients; entry 0 is unused
+    local, remote : (classes,) the rate of reading a copy on this node, and a copy on another node
     write : the rate of writing into the staging buffer, including preprocessing
     """
 

@@ -114,8 +114,8 @@ class ClassPrefetchers:
 
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
-    """Returns the time at which the fetch of each file began, (files,) [s]: the end of the thread's
-    previous fetch or, for its first file, the time at which the thread was free."""
+    """Returns the time at which the fetch of each file began, (files,) [s]. A thread begins a fetch
+    when its previous fetch ends. It begins its first fetch when it is free."""
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
     begins[: len(threads)] = threads[: len(ends)]

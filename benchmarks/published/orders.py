@@ -155,7 +155,7 @@ def draw_deepio(inputs: Inputs, holders: Holders) -> None:
 
 
 def exchange(inputs: Inputs, holders: Holders) -> None:
-    """Locality-Aware: nodes exchange samples of a batch, so that as many as possible are local."""
+    """Locality-Aware: nodes exchange samples of a batch to maximise the number of local samples."""
     if Behaviour.LOCALITY_WITHOUT_REORDERING in inputs.on:
         return
     owner = np.full(inputs.files, -1, np.int64)

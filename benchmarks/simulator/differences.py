@@ -95,8 +95,8 @@ def staged_from_pfs(policy: str) -> Iterator[None]:
 
 
 def models(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulates one recorded run in both simulators, with all switches off: first as recorded, then
-    with one difference between the models removed at a time."""
+    """Simulates one recorded run in both simulators, with all switches off. The first case is the
+    run as recorded. Each further case removes one difference between the models."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     cases = [("as recorded", scenario), ("one thread per class", single(scenario))]
     if policy == "deepio-ordered":

@@ -56,7 +56,7 @@ CACHING = (
 FIXED = CACHING[:-2]
 # The policies in the table for several nodes that share one source.
 TOGETHER = ("staging-buffer", "first-fit", "hash", "nopfs", "planned")
-# Figure 9 of NoPFS: sizes of each class, and of the staging buffer [GiB].
+# The sizes of each class and of the staging buffer in figure 9 of NoPFS [GiB].
 RAM, SSD, STAGING = (0, 32, 64, 128, 256, 512), (0, 128, 256, 512, 1024, 2048), (1, 2, 4, 5)
 
 

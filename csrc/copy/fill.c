@@ -96,8 +96,9 @@ static void wake_askers(struct monarch_engine *e, const struct job *job) {
 /* Makes the fill visible to readers. First resets the map in the fill's slot. Then stores the
  * slot's word, which contains the number of the copy: by this number, readers know which copy the
  * map describes. Then wakes the peers that wait for the file. A file of one unit is an exception,
- * because peers can get nothing of it before its copy is complete. They are then woken here only if
- * this fill itself asks a peer: that peer may be waiting for this node's answer. */
+ * because peers can get nothing of it before its copy is complete. Peers that wait for such a file
+ * are woken here only if this fill itself asks a peer: that peer may be waiting for this node's
+ * answer. */
 static void show(struct monarch_engine *e, struct fill *f) {
     const struct job *job = f->job;
     int has_map = f->units <= MONARCH_FILL_UNITS;
@@ -289,7 +290,7 @@ static int write_copy(struct fill *f, const char *buffer, uint64_t n, uint64_t a
 }
 
 /* Reads the whole file from its pack into `buffer` and returns 1. Returns 0 if the file is in no
- * pack, if the pack cannot be read, or if the fill has already opened the file itself. Only files
+ * pack, if the pack cannot be read, or if the fill has already opened the source's file. Only files
  * of one unit are read from packs, so no other thread copies a part of the file. */
 static int read_pack(struct monarch_engine *e, struct fill *f, char *buffer) {
     return f->job->pack && __atomic_load_n(&f->from, __ATOMIC_ACQUIRE) < 0 &&

@@ -98,13 +98,13 @@ static int is_starting(const struct monarch_engine *e, const struct fill *f,
     return 1;
 }
 
-/* Asks the peer again and again while it answers TIMEOUT or COMING, or is still starting. Stops
- * when one of the limits at the top of from_peer.c is reached, when the engine stops, or when the
- * fill has failed.
- * Stores the outcome in get->status. With two of the outcomes, the caller reads these bytes from
- * the source although the peer has not failed. MONARCH_PEER_LATER: a reader waits, but it is too
- * early to ask the peer (is_too_early). MONARCH_PEER_COMING: the longest wait has passed, and the
- * peer still waits for the bytes or is still starting. */
+/* Asks the peer for the bytes of `get`, again and again, while the peer answers TIMEOUT or COMING,
+ * or is still starting. Stops when one of the limits at the top of from_peer.c is reached, when the
+ * engine stops, or when the fill has failed.
+ * Stores the outcome in get->status. After two of the outcomes, the caller reads these bytes from
+ * the source although the peer has not failed. MONARCH_PEER_LATER means that a reader waits, but it
+ * is too early to ask the peer (is_too_early). MONARCH_PEER_COMING means that the longest wait has
+ * passed, and the peer still waits for the bytes or is still starting. */
 static void ask(struct monarch_engine *e, const struct fill *f, int which, int is_last,
                 struct monarch_peer_get *get, char *buffer, struct block_sum *sum) {
     struct monarch_peer *peer = __atomic_load_n(&e->peers[f->job->peer[which]], __ATOMIC_ACQUIRE);

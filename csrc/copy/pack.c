@@ -251,9 +251,9 @@ static void empty(struct window *w) {
     *w = (struct window){.state = EMPTY};
 }
 
-/* Returns an empty window. If there is none, empties a window that no thread uses and no order
- * needs: of these windows, the least recently used one. Returns NULL if there is no such window
- * either. A window that an order needs is kept, because it would have to be read again. */
+/* Returns an empty window. If there is none, empties the least recently used of the windows that no
+ * thread uses and no order needs. Returns NULL if there is no such window either. A window that an
+ * order needs is kept, because it would have to be read again. */
 static struct window *free_window(struct pack *p) {
     struct window *oldest = NULL;
     for (int i = 0; i < WINDOWS; i++) {

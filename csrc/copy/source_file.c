@@ -202,10 +202,10 @@ void monarch_note_pages(struct monarch_engine *e, unsigned source, int are_gone)
 /* A read with O_DIRECT transfers whole blocks of a disk. A block has at most this many bytes. */
 #define DIRECT_ROUND 4096
 
-/* Returns whether the fill's file, of `n` bytes, may be read with O_DIRECT: it has only one unit,
- * it is not in use, and it is not small (DIRECT_BYTES). A file of several units is read through the
- * page cache, because programs may read it there at the same time. A file in use is read through
- * the page cache, because its bytes are already there if a program has read it. */
+/* Returns whether the fill's file, which has `n` bytes, may be read with O_DIRECT. It must have
+ * only one unit, and be neither in use nor small (DIRECT_BYTES). A file of several units is read
+ * through the page cache, because programs may read it there at the same time. A file in use is
+ * read through the page cache, because its bytes are there if a program has read it. */
 static int may_read_directly(const struct fill *f, uint64_t n) {
     const struct job *job = f->job;
     return f->units == 1 && n == job->entry.size && n >= DIRECT_BYTES && !job->result.in_use;

@@ -24,8 +24,8 @@ int monarch_source_is_unchanged(struct job *job, int fd);
 /* Reads `n` bytes at offset `at`, or fewer at the end of the file. Returns the number of bytes, or
  * -errno. */
 ssize_t monarch_read_fully(int fd, char *buf, size_t n, off_t at);
-/* Like monarch_read_fully, for a source's file. If the kernel supports it, the pages read do not
- * stay in the page cache. */
+/* Like monarch_read_fully, but for a source's file. The pages that were read do not stay in the
+ * page cache, if the kernel supports this. */
 ssize_t monarch_read_source(struct monarch_engine *e, const struct job *job, int fd, char *buf,
                             size_t n, off_t at);
 int monarch_drops_behind(const struct monarch_engine *e, const struct job *job);

@@ -221,8 +221,8 @@ int monarch_engine_stop(struct monarch_engine *e, int limit_ms) {
             monarch_peer_hang_up(e->peers[i]);
     for (int i = 0; i < p->peer_threads; i++)
         left += !monarch_join(p->worker[p->most_threads + i].thread, &until);
-    /* Each of these threads may start others, and counts them in p->threads before it ends. So this
-     * count is read again after each join. */
+    /* A thread that is joined below may have started other threads. It has counted them in
+     * p->threads before it ended. So p->threads is read again after each join. */
     for (int i = 0; i < __atomic_load_n(&p->threads, __ATOMIC_SEQ_CST); i++)
         left += !monarch_join(p->worker[i].thread, &until);
     if (p->listener)

@@ -79,9 +79,9 @@ int monarch_next_waiting(struct line *l, struct waiting *w) {
             return 1;
         }
     }
-    /* All slots have been looked at, but `of_ranks` may still contain readers. If a slot's demand
-     * has ended, or was taken by a thread, since `of_ranks` was filled, no reader was yielded for
-     * this slot. Yield the remaining readers. */
+    /* All slots have been looked at, but `of_ranks` may still contain readers. No reader was
+     * yielded for a slot whose demand has ended, or was taken by a thread, since `of_ranks` was
+     * filled. Yield the remaining readers. */
     if (l->length) {
         *w = take_first(l);
         return 1;

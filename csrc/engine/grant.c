@@ -30,7 +30,7 @@ static int is_asked_for(const struct pool *p, const struct monarch_catalog *c, u
 }
 
 /* Orders a fill of the entry; returns whether it did. The caller holds the writer's lock and the
- * pool's. */
+ * pool's lock. */
 static int order(struct pool *p, struct monarch_catalog *c, uint64_t id) {
     struct job *job = monarch_place_granted(p, c, id);
     if (job)

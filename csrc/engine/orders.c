@@ -32,8 +32,8 @@ struct job *monarch_new_order(struct pool *p, const struct monarch_catalog *c, i
     job->result.ctime_ns = entry->ctime_ns;
     job->entry = *entry;
     job->expected_sum = sum;
-    /* An order for an empty file asks no peer: a peer sends no bytes of it, and so cannot vouch
-     * that the file is unchanged. */
+    /* An order for an empty file asks no peer. A peer sends no bytes of such a file, and so cannot
+     * vouch that the file is unchanged. */
     for (int i = 0; i < MONARCH_ASKED + MONARCH_MOVES; i++) {
         int is_asked = i < MONARCH_ASKED && peers && p->peer_threads && entry->size;
         int peer = is_asked ? peers[i] : -1;

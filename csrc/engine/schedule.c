@@ -45,9 +45,9 @@ static int can_serve(const struct pool *p, int at, const struct job *job) {
     return can_ask(p, at, job) || p->peer_threads - p->away > KEPT_FREE;
 }
 
-/* Like can_ask, for unasked work, which no reader waits for. At most `width` threads (struct pool)
- * do unasked work at the same time. The peers share these threads by the rule of can_ask too. So
- * even if `width` is small, one slow peer leaves some of these threads to the other peers. */
+/* Like can_ask, but for unasked work, which no reader waits for. At most `width` threads (struct
+ * pool) do unasked work at the same time. The rule of can_ask also divides these threads among the
+ * peers. So even if `width` is small, one slow peer leaves some of them to the other peers. */
 static int can_ask_unasked(const struct pool *p, const struct job *job) {
     uint32_t left = p->width[MONARCH_FROM_PEER] - p->unasked[MONARCH_FROM_PEER];
     return can_ask(p, -1, job) && (job->peer[0] < 0 || p->unasked_at[job->peer[0]] < 2 * left - 1);
@@ -93,8 +93,8 @@ static int find_unit(struct pool *p, const struct worker *me, struct fill *f,
     f->next_unit = unit + 1;
     f->asked_by = monarch_demand_rank(demand);
     /* The unit's number is compared with both limits, because a client may write any number into
-     * its demand. Units from MONARCH_FILL_UNITS on cannot be filled for a reader: a file with so
-     * many units has no map, so its copy cannot be read before it is complete. */
+     * its demand. A unit with a number of MONARCH_FILL_UNITS or more cannot be filled for a reader:
+     * its file has too many units for a map, so the copy cannot be read before it is complete. */
     if (unit < f->units && unit < MONARCH_FILL_UNITS && !monarch_is_claimed(f, unit) &&
         !monarch_fill_is_over(f)) {
         if (!can_serve(p, me->peer, f->job))
@@ -281,8 +281,8 @@ static int pass_over_read(const struct pool *p, struct queue *q) {
     return waits_for_reader(p, q->first, now);
 }
 
-/* Takes the next order, which the thread then begins. First sets aside orders at the front of the
- * queue, as long as the peer that the first order asks already has its share of the threads. */
+/* Takes the next order, which the thread then begins. Before that, sets aside the orders at the
+ * front of the queue that ask a peer which already has its share of the threads. */
 static int find_order(struct pool *p, struct worker *me, int in_use, struct work *w) {
     enum monarch_origin origin = me->origin;
     struct queue *q = in_use ? &p->in_use[origin] : &p->normal[origin];
@@ -439,8 +439,8 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) 
         monarch_bell_ring(&p->shared.clients->engine[origin], 1, who);
 }
 
-/* looks: the origin of the calling thread if this thread looks for work next; then no other thread
- * of this origin is woken. Otherwise MONARCH_ORIGINS. */
+/* looks: the calling thread's origin if this thread looks for work next, else MONARCH_ORIGINS. No
+ * other thread of the origin `looks` is woken. */
 static void unlock_and_ring(struct pool *p, enum monarch_origin looks) {
     uint32_t who[MONARCH_ORIGINS];
     for (int origin = 0; origin < MONARCH_ORIGINS; origin++)

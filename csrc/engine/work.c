@@ -304,9 +304,9 @@ static void rest(uint64_t since_ns) {
     nanosleep(&t, NULL);
 }
 
-/* Returns the time at which a sleeping thread must wake without a ring; 0 for never. A thread wakes
- * without a ring to look again at an order whose file a program is still reading, or to return the
- * memory of its buffer. */
+/* Returns the time at which a sleeping thread must wake even if its bell does not ring; 0: never.
+ * At this time, the thread looks again at an order whose file a program is still reading, or
+ * returns the memory of its buffer. */
 static uint64_t next_look(const struct worker *w, int has_used) {
     uint64_t ns = w->awaits_reader ? READER_NS : has_used ? KEEPS_NS : 0;
     return ns ? monarch_now_ns() + ns : 0;

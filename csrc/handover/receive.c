@@ -229,7 +229,7 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Changes the count of waiting threads by `by`. If no thread waits any more, and fewer than THREADS
+/* Adds `by` to the number of waiting threads. If no thread waits any more, and fewer than THREADS
  * threads run, starts another thread, which waits for the next descriptor. */
 static void change_waiting(struct handovers *h, int by) {
     pthread_mutex_lock(&h->lock);

@@ -39,8 +39,8 @@ static void queue(connection *c, uint32_t kind, uint64_t value) {
     queue_with(c, kind, value, NULL);
 }
 
-/* Sends the queued frames. more: 1 if bytes of the file follow immediately, so that the kernel can
- * put frames and bytes into one TCP segment. */
+/* Sends the queued frames. more: 1 if bytes of the file follow immediately. The kernel can then put
+ * frames and bytes into one TCP segment. */
 static io_state flush(connection *c, stage_t *stage, int more) {
     size_t all = c->frames * sizeof c->out[0];
     while (c->sent < all) {
@@ -355,8 +355,8 @@ static io_state send_bytes(connection *c, stage_t *stage, uint64_t *left) {
         c->at += (uint64_t)r;
         __atomic_fetch_add(stage->bytes, (uint64_t)r, __ATOMIC_RELAXED);
         *left -= least(*left, (uint64_t)r);
-        /* The socket is full. Another call of sendfile would send nothing, and would look up 16
-         * pages of the file in vain. */
+        /* If fewer than `n` bytes were sent, the socket is full. Another call of sendfile would
+         * send nothing, and would look up 16 pages of the file in vain. */
         if ((uint64_t)r < n)
             return MONARCH_PEER_TO_SEND;
     }

@@ -14,8 +14,8 @@
 #define IDLE_LINKS 16
 /* An answer of at least this size [bytes] counts as large. */
 #define LARGE_BYTES (1024 * 1024)
-/* Number of slots. A thread that requests a large answer takes a slot, so that at most this many
- * large answers are requested at a time. With more, no answer would arrive sooner, and each wake-up
+/* Number of slots. A thread that requests a large answer takes a slot, so at most this many large
+ * answers are requested at a time. With more slots, no answer would arrive sooner, and each wake-up
  * on either side would handle fewer bytes. Answers for which a reader waits need no slot. */
 #define LARGE_AT_ONCE 4
 /* Number of large answers that are requested on one link at a time. With two, the second request
@@ -35,8 +35,8 @@
  * first byte, and one for each later wait. This time plus any two of these limits is less than 2 s,
  * the longest that a reader should wait. */
 #define LINK_NS 50000000ULL
-/* Another link is connected only after the threads' waits for links add up to this many times the
- * duration of the last connect. */
+/* Another link is connected only after all threads together have waited for links for this many
+ * times as long as the last connect took. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL

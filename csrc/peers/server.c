@@ -130,9 +130,9 @@ static int hand_back(server *s, connection *c, const struct monarch_peer_stage *
     return is_done;
 }
 
-/* Returns whether a thread may block in a call on its connection's socket, which costs less than
- * waiting with epoll. A thread may block only while there are enough threads for all other active
- * connections. */
+/* Returns whether a thread may block in a call on its connection's socket. Blocking costs less than
+ * waiting with epoll. But a thread may block only while there are enough threads for all other
+ * active connections. */
 static int can_stay(server *s) {
     return !__atomic_load_n(&s->stopping, __ATOMIC_ACQUIRE) &&
            __atomic_load_n(&s->active, __ATOMIC_RELAXED) < s->bounds.threads;

@@ -206,8 +206,8 @@ static void fill_up(struct step *s, int32_t waiting) {
     }
 }
 
-/* Groups the samples by node: first those that the node has to load, then those that it holds.
- * Deals each node's samples to its ranks in turn. */
+/* Groups the samples by node. In each group, the samples that the node has to load come first, then
+ * those that it holds. Deals each node's samples to its ranks in turn. */
 static void hand_out(struct step *s, int32_t *out, int64_t *ends, int32_t *loads) {
     const struct monarch_deal *d = s->deal;
     uint32_t per_node = d->ranks / d->nodes;

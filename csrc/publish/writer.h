@@ -35,8 +35,8 @@ uint64_t monarch_add(struct monarch_catalog *c, const struct monarch_entry *entr
 void monarch_set_word(struct monarch_catalog *c, struct monarch_entry *e, uint64_t id,
                       uint64_t word);
 
-/* Maximum number of used slots of an index: two thirds of its slots. Up to this number, a probe
- * mostly ends within one cache line. */
+/* Maximum number of used slots of an index: two thirds of its slots. Up to this number, most probes
+ * end within one cache line. */
 #define MONARCH_FULL(slots) ((slots) / 3 * 2)
 
 static inline uint64_t monarch_next_slot(const struct monarch_catalog *c, uint64_t i) {

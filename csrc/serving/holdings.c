@@ -17,9 +17,9 @@
  * DOUBTED_NS applies to this peer instead. */
 #define CHECKED_NS 60000000000ULL
 /* How long [ns] the check of a block stays valid for a peer that reports that the block arrived
- * damaged. The time is short, because the block may have rotted since the check. It is not 0,
- * because a lying peer could then cause a check with each request. With this time, such a peer can
- * cause at most one check of the block per second. */
+ * damaged. The time is short, because the block may have rotted since the check. If the time were
+ * 0, a lying peer could cause a check with each request. With this time, such a peer can cause at
+ * most one check of the block per second. */
 #define DOUBTED_NS 1000000000ULL
 
 typedef struct monarch_holdings holdings;

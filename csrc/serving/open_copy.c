@@ -264,7 +264,7 @@ uint64_t monarch_copy_available(void *arg, void *file, uint64_t at) {
     uint64_t whole = __atomic_load_n(&f->whole, __ATOMIC_ACQUIRE);
     uint64_t stop = (held->blocks - 1) * held->block_bytes;
     /* unit_bytes is 0 if the file has more units than the bitmap has bits. The file's copy is then
-     * sent only once the copy is complete. */
+     * not sent before the copy is complete. */
     for (uint64_t u = unit_bytes ? at / unit_bytes : 0; unit_bytes && done < held->size; u++) {
         if (!monarch_unit_is_done(f, u))
             break;

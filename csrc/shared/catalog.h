@@ -166,9 +166,9 @@ struct monarch_control {
      * then makes the copy through this descriptor. 0: programs hand over no file. */
     uint64_t handed_bytes;
     uint32_t promote_mappings;
-    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call.
-     * Each open of a copy then first checks at the source whether the file is still the version
-     * that was copied. */
+    /* 1: the catalog answers calls for names and attributes. 0: the source answers each such call,
+     * and each open of a copy first checks at the source whether the file is still the version that
+     * was copied. */
     uint32_t metadata_cached;
     uint32_t follow_opens; /* atomic; 1: clients report in `opened` which files they open */
     /* 1: clients report in `read` which files they have read to their end */
@@ -448,7 +448,7 @@ static inline int monarch_bit_is_set(const uint64_t *words, uint64_t i) {
  * is lost: if the daemon reads the files' bits before this function sets one of them, this function
  * sets the summary bit again afterwards. There is one exception: a client may be killed after it
  * has set only the file's bit. The summary bit then stays unset until another call for one of the
- * 64 files. */
+ * 64 files that share this summary bit. */
 static inline int monarch_set_bit(struct monarch_bits *b, uint64_t id) {
     uint64_t above = id / 64;
     int is_new = !monarch_bit_is_set(b->word, id);
@@ -550,8 +550,8 @@ static inline uint64_t monarch_first_path_slot(uint64_t hash, uint64_t slots) {
 
 /* Makes a slot's `place`. Its highest 8 bits are the last 8 bits of the hash; the next 31 bits are
  * the position of the path in the pool, in units of 16 bytes; the lowest 25 bits are the number of
- * the entry + 1. A look-up reads the slot, and then both the entry and the path. Both positions are
- * in the slot, so that the two cache misses overlap. */
+ * the entry + 1. A look-up reads the slot, and then the entry and the path. The slot leads to both
+ * of them directly, so that their two cache misses overlap. */
 #define MONARCH_TEXT_UNIT 16
 static inline uint64_t monarch_slot_of(uint64_t hash, uint64_t text, uint64_t id) {
     return hash << 56 | text / MONARCH_TEXT_UNIT << 25 | (id + 1);

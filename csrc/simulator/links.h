@@ -6,7 +6,7 @@
 
 #include "simulator/simulator.h"
 
-/* A transfer; each asker has at most one at a time. */
+/* A transfer. Each asker (see heap.h) has at most one transfer at a time. */
 struct transfer {
     uint32_t who, from, to;
     double left;     /* bytes left at time `since` */

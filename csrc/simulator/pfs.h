@@ -54,10 +54,10 @@ void pfs_close(struct pfs *p);
 
 void pfs_ask(struct pfs *p, double now, uint64_t priority, uint32_t node, uint32_t who,
              double bytes);
-/* Sets the priority of the request of `who` to `priority`, so that the request is served earlier.
- * Call this if another asker, whose priority is `priority`, needs the same bytes. Does nothing if
- * the request's present value of `priority` is not larger, or if the request is already being
- * served for a waiting rank. */
+/* Changes the priority of the request of `who` to the smaller number `priority`, so that the
+ * request is served earlier. Call this if another asker, whose priority is `priority`, needs the
+ * same bytes. Does nothing if the request's priority is not larger than `priority`, or if the
+ * request is already being served for a waiting rank. */
 void pfs_hurry(struct pfs *p, double now, uint64_t priority, uint32_t who);
 /* Returns the time at which the next request ends, or infinity if there is no request. */
 double pfs_next(const struct pfs *p);

@@ -105,8 +105,8 @@ static inline uint64_t per_epoch(const struct monarch_sim *s) {
     return (uint64_t)s->job.steps * s->job.batch;
 }
 
-/* Returns the number of the rank after this one, or end_of_ranks. Each node has `most_ranks`
- * numbers; a node with fewer ranks leaves its last numbers unused. */
+/* Returns the number of the rank after this one, or end_of_ranks if this is the last rank. Each
+ * node has `most_ranks` numbers; a node with fewer ranks leaves its last numbers unused. */
 static inline uint32_t next_rank(const struct monarch_sim *s, uint32_t rank) {
     uint32_t node = rank / s->job.most_ranks;
     return rank % s->job.most_ranks + 1 < s->job.ranks[node] ? rank + 1

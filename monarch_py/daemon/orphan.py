@@ -76,7 +76,7 @@ class _Watch(ABC):
                 if self._ends_now():
                     stop()
                     return
-            # The watch goes on after an error, because the daemon would never end without it.
+            # The watch goes on after an error: without the watch, the daemon would never end.
             except Exception as error:
                 note_failure(error)
             time.sleep(self._look_s)

@@ -364,8 +364,8 @@ class Daemon:
         """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
         While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
         soon as programs wait for the sources. If the first opens show that programs hardly wait for
-        them, the sleep lasts longer, because an iteration would cost programs more time than it
-        saves. Returns the current count."""
+        the sources, the sleep lasts longer, because an iteration would cost programs more time than
+        it saves. Returns the current count."""
         while wait_ms > FIRST_OPEN_MS and self._awaits_open():
             rings = self.shared.wait(rung, FIRST_OPEN_MS)
             opens, open_s = self.shared.source_opens()
@@ -495,8 +495,7 @@ class Daemon:
                 yield self.scanner.meet_read(source, entries, pool)
 
     def _take_opened(self, unmet: Ids) -> None:
-        """Informs the daemon's parts of the files that programs have opened since the last
-        iteration.
+        """Tells the daemon's parts which files programs have opened since the last iteration.
 
         unmet : files that programs opened before the catalog knew them
         """

@@ -87,7 +87,7 @@ def _command(config_file: Path, words: list[str]) -> list[str]:
     as an argument.
 
     The process does four things before it imports the daemon. It leaves its parent's process group
-    (see `spawn`). It turns the garbage collector off, which would find no garbage during the
+    (see `spawn`). It turns off the garbage collector, which would find no garbage during the
     imports, but would take a tenth of the start time. It raises the soft limit on the address
     space, because the import of numpy needs much address space. It keeps numpy from starting a
     thread for each processor, because the daemon multiplies no matrices.
@@ -112,8 +112,8 @@ def spawn(
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
     ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
     unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
-    of busy processors as the complete job. But measurements showed that its single threads on one
-    processor then wait for 0.1 s or more while most of its threads run on another.
+    of busy processors as the complete job. But measurements showed the following: while most of the
+    daemon's threads run on one processor, individual threads on another wait for 0.1 s or more.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end

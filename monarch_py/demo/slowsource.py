@@ -319,7 +319,7 @@ def _may_allow_others() -> bool:
 
 def _is_mounted(mountpoint: Path) -> bool:
     """Whether the kernel's table of mounts contains the mount. The mount point itself is not
-    examined, because a system call on it hangs if the program hangs."""
+    examined, because a system call on it hangs if the program `slowsource` hangs."""
     escaped = str(mountpoint).translate({ord(each): f"\\{ord(each):03o}" for each in " \t\n\\"})
     table = os.fsdecode(Path("/proc/self/mounts").read_bytes())
     return f"\nslowsource {escaped} " in f"\n{table}"

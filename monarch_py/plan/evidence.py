@@ -120,9 +120,9 @@ def locate(run: Run, evidence: Units) -> tuple[float, int]:
     inside = np.searchsorted(places, places + width) - np.arange(len(places))
     best = int(inside.argmax())
     share = float(inside[best]) / len(evidence)
-    # The probability that a random unit of the whole plan lies in one part of `width` places. The
-    # unit may also lie outside `run`, because a node with another seed or in another epoch also
-    # uses units outside `run`.
+    # The probability that a random unit of the whole plan lies in a given part of `run` that has
+    # `width` places. The unit may also lie outside `run`, because a node with another seed or in
+    # another epoch also uses units outside `run`.
     by_chance = min(width, len(run)) / len(run.place)
     is_it = share >= FOUND and len(evidence) * _divergence(share, by_chance) >= UNLIKELY
     return (share if is_it else 0.0), int(places[best])

@@ -18,8 +18,8 @@ from monarch_py.native import lib
 from monarch_py.plan.access import add_uses, counters, in_pieces
 from monarch_py.plan.timeline import Timeline
 
-# Pads a unit's row of Holders.nodes if the row has more elements than there are nodes that access
-# the unit.
+# Fills the rest of a unit's row of Holders.nodes if fewer nodes access the unit than the row has
+# elements.
 NOBODY = -1
 
 # Memory for the accesses of one pass, per unit of the dataset [bytes]. The accesses, two orders of

@@ -26,8 +26,8 @@ from monarch_py.plan.timeline import RECENT, Run, Units
 
 # JUDGED: how many of the last accesses decide whether the position is lost.
 # WEIGHED: how many of the last accesses, per rank, decide whether the plan is wrong. WEIGHED is
-# below 100, so that 100 accesses of a rank suffice, however they are divided among the daemon's
-# observations.
+# below 100, so that 100 accesses of a rank suffice for this decision, however the accesses are
+# divided among the daemon's observations.
 JUDGED, WEIGHED = 40, 70
 # Thresholds for `Evidence.explained`. A position is lost at LOST or below, and found again at
 # FOUND_AGAIN or above.

@@ -100,7 +100,7 @@ class Section:
 
     @property
     def per_step(self) -> int:
-        """How many accesses a node makes in one step, NONE included."""
+        """How many accesses a node makes in one step, including those that are NONE."""
         return self.part.loader.rows_per_step * self.ranks_per_node
 
 
@@ -224,8 +224,7 @@ class Timeline:
 
     @classmethod
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
-        """Returns the timeline of a training run with only one loop, in which each sample is a
-        unit."""
+        """Returns the timeline of a training run that has only one loop. Each sample is a unit."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
 
     def layout(self) -> list[tuple[int, Part, int]]:

@@ -34,8 +34,8 @@ Use = Callable[[int, int, Int32s, npt.NDArray[np.int64]], Uses]
 
 
 def first_fit(job: Job) -> Decision:
-    """Keeps each file, in order of first use, in the fastest class with room; evicts nothing
-    (Dantas 2022, 4.1.2).
+    """Takes the files in order of first use, and keeps each file in the fastest class with room.
+    Evicts nothing (Dantas 2022, 4.1.2).
 
     Suppose that every file is used once an epoch, the dataset has the size `D`, and the cache has
     the size `C`. An epoch reads `D`, of which at most `C` is cached when the epoch starts. So no

@@ -57,8 +57,8 @@ class LeastRecent:
         self._classes = range(STAGING + 1, len(self._free))
 
     def run(self, files: Sequence[int], sizes: Sequence[int]) -> Uses:
-        """Accesses these files in the cache, in order. Returns in which class each access found its
-        file, and to which classes it has written.
+        """Accesses these files in the cache, in order. Returns for each access the class in which
+        it found its file, and the classes to which it has written.
 
         sizes : the sizes of these files [bytes]
         """

@@ -69,8 +69,8 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 
 def with_holders(plan: Plan) -> Plan:
-    """Returns a copy of the plan with the holders of samples filled in: in each part whose loader
-    has one of HELD_SPLITS, the loader's `holders` are the nodes that hold each sample."""
+    """Returns a copy of the plan. In each part whose loader has one of HELD_SPLITS, the loader's
+    `holders` are filled in: the nodes that hold each sample."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 

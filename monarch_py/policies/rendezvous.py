@@ -62,8 +62,8 @@ def homes(files: int, cluster: Cluster) -> Int32s:
 
 
 def first_nodes(keys: Keys, weights: Floats) -> Int32s:
-    """Returns the node with the least score for each file, (files,) int32, even if the node is
-    full; PFS if all weights are 0.
+    """Returns, for each file, the node with the least score, (files,) int32; PFS if all weights are
+    0. The node may be full.
 
     keys : (files,);  weights : (nodes,) >= 0
     """

@@ -25,8 +25,8 @@ Uints = npt.NDArray[np.uint64]
 
 # Used instead of a node's number for a file that only the parallel file system has.
 PFS = -1
-# Pads the rows of an order: it follows a node's samples in a step if the node takes fewer samples
-# than other nodes.
+# Fills the rest of an order's row (a node's samples in a step) if the node takes fewer samples in
+# the step than other nodes.
 NO_FILE = -1
 # The storage class of the staging buffer, where files lie between prefetch and use.
 STAGING = 0
@@ -147,7 +147,7 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies to make, one per row. Rows of one (node, class) are in the order of filling.
+    """The copies to make, one per row. The rows of one node and class are in the order of filling.
 
     node : (copies,) int32;  cls : (copies,) int8, never the staging buffer;  file : (copies,) int32
     """

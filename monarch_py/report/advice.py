@@ -44,7 +44,7 @@ UNLIMITED = 1e15
 # If at least this share of an interval's bytes came from copies, it is assumed that the source did
 # not slow the training in that interval.
 UNDISTURBED = 0.95
-# The smallest share of the run's time that a change must save to be advised.
+# A change is advised only if it saves at least this share of the run's time.
 WORTH = 0.05
 # The share of the available memory that a new tier may take.
 MEMORY_SHARE = 0.5
@@ -114,9 +114,9 @@ def typical_rate(amounts: Floats, seconds: Floats) -> float:
 
 
 def undisturbed_rate(run: Recorded) -> float:
-    """Returns the rate [bytes/s] at which the training read in the intervals in which nearly all of
-    its bytes came from copies. Returns 0 if these intervals contain only a small part of the run's
-    bytes."""
+    """Returns the rate [bytes/s] at which the training read while nearly all of its bytes came from
+    copies. Only the intervals in which this was so are counted. Returns 0 if they contain only a
+    small part of the run's bytes."""
     opened = run.counted["bytes_from_tier"] + run.counted["bytes_from_source"]
     lengths = np.diff(run.seconds)
     is_free = (
@@ -226,7 +226,7 @@ class _Model:
         return max(BATCH * self._run.nodes, min(self._run.files, most))
 
     def machine(self) -> _Machine:
-        """Returns the machine of the run as it was, without any change."""
+        """Returns the machine as it was during the run, without any change."""
         usable = tuple(t for t in self._run.report.tiers if t.usable and t.quota_bytes)
         policy = self._kept_policy()
         if policy == "hash" and self._run.is_planned:
@@ -236,7 +236,7 @@ class _Model:
         return _Machine(usable, max(1, self._run.readers), policy)
 
     def changes(self, now: _Machine) -> Iterator[tuple[str, _Machine]]:
-        """Yields possible changes: for each, a sentence, and the machine with this change.
+        """Yields, for each possible change, a sentence and the machine with this change.
 
         now : the machine without any change
         """

@@ -18,7 +18,7 @@ from monarch_py.arrays import Floats
 from monarch_py.daemon.history import COUNTED
 from monarch_py.errors import MonarchError
 
-# The schema of docs/status.md that this module reads.
+# The version of the report's schema (docs/status.md) that this module reads.
 SCHEMA = 1
 # A file larger than this [bytes] is not a report. The report of a million files has only 0.2 MB.
 MOST_BYTES = 64 << 20
@@ -199,10 +199,10 @@ class Recorded:
 
     def epochs(self, given: int | None = None) -> list[Epoch]:
         """Returns the epochs of the run. If `given` is a number, the opens are divided equally
-        among that many epochs. If `given` is None, the plan defines the epochs; without a plan, an
-        epoch has `files` / `nodes` opens. Epochs that are not the plan's can be derived only from
-        opens: the result is then empty if no file was opened, or if there would be more than
-        MOST_EPOCHS epochs.
+        among that many epochs. If `given` is None, the plan defines the epochs. If there is no plan
+        either, an epoch has `files` / `nodes` opens. Epochs that the plan does not define are
+        derived from opens. In this case, the result is empty if no file was opened, or if there
+        would be more than MOST_EPOCHS epochs.
 
         given : the number of epochs; None if the user has not given it
         """

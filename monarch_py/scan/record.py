@@ -82,8 +82,8 @@ def _listed(fd: int, number: int, config: Config) -> Listed:
 
 
 def _packed(walk: Walk) -> tuple[list[memoryview], list[tuple[bytes, int]]]:
-    """Returns all batches of the scan, packed, and (path, inode) of the first file of each batch
-    that has files."""
+    """Returns all batches of the scan, packed. Also returns a list with (path, inode) of the first
+    file of each batch; batches without files have no item in this list."""
     batches, samples = [], []
     while not walk.is_finished:
         batch = walk.take()

@@ -47,7 +47,7 @@ class Walk:
         file if the catalog already has it under the same name and inode number, and if the file's
         directory has not changed since that time. If a program is reading a file, the scan uses the
         attributes of the file that the kernel has cached
-    allowed : the limits at the start, in the form of the arguments of `allow`
+    allowed : the arguments with which the constructor calls `allow` to set the first limits
     is_finished : whether all batches were taken
     seconds : how long the scan took, once it is finished
     """
@@ -110,8 +110,8 @@ class Walk:
     def allow(self, wanted: int, more_others: int) -> None:
         """Sets how many more names the scan may examine. A negative number means no limit.
 
-        wanted : the new limit for names in directories that `want` named. If it is 0, a limit that
-            was set before remains unchanged; if there was no limit, the limit becomes 0
+        wanted : the new limit for names in directories that `want` named; 0 keeps the present
+            limit, or, if there is no limit, sets the limit to 0
         more_others : the number that is added to the limit for names in all other directories
         """
         lib.monarch_scan_allow(self._scan, wanted, more_others)

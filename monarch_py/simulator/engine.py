@@ -198,7 +198,7 @@ def _run(sim: Any, job: Job, decision: Decision, ranks: int, shape: tuple[int, .
 
 
 def _dealt(values: Array, ranks: int) -> Array:
-    """Distributes the samples of nodes, (nodes, steps, width), over their ranks. Returns the
+    """Distributes each node's samples, (nodes, steps, width), over the node's ranks. Returns the
     samples of each rank, (nodes, steps, ranks, samples). This is needed for policies that form
     their own steps, because such policies determine only which samples each node takes.
 

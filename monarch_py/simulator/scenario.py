@@ -361,8 +361,8 @@ class Scenario(Keys):
         return self._by_node("ranks", self.ranks_per_node).astype(np.int64)
 
     def capacities(self) -> Ints:
-        """Returns the capacities of each node's storage, (nodes, classes) [bytes], the staging
-        buffer first."""
+        """Returns the capacities of each node's storage, (nodes, classes) [bytes]. The first class
+        is the staging buffer."""
         everywhere = [storage.capacity_bytes for storage in self.classes]
         capacities = np.tile(np.array(everywhere, np.int64), (self.nodes, 1))
         for override in self.overrides:

@@ -67,8 +67,8 @@ static void jump_out(void) {
 /* Delays every exec of `program` until this process ends, but for 5 s at most. The kernel asks a
  * fanotify group for permission to exec, gets no answer, and waits until the group is closed. An
  * orphan process keeps the group open during this time. This process closes its own descriptor of
- * the group at once. Otherwise a child that waits for permission might inherit the descriptor and
- * so keep the group open itself, and such a child cannot be killed. */
+ * the group at once. Otherwise a child might inherit the descriptor and then wait for permission.
+ * Such a child would keep the group open itself, and cannot be killed. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||

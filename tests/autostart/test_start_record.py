@@ -62,8 +62,8 @@ def test_a_record_of_another_time_holds_no_more(
 
 
 def test_the_latest_records_stay(site: Started, files: Files, tmp_path: Path) -> None:
-    """The file of records keeps only the latest records: 16 of them if they are short, or as many
-    long ones as fit into 32 KiB. Here, these are at least 8 records of about 3 kB each."""
+    """The file of records keeps only the latest records: 16 short ones, or as many long ones as fit
+    into 32 KiB. The long records of this test have about 3 kB each, so at least 8 of them fit."""
     (tmp_path / "elsewhere").write_text("x")
     long = f"{files.root}/{'./' * 1500}"
     for prefix, count, most in ((str(files.root), 17, 16), (long, 11, 8)):

@@ -55,8 +55,8 @@ def test_a_directory_is_no_configuration(monarch: Monarch, tmp_path: Path) -> No
 
 
 def test_a_mistake_is_told_before_the_job_starts(monarch: Monarch, tmp_path: Path) -> None:
-    """`monarch env` warns of a mistake in the configuration, but prints its lines all the same: a
-    configuration that cannot work on this node may work on the job's nodes."""
+    """`monarch env` warns of a mistake in the configuration. It still prints the lines for the job
+    script, because a configuration that cannot work on this node may work on the job's nodes."""
     config = tmp_path / "tiers.yaml"
     text = "sources: [/pfs]\n{}: [{{mount_point: /scratch/$JOB, max_storage_quota: 1GiB}}]\n"
     for key, said in (

@@ -66,8 +66,8 @@ def test_users_files_without_tiers_mean_the_sites_session(site: SiteSession) -> 
     assert done.returncode == 0, done.stderr
     assert site.command_line("status", "-c", str(files[1])).returncode == 3
     assert site.connection.runs()
-    # When the second job's file names no tiers any more, it belongs to the site's session again.
-    # But `start` fails as long as the daemon of the file's own session runs.
+    # Once the second job's file names no tiers any more, the file belongs to the site's session
+    # again. But `start` fails as long as the daemon of the file's own session runs.
     assert site.command_line("start", "-c", str(files[1])).returncode == 0
     files[1].write_text(f"sources: [{site.datasets[1]}]\n")
     done = site.command_line("start", "-c", str(files[1]))

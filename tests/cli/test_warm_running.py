@@ -140,8 +140,8 @@ def test_two_at_once_and_one_of_them_interrupted(
     session = session_factory(slow.mountpoint, prefetch="none", shared_tpool_size=1).start()
     session.wait_scanned()
     with running(session, "warm") as one, running(session, "warm") as other:
-        # The commands `one` and `other` order all files. The command below does the same, but
-        # begins later. So when it ends, the other two have ordered their files.
+        # The commands `one` and `other` order all files. The command below also orders all files,
+        # but begins later. So when it ends, `one` and `other` have ordered their files.
         wait_until(lambda: present(session) > 2, what="the first copies")
         assert " ordered, " in warm(session, "--no-wait", slow.mountpoint).stdout
         wait_until(lambda: handles_sigterm(one.process.pid), what="the first one's handler")

@@ -34,8 +34,8 @@ def main() -> None:
     fds = [*numbers, os.pidfd_open(os.getpid())]
     rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
     server.sendmsg([marshal.dumps(request)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
-    # The forked process has duplicates of these descriptors. mpiexec sees the end of that process
-    # only when no process has them open any more, so the stub must close them.
+    # The forked process has duplicates of these descriptors. mpiexec notices the end of that
+    # process only when all processes have closed these descriptors, so the stub must close its own.
     for number in numbers[3:]:
         os.close(number)
     for number in PASSED_ON:

@@ -200,7 +200,7 @@ def test_daemons_that_run_already() -> None:
     for other in ("", "other"):
         some = [*ours[:2], replace(ours[2], running=other)]
         assert refusal(*some).startswith("node2: a daemon serves this configuration already, but")
-    # Each of these daemons serves only its own node.
+    # In the next two cases, each running daemon serves only its own node.
     assert "a daemon serves this configuration already" in refusal(*running(2, ""))
     assert refusal(info(0), *running(2, "")[1:]).startswith("node1: a daemon serves")
 

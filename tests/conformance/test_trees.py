@@ -55,8 +55,8 @@ import h5py
 for driver in ("sec2", "stdio", "core"):
     with h5py.File("c.h5", driver=driver) as file:
         print([(name, int(file[name][()].sum()), str(file[name])) for name in file])'"""
-# Reader's name -> the program or module that the reader needs, and the shell script to run. Below
-# ROOT, the scripts write only to TMPDIR.
+# Reader's name -> the program or module that the reader needs, and the shell script to run. TMPDIR
+# is the only place below ROOT to which the scripts write.
 READERS = {
     "git_fsck": ("git", "cd repository; git fsck --full --strict; git verify-pack -v .git/objects/"
                  "pack/*.idx | sha256sum; git count-objects -v"),

@@ -1,5 +1,5 @@
-"""A session in which every case of processes.c has its own directories, and an identical tree
-outside the session."""
+"""Makes a session in which every case of processes.c has its own directories, and makes an
+identical tree outside the session."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ int __open_2(const char *path, int flags);
 int __openat_2(int dir, const char *path, int flags);
 
 static long stream(FILE *f) { return f ? (long)(intptr_t)f : -1; }
-/* Calls dirfd, because a DIR whose listing comes from the catalog has no descriptor until then. */
+/* Calls dirfd, because a DIR with a listing from the catalog has no descriptor before this call. */
 static long listing(DIR *d) { return d && dirfd(d) >= 0 ? (long)(intptr_t)d : -1; }
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored \

@@ -206,8 +206,9 @@ static struct known *find_oldest(enum what queue, enum monarch_origin origin, in
     return found;
 }
 
-/* Returns whether the order may begin now. Of the orders in its queue that ask the same peer, it
- * must be the oldest. If it asks no peer, it must be the oldest that reads from the source. */
+/* Returns whether the order may begin now. The order must be the oldest one in its queue that asks
+ * the same peer. If it asks no peer, it must be the oldest one in its queue that reads from the
+ * source. */
 static int may_begin(const struct known *k, int in_use) {
     if (!k || (k->job->result.kind == MONARCH_FILL && !has_slot(k)))
         return 0;

@@ -508,8 +508,8 @@ static int is_enough(void) {
 }
 
 /* Lets the engine order fills under grants. During a grant, only the engine changes the words of
- * entries, but the catalog is still moved to other memory. Makes at least `grants` grants, and more
- * if these lead to too few fills, for example on a busy machine. */
+ * entries. But even during a grant, the catalog is moved to other memory. Makes at least `grants`
+ * grants, and more if these lead to too few fills, for example on a busy machine. */
 static void order_under_grants(void) {
     struct monarch_room room = {.bytes = 1ULL << 40, .block_bytes = 4096};
     struct monarch_placed placed[MONARCH_PLACED];

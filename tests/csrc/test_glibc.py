@@ -31,7 +31,7 @@ NO_FILES = re.compile(
     "|mktemp|setlogmask|pidfd_open|memfd_create|fmemopen|open_memstream|open_wmemstream|fopencookie"
     "|process_vm_writev|catopen|_IO_proc_open)$"
 )
-# reason -> the functions for which it holds. In a reason, "it" is the function.
+# reason why functions are not interposed -> these functions. In a reason, "it" is the function.
 REASONS = {
     "its descriptor was opened by an interposed call, which recorded the change": "_IO_do_write"
     " _IO_file_write"

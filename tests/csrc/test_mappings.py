@@ -194,8 +194,8 @@ def test_a_memmap_opened_once_ends_on_the_tier_also_in_forked_workers(
 
 
 # This test takes a long time, because it loads torch three times. So it runs only with --long. In
-# the other runs, the case `writable` below tests private mappings that are writable, as torch makes
-# them.
+# the other runs, the case `writable` below tests mappings of the kind that torch makes: private and
+# writable.
 @pytest.mark.long
 def test_torch_load_with_mmap(
     source: SlowSource, session_factory: Callable[..., Session], library: Path
@@ -227,10 +227,10 @@ def test_torch_load_with_mmap(
 # --- what happens to the mapping during the fill ----------------------------------------------
 
 # The program maps a file of several parts, and changes the second part during the fill. Each case
-# consists of the code that makes the change, and a list that says on what the parts must lie at the
-# end: the source, the copy or neither. Adjacent parts with the same answer count once. At the end,
-# middle() also checks the content of the second part. The code of a case may replace middle(), or
-# set it to None if there is nothing to check.
+# consists of the code that makes the change, and a list of what the parts must map at the end: the
+# source, the copy or neither. Adjacent parts that map the same count once. At the end, middle()
+# also checks the content of the second part. The code of a case may replace middle(), or set it to
+# None if there is nothing to check.
 CHANGES = {
     "nothing": ("", ["copy"]),
     "munmap": ("libc.munmap(at + PART, PART); middle = None", ["copy", "neither", "copy"]),

@@ -32,7 +32,7 @@ PROGRAMS = {
     for name, files, flags in (
         ("planted", SETUP["SHARED"], ()),
         ("reader", PRELOAD, ()),
-        # The program includes wait.c itself, with another limit on the wait of a mapping.
+        # The program includes wait.c itself, with another WHOLE_BYTES, so that mmap does not wait.
         ("mappings", [file for file in PRELOAD if file != "preload/fill/wait.c"], ["-DINSIDE"]),
         ("engine", NATIVE, ()),
         ("wakes", NATIVE, ()),

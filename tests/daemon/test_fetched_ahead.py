@@ -92,9 +92,9 @@ def test_with_room_for_everything_it_is_fetched_in_the_order_of_use(site: Site) 
 
 
 class Few:
-    """A daemon that follows a plan of files with these sizes [KiB], given in the order of use. The
-    tier has room for none of these files. The staging area holds 1 MiB, of which files fetched
-    ahead may take seven eighths."""
+    """A daemon that follows a plan. `sizes` lists the sizes [KiB] of the plan's files in the order
+    of use. The tier has room for none of these files. The staging area holds 1 MiB, of which files
+    fetched ahead may take seven eighths."""
 
     def __init__(
         self, factory: Factory, mounted: SlowSource, directory: Path, sizes: list[int], rate: float

@@ -17,7 +17,7 @@ from monarch_py.demo.slowsource import SlowSource
 
 LATENCY_S = 0.4
 SIZE = 100_000
-# For each line of its input, opens and reads the file with this path, and prints its digest.
+# Each line of its input is a path. For each path, opens and reads the file, and prints its digest.
 READER = """
 import hashlib, os, sys
 for line in sys.stdin:

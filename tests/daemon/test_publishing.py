@@ -1,5 +1,5 @@
-"""Which copies are published (made known to readers) by the threads that have made them, and which
-by the daemon's loop."""
+"""Tests which copies are published (made known to readers) by the threads that have made them, and
+which copies are published by the daemon's loop."""
 
 from __future__ import annotations
 

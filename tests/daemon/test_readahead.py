@@ -116,8 +116,8 @@ def test_what_is_used_next_is_in_memory_as_far_as_the_window_goes(
     assert not any(map(is_cached, copies.values()))
     training.source.reset()
     follow(session)
-    # Wait until all files that the daemon has ordered to be read ahead are in memory. It orders
-    # several files at a time.
+    # The daemon orders the read-ahead of several files at a time. Wait until all ordered files are
+    # in memory.
     wait_until(
         lambda: LEAST <= read_ahead(session) == sum(map(is_cached, copies.values())),
         what="the first files",

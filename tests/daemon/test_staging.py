@@ -197,8 +197,8 @@ def test_a_reader_that_waits_for_room_has_every_byte_from_its_copy(
     session_factory: Factory, tmp_path: Path, area: Path, slow_factory: Callable[..., SlowSource]
 ) -> None:
     """A reader that finds the staging area full waits until there is room, and then reads from the
-    copy. Here a fill begins only with a program's read, not with its open. If it began during the
-    open, FUSE would throw away the pages that the fill has read, and read them again."""
+    copy. Here a fill begins when a program reads, not when it opens the file. If the fill began
+    during the open, FUSE would throw away the pages that the fill has read, and read them again."""
     mounted = slow_factory()
     Files(mounted.backing).add_many(12, 300_000)
     staging = {"mount_point": str(area), "max_storage_quota": MIB}

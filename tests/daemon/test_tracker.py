@@ -150,7 +150,7 @@ def test_another_seed_is_noticed_within_100_accesses_of_a_rank(
 ) -> None:
     """The job's seed differs from the plan's. The eight workers of a rank hold four batches each,
     and together up to a third of the rank's epoch. With several nodes, an epoch has half as many
-    steps, so the workers hold up to two thirds of it."""
+    steps as with one node, so the workers hold up to two thirds of the rank's epoch."""
     rng, all_ranks = random.Random(seed), ranks * nodes
     files = batch * all_ranks * (steps if nodes == 1 else steps // 2)
     real, planned = (

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define LIMIT_MS 60000
-#define FIRST_NUMBER 600 /* the lowest number of a descriptor of hold() */
+#define FIRST_NUMBER 600 /* the descriptors of hold() have this number or higher ones */
 
 struct thread {
     pthread_t id;

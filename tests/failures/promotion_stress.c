@@ -222,7 +222,7 @@ static unsigned some_file(uint64_t *rng) {
     return (unsigned)(below(rng, 5) ? below(rng, FILES) : FILES + below(rng, SCRATCHES));
 }
 
-/* Closes the descriptor by close or close_range. Another thread may get the number at once. */
+/* Closes `fd` by close or close_range. Another thread's open may return the same number at once. */
 static void leave(int fd, uint64_t *rng) {
     if (below(rng, 3)) {
         count(closes);

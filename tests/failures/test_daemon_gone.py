@@ -90,8 +90,8 @@ def files(source: SlowSource) -> Files:
 MOMENTS = [moment_before_scan_ends, moment_in_a_fill, moment_present]
 # The cases that run with --long: each of MOMENTS, with a persistent and a non-persistent tier.
 WITH_EACH = [(moment, persistent) for moment in MOMENTS for persistent in (False, True)]
-# The cases that run without --long. `moment_present` is not among them, because in every run a test
-# below and test_many_daemons.py kill a daemon when all copies are present.
+# The cases that run without --long. `moment_present` is not among them: in every run, other tests
+# (one below and test_many_daemons.py) kill a daemon when all copies are present.
 WITH_ONE = [(moment_before_scan_ends, False), (moment_in_a_fill, True)]
 
 

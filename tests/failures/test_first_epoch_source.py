@@ -1,6 +1,6 @@
-"""While files of a source are filled and read, the source returns errors, its files change, or a
-limit on its bandwidth or on its operations applies. The last tests check which pages a fill leaves
-in the page cache."""
+"""Tests fills and reads while the source returns errors, while its files change, or while its
+bandwidth or its operations are limited. The last tests check which pages a fill leaves in the page
+cache."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ def test_the_source_gives_errors_for_a_while(
 
 # --- changes ------------------------------------------------------------------------------------
 
-# Reads the beginning of the file and, after the change, the rest: once with explicit offsets, and
-# once at the descriptor's offset. The program uses no file object of Python, because a file object
-# would ask for the file's size.
+# Reads the file twice: with explicit offsets, and at the descriptor's offset. Each time, the
+# beginning is read before the change, and the rest after it. The program uses no file object of
+# Python, because a file object would ask for the file's size.
 OVER_CHANGE = """
 fd, other = (os.open(sys.argv[1], 0) for _ in range(2))
 UNIT = 1 << 18

@@ -162,9 +162,9 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# During a read, another file gets the descriptor's number. For each case: the flags with which the
-# other file was opened, its offset, and further results that the read may have. In every case, the
-# read may return bytes of either file.
+# During a read, another file gets the descriptor's number. Each case consists of the flags with
+# which the other file was opened, its offset, and further results that the read may have. In every
+# case, the read may return bytes of either file.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),
@@ -269,15 +269,15 @@ def test_the_offset_that_moves_is_that_of_the_file_that_is_read(
     ]
 
 
-# --- in the middle of a promotion by a thread of lower priority ----------------------------------
+# --- a thread of lower priority is in the middle of a promotion ----------------------------------
 
 
 def check_race(
     session_factory: Callable[..., Session], tmp_path: Path, name: str, *words: str
 ) -> None:
-    """Runs the program `name`.c, which opens a file. Sends it a line when the file has a copy.
-    Checks what the program prints: it must have held up one system call (hold.c), and must not
-    have found the error for which it tests."""
+    """Runs the program `name`.c, which opens a file. Sends it a line when the file has a copy. The
+    program's output must show that it has held up one system call (hold.c), and that it has not
+    found the error for which it tests."""
     sources = [Path(__file__).with_name(source) for source in (f"{name}.c", "hold.c")]
     program = build_program(tmp_path / "race", *sources, flags=["-pthread"])
     files = Files(tmp_path / "source")

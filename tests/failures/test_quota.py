@@ -23,8 +23,8 @@ def tier(tmp_path: Path, quota_bytes: int, **more: object) -> dict[str, object]:
     return {"mount_point": mount, "max_storage_quota": quota_bytes, **more}
 
 
-# Without --long, only a persistent tier is tested: it counts everything that another tier counts,
-# and has a manifest as well.
+# Without --long, only a persistent tier is tested. It counts everything that other tiers count, and
+# has a manifest as well.
 @pytest.mark.parametrize("persistent", cases([False, True], [True]), ids=["lost", "kept"])
 def test_many_fills_at_a_time_stay_below_it(
     session_factory: Callable[..., Session], tmp_path: Path, persistent: bool

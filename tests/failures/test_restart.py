@@ -244,8 +244,8 @@ DAMAGES = [damage_byte, damage_end, damage_hole, damage_name, damage_kind]
 
 
 def test_a_copy_damaged_after_a_kill_is_never_served(session: Session, files: Files) -> None:
-    """A copy that was damaged after the daemon was killed is never served. The test damages three
-    copies in each way."""
+    """A copy that was damaged after the daemon was killed is never served. For each kind of damage,
+    the test damages three copies."""
     copies = copies_in(session)
     names = list(files.digests)[: 3 * len(DAMAGES)]
     session.kill()

@@ -40,7 +40,7 @@ SITES: dict[str, type[Site]] = {
     "planned": PlannedSite,
     "run": RunSite,
 }
-# The names of the threads of a program under the library, in every role.
+# In every role, the threads of a program under the library have these names.
 READERS = ("reader", "monarch-maps")
 MODULES = {"libmonarch": Path(LIBRARY), "_native": Path(_native.__file__)}
 

@@ -59,8 +59,8 @@
 #define MOST_FRAMES 32
 #define DEEPEST 5
 #define KEY_BYTES 2048
-/* The size of libunwind's cache: the number of code addresses for which it stores how to find the
- * caller. Without the cache, unwinding takes long. */
+/* The size of libunwind's cache, in code addresses. For each address, the cache stores how to find
+ * the caller. Without the cache, unwinding takes long. */
 #define UNWOUND_PLACES 4096
 /* How long the faulter waits for other processes after COMMAND's end [s]. A daemon that nobody
  * stops ends on its own in less time. */

@@ -18,8 +18,8 @@ from faults.calls import CALLS, LATE_DAEMON_MS, LATE_READER_MS
 from faults.classes import CallClass
 from faults.scenario import Site, build_faulter
 
-# For each role, faults are drawn at random and tried one after the other, until RUNS of them have
-# taken place. At most MOST_DRAWN faults are tried.
+# For each role, the test draws faults at random and tries them one after the other. It ends when
+# RUNS of these faults have taken place. It tries at most MOST_DRAWN faults.
 RUNS, MOST_DRAWN, SEED = draws.sized(1, 8), draws.sized(20, 80), 20261126
 
 

@@ -19,7 +19,7 @@
  * engine opens the file within this time [ns]. */
 #define LOOK_NS 50000000ULL
 #define SOON_NS 20000000ULL
-/* A reader's pause [ns]: one pause is shorter than a claim lasts, two are longer. */
+/* A reader's pause [ns]. One pause is shorter than a claim lasts, two together are longer. */
 #define PAUSE_NS (CLAIM_NS / 5 * 3)
 #define REST_NS 400000000U
 #define PLENTY (1ULL << 20)
@@ -88,8 +88,8 @@ static void read_and_die(void) {
     syscall(SYS_close, held_fd);
 }
 
-/* Returns whether monarch_find_absent() finds the file. With this function, the daemon looks for
- * files that it may fill ahead. */
+/* Returns whether monarch_find_absent() finds the file. The daemon uses monarch_find_absent() to
+ * look for files that it may fill ahead. */
 static int is_found_absent(unsigned file) {
     uint64_t at = 0, ids[FILES];
     uint64_t n =

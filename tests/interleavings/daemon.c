@@ -34,8 +34,8 @@ static int listen_at(unsigned number) {
     return fd;
 }
 
-/* Excludes some fields from the scheduling: an access to them is no step, so that there are fewer
- * orders to run. It does not matter when these fields are accessed. Some of them contain
+/* Excludes some fields from the scheduling: an access to such a field is no step. So fewer orders
+ * of steps must be run. It does not matter when these fields are accessed. Some of them contain
  * measurements, which no thread here reads. The others serve readers that wait for a unit, and no
  * reader here waits for one. */
 static void ignore_what_nobody_reads(const struct pool *p) {

@@ -1,4 +1,4 @@
-/* Trials of a descriptor that the library hands over to the daemon while another thread locks the
+/* Trials in which the library hands over a descriptor to the daemon while another thread locks the
  * descriptor's file. */
 #include <errno.h>
 #include <fcntl.h>

@@ -19,8 +19,8 @@
 #define MOST_STEPS 60000
 #define MOST_CHOICES 8192
 #define MOST_IGNORED 16
-/* STEP_NS: duration of a step; WAIT_NS: longest wait of step_waiting(); BEGIN_NS: time at the start
- * of a run [ns]. */
+/* Times [ns]: STEP_NS is the duration of a step, WAIT_NS is the longest wait of step_waiting(), and
+ * BEGIN_NS is the time at the start of a run. */
 #define STEP_NS 1000
 #define WAIT_NS 10000000
 #define BEGIN_NS 1000000000000ULL
@@ -168,7 +168,7 @@ static unsigned add_threads(int first, enum state state, int *options, unsigned 
     return n;
 }
 
-/* Moves one of the `n` options to the front: the thread whose wait ends first. */
+/* Moves the thread whose wait ends first to the front of the `n` options. */
 static void put_earliest_first(int *options, unsigned n) {
     for (unsigned i = 1; i < n; i++)
         if (threads[options[i]].until_ns < threads[options[0]].until_ns) {

@@ -15,8 +15,8 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* The daemon's table of descriptors from programs may contain one descriptor for every FOR_ONE
- * descriptors that the daemon may have open. */
+/* How many descriptors from programs the daemon's table may contain: the daemon's limit on open
+ * descriptors, divided by FOR_ONE. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;
@@ -136,8 +136,8 @@ static void check_waiting(void) {
     check_descriptors();
 }
 
-/* The copy must have been made from the program's descriptor: the daemon has not opened the file at
- * the source, unless an interrupt has held a thread up. */
+/* The copy must have been made from the program's descriptor, so the daemon must not have opened
+ * the file at the source. An open is accepted only if an interrupt has held a thread up. */
 static void check_one_open(void) {
     EXPECT(!source_opens() || held_up_ns());
     check_waiting();

@@ -1,4 +1,4 @@
-"""The changes to programs that docs/loaders.md shows are short, and the changed programs run."""
+"""docs/loaders.md shows short changes to programs, and the changed programs run."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def programs() -> list[tuple[str, str]]:
     text = PAGE.read_text()
     bases = dict(PROGRAM.findall(text))
     found = [(name, changed(bases[name], change)) for name, change in CHANGE.findall(text)]
-    # The unchanged programs run only with --long, because the changed programs contain nearly all
-    # of their lines.
+    # The changed programs contain nearly all lines of the unchanged programs. So the unchanged
+    # programs run only with --long.
     return found + [(name, bases[name]) for name in bases if draws.is_long]
 
 

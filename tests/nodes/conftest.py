@@ -34,9 +34,9 @@ def mounted(stack: ExitStack, place: Path, binary: Path, count: int) -> list[Slo
 def mounts(tmp_path: Path, slowsource_binary: Path) -> Iterator[Callable[[int], list[SlowSource]]]:
     """Mounts one dataset for the given number of nodes. As on a cluster, each node has a FUSE
     client of its own, which does not benefit from the caches of the other nodes' clients. A client
-    keeps a file's cached pages when the file is opened again. If the client did not, a program that
-    opens the file would make the client drop pages that a fill is currently reading for another
-    node, and these pages would be read twice."""
+    keeps a file's cached pages when the file is opened again. Otherwise, an open by a program would
+    make the client drop pages that a fill is currently reading for another node. These pages would
+    then be read twice."""
     with ExitStack() as stack:
         yield lambda count: mounted(stack, tmp_path, slowsource_binary, count)
 

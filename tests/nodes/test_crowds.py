@@ -51,10 +51,10 @@ def test_a_node_that_gives_nothing_leaves_threads_for_the_others(
 def test_orders_that_wait_for_a_node_leave_room_for_what_it_asks_for(
     nodes_factory: Callable[..., Nodes], mounts: Callable[[int], list[SlowSource]], tmp_path: Path
 ) -> None:
-    """The engine of the crowded node accepts no more orders that wait for the slow node, because as
-    many as allowed are already waiting. Then the slow node requests whole blocks of several units
-    from the crowded node, although no reader waits for them. The slow node must get these blocks
-    soon."""
+    """The engine of the crowded node accepts no more orders that wait for the slow node, because
+    the allowed number of such orders is already waiting. Then the slow node requests whole blocks
+    of several units from the crowded node. No reader waits for these blocks, but the slow node must
+    get them soon."""
     sources = mounts(2)
     backing, large, size = sources[0].backing, [f"large{n}" for n in range(8)], 768 * KIB
     small = make_files(backing, 4600, KIB)

@@ -1,5 +1,5 @@
-"""Nodes that share a source with a pack: each node reads its own files from the pack, and sends
-them to the other nodes."""
+"""Nodes share a source that has a pack. Each node reads its own files from the pack, and sends them
+to the other nodes."""
 
 from __future__ import annotations
 

@@ -185,6 +185,6 @@ def test_files_that_nobody_holds(make: Callable[..., PlannedNodes]) -> None:
     # the last epoch, they may hold files that were fetched for the next epoch.
     most = RANKS * area
     least = expected - (epochs - 1) * most
-    # On a busy machine, a reader may reach a file before its node has fetched this file, and read
-    # the file itself. No fill reads this file then if the staging area has no room for it.
+    # On a busy machine, a reader may read a file itself, because the reader's node has not fetched
+    # it yet. No fill reads such a file if the staging area has no room for it.
     assert least - SOME <= planned.read_by_fills() <= expected + most + SOME

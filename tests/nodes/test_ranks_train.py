@@ -26,8 +26,8 @@ KIB = 1 << 10
 
 
 def make_dataset(root: Path) -> int:
-    """Makes a dataset with a directory of files per class. The mean value of the bytes differs
-    between the classes. Returns the size of the dataset [bytes]."""
+    """Makes a dataset with one directory of files for each class. The mean value of the bytes
+    differs between the classes. Returns the size of the dataset [bytes]."""
     total = 0
     for number in range(CLASSES):
         folder = root / f"class{number}"

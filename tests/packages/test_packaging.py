@@ -76,8 +76,8 @@ def test_a_release_is_an_archive_and_two_wheels(release: Path) -> None:
 
 @pytest.fixture
 def podman() -> Iterator[list[str]]:
-    """Yields the podman command with its own image storage. The path is short, as podman requires,
-    and the driver vfs needs no mounts."""
+    """Yields the podman command with its own image storage. The storage's path is short, as podman
+    requires. The driver vfs needs no mounts."""
     for tool in ("podman", "runc", "mmdebstrap"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")

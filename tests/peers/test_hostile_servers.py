@@ -240,8 +240,8 @@ def test_a_peer_that_drips_gains_no_time(script: Script, frames: bool) -> None:
     script.play = play
     started = time.monotonic()
     assert fetch(script.peer(), FILE)[0] == PeerStatus.TIMEOUT
-    # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit
-    # allows for a peer that sends 128 KiB/s (client.c).
+    # If each frame comes in time, only the limit for the whole answer ends the fetch. This limit is
+    # long enough for a peer that sends 128 KiB/s (client.c).
     limit = LIMIT_S * 2 + len(CONTENT) / (128 << 10) if frames else LIMIT_S
     # To send all bytes, the server would need more than 1,000 s.
     assert time.monotonic() - started < limit + 10

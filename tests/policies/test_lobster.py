@@ -56,7 +56,7 @@ def test_what_queues_load() -> None:
     amount = queue_bytes(sizes, source, 3)
     assert amount.tolist() == [[3, 3, 15], [12, 45, 0]]
     # One thread reads 3, 1.5 and 0.5 bytes/s from the three sources. The second GPU reads nothing
-    # from source 2, so that source may have the rate 0.
+    # from source 2, so source 2 may have the rate 0.
     seconds = queue_seconds(amount, np.array([3, 1.5, 0.5]), most=2)
     assert seconds[0].tolist() == [1 + 2 + 30, 16.5]
     assert seconds[1].tolist() == [4 + 30, 17]
@@ -139,9 +139,9 @@ def test_reuse_distance_by_hand() -> None:
     The third epoch is an exception: node 0 reads file 1, and node 1 reads file 0. Node 0 uses file
     0 in the first iteration of the second epoch (h = 1, I = 6). Its next use of the file is 12
     iterations away, and the limit is 11 iterations, so it evicts the file. In the same way, node 1
-    evicts file 1. In the third epoch, each node loads the file that the other node evicted. The
-    node keeps the copy, because there is no other copy of the file. The fourth epoch reads both
-    files from these copies."""
+    evicts file 1. In the third epoch, each node loads the file that the other node evicted. Each
+    node keeps the copy that it loaded, because there is no other copy of this file. The fourth
+    epoch reads both files from these copies."""
     job = written([[EVEN, ODD], [EVEN, ODD], SWAPPED, [EVEN, ODD]], cluster([[12], [12]]))
     evictions = Evictions()
     decision = lobster(job, evictions)

@@ -1,4 +1,4 @@
-"""`NodePolicy`, the policy of one node: its decisions before and after calls that change it."""
+"""Tests what `NodePolicy`, one node's policy, decides before and after calls that change it."""
 
 from __future__ import annotations
 

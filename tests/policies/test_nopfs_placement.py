@@ -101,8 +101,9 @@ def test_where_room_is_short_no_file_is_held_twice() -> None:
 
 
 def test_what_is_used_equally_goes_where_a_copy_saves_most() -> None:
-    """Both nodes use each file twice, but a local copy saves node 1 four times as much time. So
-    node 1 holds as many files as it has room for, even if node 0 has room for all files."""
+    """Both nodes use each file twice, but a local copy saves four times as much time on node 1 as
+    on node 0. So node 1 holds as many files as it has room for, even if node 0 has room for all
+    files."""
     placed = place([2 * ONES, 2 * ONES], ONES, np.array([8, 4]), weights=np.array([0.4, 1.6]))
     assert np.bincount(placed.owner).tolist() == [8, 4]
     worth = value_of(placed, [2 * ONES, 2 * ONES], ONES, np.array([0.4, 1.6]))
@@ -184,9 +185,9 @@ def test_a_placement_keeps_to_the_rules_and_near_the_bound(
     cut = sum(float((row * sizes).max()) for row in table)
     value, most = value_of(placed, list(table), sizes), bound_of(list(table), sizes, quotas, seed)
     assert 0.99 * most - cut <= value
-    # If the quotas can just hold the dataset, the bound holds only for placements in which every
-    # file has an owner. A placement that leaves files without an owner may have more second copies,
-    # and so a larger value.
+    # If the quotas are barely large enough for the dataset, the bound applies only to placements in
+    # which every file has an owner. A placement that leaves files without an owner may have more
+    # second copies, and so a larger value.
     if ratio < 1 or (placed.owner >= 0).all():
         assert value <= most * (1 + 1e-9)
 

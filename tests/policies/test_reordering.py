@@ -69,10 +69,10 @@ def test_parallel_staging_uses_its_share_alone() -> None:
 
 
 def test_parallel_staging_says_what_it_never_uses() -> None:
-    """The nodes have room for 4 and 2 files, and use only these 6 of 12 files. A note says so.
+    """The nodes have room for 4 and 2 of the 12 files, and never use the other 6. A note says so.
 
-    Each node makes six accesses in an epoch. So it uses its 4 files one and a half times, or its 2
-    files three times."""
+    Each node makes six accesses in an epoch. So the first node uses its 4 files one and a half
+    times, and the second node uses its 2 files three times."""
     decision = parallel_staging(written(ORDERS, cluster([[4], [2]])))
     assert decision.orders is not None
     first, second = decision.orders(0).reshape(2, -1)

@@ -64,7 +64,7 @@ FILE_READERS(DECLARE)
 WHOLE_READERS(DECLARE)
 #undef DECLARE
 
-/* Prints the reader, the message and errno to standard error, and ends the program with 1. */
+/* Prints the reader, the message and errno to standard error, and exits with the status 1. */
 __attribute__((noreturn, format(printf, 1, 2))) void die(const char *format, ...);
 
 /* Returns `fd`; if it is negative, the program ends with an error message about the file. */

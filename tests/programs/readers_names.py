@@ -78,8 +78,8 @@ def fchdir_paths(root: Path, out: Transcript) -> None:
 
 @reader
 def dirfd_paths(root: Path, out: Transcript) -> None:
-    """Opens files with os.open and dir_fd, also by names with '..', and by absolute names, for
-    which dir_fd is ignored."""
+    """Opens files with os.open and dir_fd. Some names contain '..'. Some are absolute, and for
+    these dir_fd is ignored."""
     with _directory(root) as top, _directory("edge", dir_fd=top) as edge:
         names = [(top, str(path.relative_to(root))) for path in mixed_files(root)]
         names += [(edge, "page"), (edge, "../edge/block"), (edge, ".//one_byte")]

@@ -66,8 +66,8 @@ class Digests:
 def _end_feeders() -> None:
     """Waits for the threads that fill the workers' queues, because torch does not wait for them.
 
-    Each of these threads frees a semaphore when it ends. If the interpreter ended before that,
-    which happens rarely, Python's resource tracker would warn."""
+    Each of these threads frees a semaphore when it ends. In rare cases the interpreter would end
+    before such a thread, and Python's resource tracker would warn."""
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()

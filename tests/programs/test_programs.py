@@ -325,7 +325,7 @@ def test_a_cold_run_reads_the_source_and_a_warm_one_does_not(
     assert run(everything, True).returncode == 0
     shared_session.wait_all_present()
     cold = shared_session.source_counts()
-    # edge/twin_a and edge/twin_b are hard links of one file, which may be copied only once.
+    # edge/twin_a and edge/twin_b are hard links of one file, which may have been copied only once.
     assert cold["bytes_read"] - before["bytes_read"] >= 0.99 * size
     assert run(everything, True).returncode == 0
     warm = shared_session.source_counts()
@@ -339,9 +339,9 @@ def test_it_sees_the_same_cold_and_warm(
     run: Callable[..., Run],
     plain: Callable[[Program], Run],
 ) -> None:
-    """Each reader writes the same as without the library in two cases. First, nothing is cached
-    when the reader begins, and the daemon makes copies while it runs. Then everything is cached,
-    and the reader neither opens nor reads the source."""
+    """Each reader writes the same as without the library, in two cases. In the first case, nothing
+    is cached when the reader begins, and the daemon makes copies while the reader runs. In the
+    second case, everything is cached, and the reader neither opens nor reads the source."""
     expected = plain(program)
     number = len(program.readers)
     counts = []
@@ -380,8 +380,8 @@ def test_it_sees_the_same_cold_and_warm(
 
 
 def assert_it_learnt(transcript: str) -> None:
-    """Fails unless the weights changed and the loss fell. Otherwise equal weights in two runs would
-    not prove that both read the same bytes."""
+    """Fails unless the weights changed and the loss fell. If they did not, equal weights in two
+    runs would not prove that both runs read the same bytes."""
     lines = [json.loads(line) for line in transcript.splitlines()]
     weights = {line["weights"] for line in lines if "weights" in line}
     losses = [float.fromhex(line["mean"]) for line in lines if "mean" in line]

@@ -132,7 +132,7 @@ def test_what_is_wanted_comes_first(named: Path, directory: str, is_deep: bool) 
 
     The value "d" of `directory` stands for the first directory d.. that os.listdir returns for the
     root. If no directory is wanted, the walk comes to this one after all other directories d..,
-    because it takes the directory that it found last first."""
+    because it always takes the directory that it has found most recently."""
     root, names, many = named, NAMES, MANY
     last, forgotten, other, *_ = (name for name in os.listdir(root) if name.startswith("d"))
     directory = last if directory == "d" else directory
@@ -275,8 +275,8 @@ def test_a_time_that_no_entry_can_hold_leaves_the_file_to_its_source(
     assert look(root, "file")["word"] == word.make(State.BYPASS, Reason.UNSUPPORTED)
 
 
-# The scan passes over the first path, a mount point. Every other path is an error, because it does
-# not name a directory in the source.
+# The scan skips the first path, a mount point. Every other path is an error, because it does not
+# name a directory in the source.
 PARTS = ["under", "link", "link/deep", "..", "in/../../other", "/"]
 
 

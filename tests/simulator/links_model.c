@@ -98,7 +98,7 @@ static void check_guess(const struct links *l) {
     CHECK(links_guess(l, now, from, to, 6) == now + 6 / slowest);
 }
 
-/* Of transfers that end at the same time, the one with the lowest `who` must end first. */
+/* If transfers end at the same time, links_take must return the one with the lowest `who` first. */
 static void check_ties(void) {
     struct monarch_sim_job job = {.nodes = 4, .network = rates};
     struct links l = {0};

@@ -94,8 +94,8 @@ def run(
     decision: Decision,
     ranks: int = 1,
 ) -> Measured:
-    """Simulates a decision. `orders` has, for each epoch, a table (nodes, steps, batch of a node)
-    of file numbers."""
+    """Simulates a decision. For each epoch, `orders` has a table (nodes, steps, batch of a node) of
+    file numbers."""
     nodes, _, batch = np.array(orders[0]).shape
     files = np.array(orders[0]).size
     of = scenario(

@@ -116,9 +116,9 @@ def test_few_clients_have_a_proportional_part() -> None:
 def test_clients_are_those_that_read_now() -> None:
     for off, seen_by_3, before in [((), 2, 4), ((B.CLIENTS_OF_THE_FUTURE,), 3, 1)]:
         log = ClientLog(4, without(*off))
-        log.read(1, 0.95)  # within the window before now
-        log.read(2, 1.05)  # within the window after now
-        log.read(3, 7.0)  # long after now
+        log.read(1, 0.95)  # within the window before the time 1.0
+        log.read(2, 1.05)  # within the window after the time 1.0
+        log.read(3, 7.0)  # long after the time 1.0
         log.read(3, 8.0)
         # The clients are counted at the time 1.0. The published program counts all nodes that read
         # after this time: nodes 2 and 3. Without the switch CLIENTS_OF_THE_FUTURE, `log` counts the
@@ -158,8 +158,8 @@ NOTHING_OR_LAST: list[tuple[Behaviour, ...]] = [(), (B.LAST_NODES_FIRST_FILL,)]
 
 def test_training_waits_for_the_slowest_fill() -> None:
     last, slowest = (run("lbann-preloading", *off) for off in NOTHING_OR_LAST)
-    # The log contains only the reads with which the nodes first fill their caches, because this
-    # policy then reads only from the caches.
+    # The log contains only the reads with which the nodes first fill their caches, because
+    # afterwards this policy reads only from the caches.
     ends = [max(times) for times in slowest.log.prefetches]
     assert slowest.first_fill == max(ends)
     assert last.first_fill == ends[-1] < max(ends)

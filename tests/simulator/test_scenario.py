@@ -1,5 +1,5 @@
-"""Scenario files: the keys that are accepted, and error messages, which name the wrong key and are
-one sentence long."""
+"""Tests scenario files: which keys are accepted, and that each error message names the wrong key
+and is one sentence long."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Returns write(key=value, ...), which writes the example with changed values; None omits a
-    key."""
+    """Returns the function write(key=value, ...). It writes the example with the given values. A
+    key with the value None is left out."""
 
     def file(**changes: Any) -> Path:
         keys = {**yaml.safe_load(EXAMPLE), **changes}

@@ -52,7 +52,7 @@ class Node(Session):
     def begin(self, *, is_forked: bool = True) -> None:
         """Starts the node's daemon without waiting for it.
 
-        is_forked : whether the daemon may be forked from a process that has loaded its modules
+        is_forked : whether a process that has loaded the daemon's modules may fork the daemon
         """
         if self.listener.fileno() < 0:
             self.listener = self.host.call(listen, *self.address)

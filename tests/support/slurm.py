@@ -170,7 +170,7 @@ class Slurm:
     def run(self, *words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
         """Runs one of Slurm's commands on the first machine.
 
-        env : the command's environment, in place of this process's
+        env : the command's environment, in place of this process's environment
         """
         return self.on(0, *words, **env)
 

@@ -48,8 +48,8 @@ class QuotaWatch:
 
 
 def open_by(pid: int) -> list[str]:
-    """Returns the files that a process has open, without descriptors that the process closes during
-    this call."""
+    """Returns the files that a process has open. Leaves out descriptors that the process closes
+    during this call."""
     found = []
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -1,5 +1,5 @@
-"""Prints answers about a file that only the file's own file system can give, such as holes, extents
-and flags.
+"""Prints what only a file's own file system can tell about the file, such as holes, extents and
+flags.
 
 usage: answers.py ask|clone FILE ...
 """

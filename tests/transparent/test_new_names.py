@@ -77,7 +77,7 @@ for path in sys.argv[2:]:
         for name, call in calls.items():
             print(spelled, name, attempt(lambda: call(spelled)))
 """
-# Lists every directory, with inodes and types, by the different functions of Python.
+# Lists every directory with different functions of Python. Also prints inodes and types.
 LIST = """
 import glob, os, pathlib, sys
 top = sys.argv[1]
@@ -242,9 +242,9 @@ def test_the_kernels_memory_of_a_sources_attributes_hides_nothing(
     slow_factory: Callable[..., SlowSource],
     tmp_path: Path,
 ) -> None:
-    """The kernel caches the old times of a directory for a minute, as it may do for NFS. A program
-    under the library nevertheless sees new names in the directory, as opendir does without the
-    library."""
+    """The kernel caches the old times of a directory for a minute, as it may do for NFS. Without
+    the library, opendir nevertheless sees new names in the directory. A program under the library
+    sees them too."""
     slow = slow_factory(attr_timeout=60)
     backing = tmp_path / "backing"
     make(backing)

@@ -199,8 +199,8 @@ class Trial:
         self._starting.clear()
 
     def _left_over(self, node: Session, lying: set[Path]) -> list[str]:
-        """Returns what earlier daemons of the node have left behind, as far as the present daemon
-        has neither removed it nor taken it over.
+        """Returns what earlier daemons of the node have left behind, except what the present daemon
+        has removed or taken over.
 
         lying : copies that were on the node before the present daemon started
         """

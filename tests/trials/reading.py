@@ -114,7 +114,7 @@ class Reading:
         return operations
 
     def check_words(self) -> int:
-        """Like `check`, for a process that may have ended."""
+        """Like `check`, except that the reader's process may have ended."""
         found = self._words()
         way, errno = WAYS[found["last"] >> 32], found["last"] & 0xFFFFFFFF
         assert not (found["wrong"] or found["errors"]), f"{found}: by {way}, errno {errno}"

@@ -17,7 +17,7 @@ extern uint32_t monarch_autostart HIDDEN;
 int monarch_autostart_init(const char *config, const struct session *s);
 
 void monarch_autostart_opened_slow(int fd);
-/* Call this after a program has opened a file for reading while no daemon serves. */
+/* Call this after a program has opened a file for reading, if no daemon serves. */
 static inline void monarch_autostart_opened(int fd) {
     if (__builtin_expect(__atomic_load_n(&monarch_autostart, __ATOMIC_RELAXED), 0) && fd >= 0)
         monarch_autostart_opened_slow(fd);

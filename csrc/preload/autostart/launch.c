@@ -23,9 +23,10 @@
 
 /* How long [ns] monarch_launch waits for the end of the intermediate process. */
 #define BETWEEN_NS 50000000ULL
-/* How long [ns] monarch_launch waits for the start of the program after the intermediate process
- * has ended. After this time, the new process may still use this process's memory. Even if this
- * process ends, the kernel does not free the memory before the new process stops using it. */
+/* How long [ns] monarch_launch waits for the start of the program. The wait begins after the
+ * intermediate process has ended. After the wait, the new process may still use this process's
+ * memory. Even if this process ends, the kernel does not free the memory before the new process
+ * stops using it. */
 #define START_NS 2000000ULL
 /* Size of the intermediate process's stack [bytes]. */
 #define BETWEEN_STACK 4096

@@ -72,11 +72,11 @@ static void mark_parent(struct session *s, const struct monarch_catalog *c,
                              monarch_entries(c)[id].ino);
 }
 
-/* Marks the entry's file as changed. Also marks the file's directory, because the catalog's listing
- * of the directory still contains the file. If the file is itself a directory, also marks all
- * entries below it. If the file that is at the entry's path now is the entry's own file, does
- * nothing: that file is marked separately. now: attributes of the file that is at the entry's path
- * now, or NULL if there is none. */
+/* Does nothing if the entry's file is still at the entry's path: that file is marked separately.
+ * Otherwise marks the entry's file as changed. Also marks the file's directory, because the
+ * catalog's listing of the directory still contains the file. If the file is itself a directory,
+ * also marks all entries below it. now: attributes of the file that is at the entry's path now, or
+ * NULL if there is none. */
 static void mark_entry(struct session *s, const struct monarch_catalog *c, int64_t id,
                        const struct stat *now) {
     const struct monarch_entry *e = &monarch_entries(c)[id];
@@ -158,9 +158,9 @@ static void mark_known(struct session *s, int r, const struct stat *now, int dir
 /* A table of files that lie outside all sources, and that a program has opened for writing by an
  * absolute path. Without this table, the library would ask the kernel for the path of such a file
  * at each open. An entry combines the session, its number of sources, the path, and the identity of
- * the opened file. If the same path leads to the same file again, the file is assumed to lie
- * outside all sources as before. This would be wrong only if a process without the library had
- * moved the file into a source, and had made the old path lead there. Entries are atomic. If an
+ * the opened file. If the same path leads to the same file again, the file is assumed to
+ * still lie outside all sources. This would be wrong only if a process without the library had
+ * moved the file into a source, and had made the old path lead to it. Entries are atomic. If an
  * entry is lost, the library only has to ask the kernel once more, so the table needs no lock. */
 #define OUTSIDE_FILES 64
 static uint64_t outside_files[OUTSIDE_FILES] SELDOM;
@@ -171,8 +171,8 @@ static uint64_t names_changed;
 
 static void forget_outside_files(void) { __atomic_fetch_add(&names_changed, 1, __ATOMIC_RELAXED); }
 
-/* Returns the entry for a file, or 0 if the path is relative, because such a path leads to other
- * files in another working directory. */
+/* Returns the file's entry for the table `outside_files`. Returns 0 if the path is relative,
+ * because a relative path leads to other files in another working directory. */
 static uint64_t outside_file(const struct session *s, const char *path, const struct stat *st) {
     uint64_t file = monarch_mix(st->st_ino ^ monarch_mix(st->st_dev));
     uint64_t changed = __atomic_load_n(&names_changed, __ATOMIC_RELAXED);
@@ -212,10 +212,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* If the file that is at the path now is not the catalog's, marks the catalog's file as changed
- * (mark_known). Stores the attributes of the file that is at the path now in *st. Returns whether
- * the caller can mark this file too: it can if there is a daemon that must learn of changes, and
- * *st is valid. */
+/* Stores in *st the attributes of the file that is at the path now. If this file is not the
+ * catalog's, marks the catalog's file as changed (mark_known). Returns whether the caller can also
+ * mark the file at the path: it can if there is a daemon that must learn of changes, and *st is
+ * valid. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))

@@ -1,5 +1,5 @@
-/* Records what a program changes. The interposed functions call these functions before or right
- * after the change. */
+/* The functions below record what a program changes. The interposed functions call them before or
+ * right after the change. */
 #pragma once
 
 #include <fcntl.h>
@@ -16,9 +16,9 @@
 int monarch_changed_path(int dir, const char *path, int follow);
 /* Records only the file that is at the path now. Needs less stack than monarch_changed_path. */
 int monarch_changed_file(int dir, const char *path, int follow);
-/* If the file that is at `path` now is not the catalog's, records that the catalog's file has
- * changed: a process without the library may have replaced that file after the daemon's scan. Call
- * this after a call with this path has succeeded. */
+/* Call this after a call with this path has succeeded. If the file that is at `path` now is not the
+ * file that the catalog describes, records that the catalog's file has changed: a process without
+ * the library may have replaced that file after the daemon's scan. */
 void monarch_changed_known(int dir, const char *path, int follow);
 void monarch_changed_fd(int fd);
 /* Records a change of the file at `path`. If it is a directory, also records a change of all files

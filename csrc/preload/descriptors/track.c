@@ -175,8 +175,8 @@ void monarch_track_again(int fd, int fresh) {
 }
 
 /* Returns the part of the word that does not change during a seek. The seeking thread passes this
- * value to lseek as an unused fourth argument. By this argument, which /proc shows, other threads
- * recognize the call. */
+ * value to lseek as an unused fourth argument. /proc shows the argument, so other threads recognize
+ * the call by it. */
 static uint64_t seek_of(uint64_t w) { return (w & ~TRACK_FLAGS) | TRACK_SEEKING; }
 
 /* Limits how long a close waits for threads that seek on its descriptor. Normally the close waits

@@ -33,9 +33,9 @@
 /* Longest time [ns] that a call waits until the daemon has closed a descriptor that was handed
  * over. Calls that lock the open file, or change its flags, first wait for this close. */
 #define AWAIT_NS 50000000ULL
-/* If the kernel does not keep a source's pages in the page cache, handovers of its files are of no
- * use. One in LOOKS files is handed over nevertheless, to find out whether the kernel now keeps the
- * pages. */
+/* If the kernel does not keep a source's pages in the page cache, handovers of the source's files
+ * are useless. One in LOOKS files is handed over nevertheless, to find out whether the kernel now
+ * keeps the pages. */
 #define LOOKS 128
 
 /* --- files that a program's own reads fill ---------------------------------------------------- */
@@ -105,8 +105,8 @@ static void await_end(int fd) {
 
 /* Ends the direct reads of a descriptor if less than 1 / WORTH of its file was read. The
  * descriptor's next read then requests a fill. The fill is not requested here, because the program
- * may be about to lock the file (monarch_keep_descriptor). Until it has the lock, another process
- * may hold one, and may change the data that the fill would copy. */
+ * may be about to lock the file (monarch_keep_descriptor). Until the program has its lock, another
+ * process may hold a lock, and may change the data that the fill would copy. */
 static void read_in_parts(int fd, uint64_t tracked) {
     uint64_t id = monarch_track_entry(tracked);
     struct session *s = monarch_track_session(tracked);

@@ -112,8 +112,8 @@ void monarch_progress_end(const FILE *stream, int fd) {
     }
 }
 
-/* Counts nothing for a descriptor of an earlier daemon's session: monarch_session_at then returns a
- * session without `clients`. */
+/* Bytes are not counted for a descriptor of an earlier daemon's session: for such a descriptor,
+ * monarch_session_at returns a session without `clients`. */
 void monarch_count_source(struct session *s, uint64_t n_bytes) {
     if (!s->clients)
         return;

@@ -1,4 +1,4 @@
-/* Requests copies of files from the daemon, and reports to the daemon files that the catalog does
+/* Requests copies of files from the daemon, and tells the daemon about files that the catalog does
  * not know. */
 #pragma once
 

@@ -80,8 +80,8 @@ static uint64_t signs_of_life(const struct session *s) {
 }
 
 /* Returns how much of a debt is not repaid yet. A debt never exceeds `limit`. If the stored time
- * implies a larger debt, it was read from another clock: the process has been forked into another
- * time namespace. The result is then 0. */
+ * implies a larger debt, this time was read from another clock: the process has been forked into
+ * another time namespace. The result is then 0. */
 static uint64_t owed(const uint64_t *what, uint64_t limit, uint64_t now) {
     uint64_t paid_off = __atomic_load_n(what, __ATOMIC_RELAXED);
     return paid_off > now && paid_off - now <= limit ? paid_off - now : 0;

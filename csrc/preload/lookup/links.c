@@ -230,8 +230,8 @@ static int learn(struct session *s, const char *path, size_t n, const struct sta
     uint64_t key = key_of(path, n);
     int is_near = monarch_source_on(s, st->st_dev, 0) >= 0;
     if (!c || !is_near || entry_of(s, c, st->st_dev, st->st_ino) < 0) {
-        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. In two
-         * cases, nothing is stored. First, the path may lead to a directory, which may contain
+        /* The catalog does not contain the file, so the path is assumed to lead elsewhere. This is
+         * stored except in two cases. First, the path may lead to a directory, which may contain
          * links into a source. Second, the file may be on a source's device while the scan may
          * still find it (is_unmet). */
         if (S_ISREG(st->st_mode) && (!is_near || s->control->scanned))

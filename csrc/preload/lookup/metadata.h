@@ -42,7 +42,7 @@ int monarch_is_fresh(struct session *s);
  * longer valid. */
 uint64_t monarch_listing_of(const struct monarch_known *k);
 /* Returns the listing of a directory, or 0 if the directory may have changed. If no earlier look at
- * the source is valid, makes a new look, which is a statx of `path`. The caller must have found the
+ * the source is valid, looks at the source with a statx of `path`. The caller must have found the
  * entry by this `path`. */
 uint64_t monarch_look_and_list(const struct monarch_known *k, int dir, const char *path);
 

@@ -29,8 +29,8 @@
  * free descriptor or address space. After TRIES failed tries, the mapping is not replaced any
  * more. */
 #define TRIES 500
-/* If the daemon makes no progress for this time [ns], no mapping that waits is replaced any
- * more. */
+/* If the daemon makes no progress for this time [ns], the mappings that still wait are no longer
+ * replaced. */
 #define SILENCE_NS 60000000000ULL
 
 /* --- replacing ------------------------------------------------------------------------------- */

@@ -102,8 +102,8 @@ static int set_backing(int fd, int high) {
     return known;
 }
 
-/* Moves a backing descriptor to another number. The program does not know of the backing
- * descriptor, and is about to use its number for another file (dup2). */
+/* Moves a backing descriptor to another number. The program, which does not know of this
+ * descriptor, is about to use the old number for another file (dup2). */
 static void give_way(int backing, int fd) {
     int high = high_duplicate(backing, close_on_exec(fd));
     if (high >= 0 && note(fd, high, backing))

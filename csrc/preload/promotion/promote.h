@@ -12,8 +12,8 @@ int monarch_promote(int fd, uint64_t tracked, const struct monarch_wanted *w);
  * device and inode. These numbers never change, so the source's server is not asked. */
 int monarch_is_still(int fd, const struct session *s, const struct monarch_entry *e);
 /* Returns whether the descriptor still refers to the file to which it referred when the program's
- * call began (inode w->ino). The entry may describe another file by now, so its inode number is not
- * used. */
+ * call began. That file has the inode number w->ino. The entry's inode number is not used, because
+ * the entry may describe another file by now. */
 int monarch_is_callers(int fd, const struct monarch_wanted *w);
 
 /* Prevents all further promotions of descriptors of the file to which `fd` refers. Call this when

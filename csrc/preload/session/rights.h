@@ -6,6 +6,6 @@
 
 #include "preload/session/session.h"
 
-/* Returns 0 if this process lacks some of the daemon's rights; all its reads must then go to the
- * source. */
+/* Returns 0 if this process lacks some of the daemon's rights. All reads of this process must then
+ * go to the source. */
 int monarch_rights_suffice(const struct session *s);

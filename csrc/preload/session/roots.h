@@ -34,7 +34,7 @@ void monarch_roots_are_foreign(void);
  * because no file can be mistaken for a copy there. */
 int monarch_has_foreign_tier(const struct monarch_control *k);
 
-/* Atomic: position of the working directory, see preload/lookup/cwd.h. */
+/* Atomic: where the working directory is, relative to the sources; see preload/lookup/cwd.h. */
 extern uint64_t monarch_cwd_is HIDDEN;
 void monarch_cwd_may_differ(void);
 /* Resets monarch_cwd_is if the number of the daemon's sources has changed since the last call. */

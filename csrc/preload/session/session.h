@@ -108,7 +108,7 @@ static inline const struct monarch_entry *monarch_entry_of(struct session *s, ui
     return c && id < c->capacity ? &monarch_entries(c)[id] : NULL;
 }
 
-/* Returns whether the entry's file was recorded as changed, so that the catalog and the copy are
+/* Returns whether the entry's file was recorded as changed. If so, the catalog and the copy are
  * outdated. */
 static inline int monarch_entry_is_changed(const struct session *s, const struct monarch_entry *e) {
     return monarch_is_changed(s->clients, s->control->source[e->source].dev, e->ino);

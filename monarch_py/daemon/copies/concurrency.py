@@ -15,9 +15,9 @@ ENOUGH, UNIT_BYTES, LONGEST = 4, 1 << 18, 8
 # number is kept if the rate stays above LOSS times its earlier value.
 GAIN, LOSS = 1.10, 0.95
 # The width is the number of concurrent fills. A trial is a window with a changed width. A trial
-# succeeds if its rate meets the condition above, so that the changed width is kept. After a
-# success, the next trial follows at once, in the same direction. After a failure, the earlier width
-# is restored, and the next trial follows only after a number of windows. This number is the hold:
+# succeeds if its rate meets the condition above; the changed width is then kept. After a success,
+# the next trial follows at once, in the same direction. After a failure, the earlier width is
+# restored, and the next trial follows only after a number of windows. This number is the hold:
 #   - After a smaller width has failed, the hold is HOLD.
 #   - Each time that a larger width fails, the hold is doubled, up to HOLD.
 #   - A larger width that succeeds resets the hold to FIRST_HOLD.

@@ -98,7 +98,7 @@ class Engine:
         # order reads a source.
         self._idle: IdleCores | None = None
         self._spare = 1
-        self._opened = 0, 0.0  # at the last check: programs' opens, and their total time [s]
+        self._opened = 0, 0.0  # programs' opens until the last check; these opens' total time [s]
         self._shares = peer_threads > 0  # whether other nodes may wait for this node's fills
         threads = config.copy_threads, self.width, peer_threads
         engine = lib.monarch_engine_start(
@@ -216,8 +216,8 @@ class Engine:
         it. Until `end_grant`, no other part of the daemon may set the word of an entry that is
         ABSENT or WANTED, or place anything in the tiers of `rooms`.
 
-        staged_bytes : if positive, the last of `rooms` is the room of the staging area. There the
-            engine places files that this node does not keep, if they have at most this size [bytes]
+        staged_bytes : if positive, the last of `rooms` is the room of the staging area. The engine
+            uses it for files that this node does not keep and that have at most this size [bytes]
         first_copy : the number of the first copy that the engine makes; the engine may use this
             number and the next MONARCH_PLACED - 1 numbers
         meets : a bit mask of the sources whose unknown files the engine may add to the catalog
@@ -234,8 +234,8 @@ class Engine:
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
     def resume_grant(self) -> None:
-        """Gives what is left of the last grant. Since this grant has ended, nothing may have been
-        placed in its tiers, and no copy may have got a number."""
+        """Gives what is left of the last grant. Call this only if, since the end of that grant,
+        nothing was placed in its tiers and no copy got a number."""
         lib.monarch_engine_resume_grant(self.c)
 
     def end_grant(self) -> Array:

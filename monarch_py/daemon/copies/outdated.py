@@ -45,9 +45,9 @@ class Outdated:
         self._fresh: dict[int, tuple[int, Array]] = {}
 
     def look(self, catalog: CatalogReader, ids: Ids) -> Compared:
-        """Compares the entries `ids`, which are files and directories, with the source, one after
-        another. Stops after LIMIT_NS, but compares at least one entry. Returns the result for the
-        entries that were compared.
+        """Compares the entries `ids` with the source, one after another. The entries are files and
+        directories. Stops after LIMIT_NS, but compares at least one entry. Returns the result for
+        the entries that were compared.
         """
         words = catalog.words[ids].copy()
         found, fresh = np.zeros(len(ids), dtype=np.uint8), np.zeros(len(ids), dtype=ENTRY)

@@ -39,7 +39,7 @@ ENTRIES = 65536
 # When unused copies are dropped, at least this much room is freed [bytes], so that copies need not
 # be dropped separately for every file.
 GIVEN_BYTES = 16 << 20
-# If no tier had room for the files to be prefetched, nothing is prefetched for this time [s].
+# If no tier had room for the files to be prefetched, nothing is prefetched for this long [s].
 FULL_S = 1.0
 # After an open of a prefetched file, the loop iterates often for this long [s]. The next opens are
 # likely to follow soon, and they do not wake the loop.
@@ -74,8 +74,8 @@ class _Filled:
     at: list[int] = field(default_factory=lambda: [0, 0])
 
     def covers(self, place: Place) -> bool:
-        """Whether `place` is this directory or, if `is_deep` is set, lies below it. If so, the
-        files of `place` are filled too."""
+        """Whether the files of `place` are filled too: they are if `place` is this directory, or if
+        `is_deep` is set and `place` lies below this directory."""
         source, directory = place
         if source != self.place[0]:
             return False
@@ -302,11 +302,11 @@ class DirectoryPrefetch:
         return ids, looked
 
     def give_way(self, ids: Ids) -> Ids:
-        """Makes room for some of the files `ids`, which programs use and for which no tier has
-        room: for the files that found no room in an earlier use either. Returns these files. To
-        make room, drops copies that no program has used, beginning with the last entries of the
-        catalog. If there are no such copies, returns no files. After copies were dropped, nothing
-        more is prefetched, because the tiers have no room for it.
+        """Makes room for those of the files `ids` that found no room in an earlier use either, and
+        returns these files. Programs use all files of `ids`, and no tier has room for them. To make
+        room, drops copies that no program has used, beginning with the last entries of the catalog.
+        If there are no such copies, returns no files. After copies were dropped, nothing more is
+        prefetched, because the tiers have no room for it.
 
         At the first use of a file, the program may be in its first epoch, in which it will still
         use the other prefetched copies. A second use shows that the program reads only a part of

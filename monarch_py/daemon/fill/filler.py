@@ -49,7 +49,7 @@ GRANTED_S = 2.0
 
 
 def _is_made(results: Array) -> Bools:
-    """Returns whether each result belongs to a successful fill or check, (n,)."""
+    """Returns, for each result, whether it belongs to a successful fill or check, (n,)."""
     makes = (results["kind"] == JobKind.FILL) | (results["kind"] == JobKind.CHECK)
     return np.asarray(makes & (results["status"] == JobStatus.DONE))
 
@@ -170,8 +170,8 @@ class Filler:
     # --- orders ------------------------------------------------------------------------------
 
     def feed(self) -> bool:
-        """Passes orders to the engine: as many for files in use as the engine can take, and some
-        for files to be filled ahead. Returns whether the engine could take more orders now."""
+        """Passes orders to the engine: all that it can take for files in use, and some for files to
+        be filled ahead. Returns whether the engine could take more orders now."""
         if self.nodes is not None:
             self.nodes.step(scanned=self.scanner.scanned)
             if not self.nodes.is_ready:
@@ -237,8 +237,8 @@ class Filler:
             self.checks.make_anew(entry)
 
     def _order_ahead(self, room: int) -> bool:
-        """Orders fills of a portion of the files to be filled ahead. Returns True if this call has
-        stopped after ORDERS files, although the engine could take more orders. This happens if many
+        """Orders fills of some of the files that are to be filled ahead. Returns True if the engine
+        could take more orders, but this call has stopped after ORDERS files. This happens if many
         files have no room in any tier. The caller may then try the next files at once."""
         catalog, looked_at = self.shared.catalog, 0
         sizes = catalog.entries["size"]
@@ -264,8 +264,8 @@ class Filler:
         later files to be staged stay ABSENT too.
 
         ids : (n,) the files' entries
-        horizon : a staged copy may be dropped to make room for files to be staged if the copy's
-            next use is at least this many files away
+        horizon : a staged copy whose next use is at least this many files away may be dropped to
+            make room for files to be staged
         """
         self.shared.catalog.want(ids)
         self._order_fills(ids, in_use=False, horizon=horizon)
@@ -288,8 +288,8 @@ class Filler:
         return ordered + self._order_staged(ids[~kept], in_use=in_use, horizon=horizon)
 
     def _order_kept(self, ids: Ids, *, in_use: bool) -> tuple[Ids, int]:
-        """Orders fills of files that this node keeps. Returns the files that have no room and are
-        to be staged, and the number of orders."""
+        """Orders fills of files that this node keeps. Returns the files for which no tier has room
+        and which are to be staged, and the number of orders."""
         if not len(ids):
             return ids, 0
         sizes = self.shared.catalog.entries["size"][ids]
@@ -424,7 +424,7 @@ class Filler:
         return own if len(spare) or is_coming.any() else own[:0]
 
     def _lacks_room(self) -> bool:
-        """Whether files have found no room for LACKS_S. A shorter lack of room may have a passing
+        """Whether the lack of room for files has lasted LACKS_S. A shorter lack may have a passing
         cause: a running fill is counted twice for a while, as reserved room and as room used on the
         disk; or memory is short for a moment."""
         now_s = time.monotonic()

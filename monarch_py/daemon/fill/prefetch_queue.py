@@ -53,7 +53,7 @@ class PrefetchQueue:
         (self._asked if ticket else self._met).append((ticket, ids))
 
     def add_first(self, ids: Ids) -> None:
-        """Puts files that `next` has handed out back at the head of their queue (see `add`)."""
+        """Puts files back at the head of their queue (see `add`). `next` has handed them out."""
         for ticket, given in self._given:
             mine = np.isin(ids, given)
             if ticket and mine.any():

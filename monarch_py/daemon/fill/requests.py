@@ -32,7 +32,7 @@ class FillRequests:
 
     def __init__(self, shared: Shared, *, eager: bool) -> None:
         self.shared = shared
-        # Sorts files that are to be filled ahead, so that they are read as fast as possible. This
+        # Puts files that are to be filled ahead into the order in which they are read fastest. This
         # default leaves the order unchanged; the filler replaces it with another function.
         self.arranged: Callable[[Ids], Ids] = lambda ids: ids
         self.ahead = PrefetchQueue(eager=eager)

@@ -174,8 +174,9 @@ class Nodes:
         self.passed_on += len(own)
 
     def adopt(self, ids: Ids) -> None:
-        """Notes files that this node owns from now on. All nodes that come before this node in the
-        order that the file's hash determines (see `pass_on`) lack room for the file."""
+        """Notes files that this node owns from now on. The hash of a file determines an order of
+        the nodes (see `pass_on`). All nodes before this node in that order lack room for the
+        file."""
         new = ids[~self.policy.owns(ids)]
         self.policy.adopt(ids)
         self._has_passed_on[new] = False
@@ -190,8 +191,8 @@ class Nodes:
         self._tell(ids)
 
     def asked(self, ids: Ids) -> Int32s:
-        """Returns, for each file, the nodes from which its fill requests the file, (n,
-        MONARCH_ASKED); see `NodePolicy.route`."""
+        """Returns, for each file, the nodes that a fill of the file asks, (n, MONARCH_ASKED); see
+        `NodePolicy.route`."""
         return self.policy.route(ids, self._engine.queues(len(self.cluster.members)))
 
     def _decide_all(self, count: int) -> None:
@@ -221,8 +222,8 @@ class Nodes:
         )
 
     def _decide_late(self, count: int) -> None:
-        """Assigns the files that were found after `_decide_all`, by their hashes alone. Nodes may
-        find these files in different orders, so the result must not depend on how much room is
+        """Assigns the files that were found after `_decide_all`. Uses only the files' hashes. Nodes
+        may find these files in different orders, so the result must not depend on how much room is
         left."""
         hashes = self.shared.catalog.entries["hash"][self.policy.shared : count]
         owner = first_nodes(hashes, rooms_of(self.cluster).astype(np.float64))

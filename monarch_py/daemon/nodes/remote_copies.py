@@ -56,7 +56,7 @@ class RouteChooser:
         self._engine, self._throughput, self._peers, self._clock = engine, throughput, peers, clock
         self.chooses = chooses
         self.chosen = 0
-        self._who = np.zeros(0, dtype=np.int16)  # by entry: the node with a complete copy or NOBODY
+        self._who = np.zeros(0, dtype=np.int16)  # by entry: node with a complete copy, or NOBODY
         # When each place was last chosen [s]. The places are: all sources together, and each node.
         self._tried: dict[int, float] = {}
         self._sure_bytes, self._sure_until = 0, -math.inf

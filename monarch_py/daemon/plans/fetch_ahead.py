@@ -39,8 +39,8 @@ MEMORY_S = 2.0
 
 
 class FetchAhead:
-    """Orders fetches ahead, and informs the policy of the files that are used next. Runs in the
-    daemon's loop and never blocks."""
+    """Orders fetches ahead, and tells the policy which files are used next. Runs in the daemon's
+    loop and never blocks."""
 
     def __init__(self, filler: Filler, trackers: Sequence[PlanTracker]) -> None:
         self.filler, self.shared, self._trackers = filler, filler.shared, trackers

@@ -249,8 +249,8 @@ class PlanManager:
         return found
 
     def _has_other(self, tracker: PlanTracker) -> bool:
-        """Whether the job that did not follow this dropped plan has ended, and whether programs
-        have opened files since then."""
+        """Whether the job that did not follow this dropped plan has ended, and programs have opened
+        files since then."""
         job = self._jobs.setdefault(tracker, Job(f"{self.shared.session.path}/catalog."))
         return tracker.misled and job.is_over() and self._seen_at > job.over_at
 

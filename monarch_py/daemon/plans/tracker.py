@@ -142,8 +142,8 @@ class PlanTracker:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Goes on to the next run. Makes the executor's thread list the files of the run that has
-        just ended on this node, for `take_used`. Once the run has ended on all nodes, each of these
+        """Goes on to the next run. The executor's thread then lists, for `take_used`, the files of
+        the run that has just ended on this node. Once the run has ended on all nodes, each of these
         files has copies on the nodes that keep the file."""
         if self.timeline.nodes > 1 and self._is_from_its_beginning:
             self._over.append(self._executor.submit(self._used_in, self.number))
@@ -191,8 +191,8 @@ class PlanTracker:
 
     def _find_place(self, recent: Int32s) -> tuple[int, Run, int] | None:
         """Finds the run in which the largest share of the last accesses lies close together.
-        Returns (number, run, position), or None if the share in each run may be due to chance. Runs
-        in the executor's thread."""
+        Returns (number, run, position), or None if the share in each run may be due to chance.
+        Called in the executor's thread."""
         best: tuple[float, int, Run, int] | None = None
         for number in range(len(self.layout)):
             run = self.draw(number)

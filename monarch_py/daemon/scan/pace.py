@@ -8,10 +8,10 @@ from monarch_py.scan.walk import ALL_NAMES
 # lead is limited, because the kernel caches a file's attributes for only about a second after the
 # scan has requested them. A fill that begins or ends after that second has to request them again.
 # The limit is the number of files that are filled in AHEAD_S [s], but not less than a minimum. The
-# minimum is usually LEAST files. If the files that programs open at the source are so large on
-# average that fewer of them have RISING_BYTES [bytes] together, it is this smaller number, but at
-# least one. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may exceed the
-# limit by one portion.
+# minimum is usually LEAST files. If fewer files of mean size have RISING_BYTES [bytes] together,
+# the minimum is their number, but at least one. The mean size is that of the files that programs
+# open at the source. The scan takes names in portions (PORTION in csrc/scan/scan.h), so it may
+# exceed the limit by one portion.
 AHEAD_S, LEAST = 0.4, 8
 # How far the scan may be ahead of the fills depends on the rate of fills. The rate is measured in
 # each iteration of the loop, so that the limit rises soon when a job begins to fill many small
@@ -87,10 +87,10 @@ class ScanPace:
         size_bytes: float,
         opened_bytes: float,
     ) -> tuple[int, int]:
-        """Returns how many names the scan may examine until the next call, as arguments of
-        `Walk.allow`.
+        """Returns the arguments for `Walk.allow`, which say how many names the scan may examine
+        until the next call.
 
-        opens : opens of programs at the source so far
+        opens : how often programs have opened files at the source so far
         filled, waiting : how many files were filled ahead so far, and how many are still to be
             filled
         found : entries that the scan has found so far

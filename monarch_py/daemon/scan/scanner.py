@@ -221,10 +221,10 @@ class Scanner:
                 self.ask_for(*above, is_deep=True)
 
     def read_through(self, number: int, directory: str, *, is_deep: bool) -> None:
-        """Requests the listing of a directory whose files programs read one after the other. With
-        `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores requests
-        with `is_deep`: it lists all subdirectories of a directory only after programs have read
-        NAMES of them (`ask_for`)."""
+        """Requests the listing of a directory in which programs read the files one after the other.
+        With `is_deep`, requests the listings of all its subdirectories too. A lazy scan ignores
+        requests with `is_deep`. It lists all subdirectories of a directory only after programs have
+        read NAMES subdirectories of this directory (`ask_for`)."""
         if not is_deep or self.config.scan == "full":
             self.ask_for(number, directory, is_deep=is_deep)
 

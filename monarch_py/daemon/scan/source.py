@@ -50,9 +50,9 @@ class Parts:
         return directory in self._deep
 
     def take(self) -> tuple[list[str], bool]:
-        """Returns the directories that one walk can list next, in the order in which they were
-        added, and whether the walk includes their subdirectories. Removes these directories from
-        those that are to be listed."""
+        """Returns the directories that one walk can list next, and whether the walk includes their
+        subdirectories. The directories are in the order in which they were added. Removes them from
+        the directories that are to be listed."""
         is_deep = self._left[0][1]
         taken = [directory for directory, deep in self._left if deep == is_deep]
         if is_deep:
@@ -84,7 +84,7 @@ class Source:
         # `is_whole` : whether all files of the source are known now.
         # `becomes_whole` : whether all files will be known once the current scan has ended.
         self.is_whole = self.becomes_whole = False
-        # How many names could not be read, and the error of the first of them.
+        # The number of names that could not be read, and the error of the first such name.
         self.errors, self.error = 0, ""
         self.scan_seconds = 0.0
         self.found = 0  # how many entries the scans of this source have found
@@ -95,7 +95,7 @@ class Source:
 
     @property
     def is_asked(self) -> bool:
-        """Whether directories were requested that no scan has begun to list."""
+        """Whether there are requested directories that no scan has begun to list."""
         return len(self._parts) > 0
 
     @property

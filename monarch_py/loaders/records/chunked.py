@@ -135,8 +135,8 @@ class Bands:
 
 
 def plain_offsets(rows: Rows) -> Ints | None:
-    """Returns each row's offset in the file, (rows,) int64. Returns None if a row may not be one
-    contiguous range of the file."""
+    """Returns each row's offset in the file, (rows,) int64. Returns None if it is possible that a
+    row is not one contiguous range of the file."""
     if rows.offset is not None:
         return rows.offset + rows.row_bytes * np.arange(rows.count, dtype=np.int64)
     chunks = rows.chunks

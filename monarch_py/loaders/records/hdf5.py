@@ -86,8 +86,8 @@ class Chunks:
         ]
 
     def part(self, corner: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Returns the part of a chunk that holds `corner`, as slices of the chunk. The rest of a
-        chunk at the edge of the dataset lies outside the dataset.
+        """Returns which part of a chunk holds `corner`, as slices of the chunk. If the chunk is at
+        the edge of the dataset, the rest of the chunk lies outside the dataset.
 
         corner : the part of a row that the chunk holds, as `corners` returns it
         """

@@ -70,7 +70,7 @@ def join(extents: Extents, gap: int) -> Joined:
         return Joined(extents, np.zeros(0, dtype=np.bool_), 0, extents)
     rising = extents.take(np.lexsort((extents.offset, extents.file)))
     first = _beginnings(rising, gap)
-    if len(first) == len(rising):  # nothing is joined, as usual under a full shuffle
+    if len(first) == len(rising):  # nothing is joined; this is usual under a full shuffle
         return Joined(rising, np.zeros(len(first), dtype=np.bool_), 0, rising.take(first[:0]))
     end = np.append(first[1:], len(rising))
     low = rising.offset[first]

@@ -142,8 +142,8 @@ def kept_here(files: Files, nodes: int, quota: Quota) -> Int32s:
 def kept_by_daemons(
     files: Files, nodes: int, config: str | Path | None, others: Sequence[str] = (), *, extra: bool
 ) -> Int32s:
-    """Returns the nodes that hold each sample if daemons keep files of their sources. The result is
-    (samples, the largest number of holders).
+    """Returns the nodes that hold each sample if daemons keep files of their sources. The result
+    has the shape (samples, the largest number of holders).
 
     nodes : the number of nodes. All nodes must have the same quotas as this node. The number of a
         node must equal the rank of the node's daemon

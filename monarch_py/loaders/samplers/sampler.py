@@ -165,8 +165,8 @@ class ScheduledSampler(ABC):
     _may_be_empty = False
 
     def _number(self, epoch: int) -> int:
-        """Returns the epoch of DistributedSampler whose order of samples this sampler uses in
-        `epoch`. By default, it is the same epoch. With `epoch_order`, SolarSampler permutes the
+        """Returns the number of the DistributedSampler epoch whose order this sampler uses in
+        `epoch`. By default, this is `epoch` itself. With `epoch_order`, SolarSampler permutes the
         epochs."""
         return epoch
 

@@ -32,8 +32,8 @@ DISTR_SCHEMES = ("uniform",)
 
 
 class UniformSampler(ScheduledSampler):
-    """Yields the batches that torch's DistributedSampler and BatchSampler yield: of `n` ranks, rank
-    r takes the samples r, r + n, r + 2 n, ... of each global batch."""
+    """Yields the batches that torch's DistributedSampler and BatchSampler yield: rank r of `n`
+    ranks takes the samples r, r + n, r + 2 n, ... of each global batch."""
 
     def _dealt(self, order: Int32s) -> EpochSchedule:
         ranks, position = self.ranks.world_size, np.arange(len(order))

@@ -47,8 +47,8 @@ class Batch:
     """A batch in its slot.
 
     indices : its samples
-    tree : as placing.place returns it; None if the batch was read in place; a Failure if the read
-        has failed
+    tree : the batch's tree, as placing.place returns it; None if the batch was read in place; a
+        Failure if the read has failed
     """
 
     slot: int

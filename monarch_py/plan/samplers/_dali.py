@@ -1,4 +1,4 @@
-"""NVIDIA DALI's readers without DALI: the order in which DALI 2.4 reads and delivers samples.
+"""The order in which the readers of NVIDIA DALI 2.4 read and deliver samples, found without DALI.
 
 With random_shuffle, a reader fills a buffer ahead of time and delivers samples from it at random.
 So the storage system sees the order in which the buffer is filled. The file reader fills its buffer

@@ -349,8 +349,8 @@ class WeightedRandomSampler(_Generated):
         return self._by_torch(start)
 
     def _with_replacement(self, start: int) -> Iterator[Order]:
-        """Yields orders as torch.multinomial draws them: each uniform number is looked up among the
-        cumulative weights, and its index there is the sample."""
+        """Yields orders as torch.multinomial draws them: a sample is the index at which a uniform
+        number falls among the cumulative weights."""
         sums = np.cumsum(self.weights)
         sums /= sums[-1]
         for generator in self.generators(start, 2 * self.count):

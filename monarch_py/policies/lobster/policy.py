@@ -138,7 +138,7 @@ def no_more_use(upcoming: Ints, copies: Ints) -> Bools:
 
 
 def too_far(upcoming: Ints, now: int, iteration: int, iterations: int) -> Bools:
-    """Returns whether rule 2 of `lobster` drops each sample, (samples,).
+    """Returns, for each sample, whether rule 2 of `lobster` drops it, (samples,).
 
     upcoming : (samples,) the iteration of the next use on this node, counted over all epochs
     now : the present iteration, counted over all epochs

@@ -146,7 +146,7 @@ def _settle(program: Program, prices: Prices, owner: Int32s, left: npt.NDArray[n
     while len(waiting) and open_nodes.any():
         nodes = np.flatnonzero(open_nodes)
         best, gain, second = _two_best(program, prices, nodes, waiting)
-        # The loss of a file: how much less the file gains if its best node does not take it. The
+        # The loss of a file is how much less the file gains if its best node does not take it. The
         # file then goes to its second-best node. If the quotas do not hold all files, it may also
         # go to no node, where it gains 0.
         loss = gain - (second if program.everything else np.maximum(second, 0))

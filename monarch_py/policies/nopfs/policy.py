@@ -1,4 +1,5 @@
-"""The policies of NoPFS: place files by access frequency, and fetch them in order of first use.
+"""The policies of NoPFS. They place files by access frequency, and fetch them in order of first
+use.
 
 `planned` is our variant, in which only a file's owner reads the file from the source.
 """

@@ -130,8 +130,8 @@ class _Sample:
         the sampled files."""
         gain = self.table - prices.astype(np.float32)[:, None]
         largest = gain.max(axis=0)
-        # If every file must be held, two kinds of nodes demand a file: its best node, even if the
-        # file's gain there is negative, and each other node where the file's gain is positive. If a
+        # If every file must be held, a file's best node demands the file, even if the gain there is
+        # negative. Each other node where the file's gain is positive demands the file too. If a
         # file is held at most once, only its best node demands it, and only if the gain is
         # positive.
         pivot = np.minimum(largest, 0) if self.everything else np.maximum(largest, 0)

@@ -2,8 +2,8 @@
 
 The gradients of a step are summed over all nodes, so it does not matter which node processes which
 of the step's samples. Each sample goes to the node that holds it. Samples that must be loaded are
-assigned so that all nodes load about equally many. The nodes' batches then differ in size, up to a
-cap.
+assigned so that all nodes load about equally many. The nodes' batches then differ in size, but no
+batch is larger than a cap.
 """
 
 import numpy as np

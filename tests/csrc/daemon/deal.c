@@ -124,7 +124,7 @@ static void check_step(int is_capped, const int32_t *samples, int32_t count, con
     CHECK(count - all_loads <= best);
 }
 
-/* Draws the input of a deal of several steps at random, computes the deal, and checks each step. */
+/* Draws a random input for a deal of several steps, computes the deal, and checks each step. */
 static void try(int is_capped) {
     uint32_t per_node = 1 + (uint32_t)draw(3);
     deal =

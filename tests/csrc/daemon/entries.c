@@ -126,8 +126,8 @@ TEST(units_are_claimed_one_by_one) {
     }
 }
 
-/* Fills stay in the order in which they were added. Whatever its position, a fill is found by its
- * entry until it is removed. monarch_move_last moves a fill to the end; another fill may move to
+/* Fills stay in the order in which they were added. A fill at any position is found by its entry
+ * until the fill is removed. monarch_move_last moves a fill to the end; another fill may move to
  * the position that becomes free. */
 TEST(fills_are_kept_in_their_order) {
     struct pool *p = calloc(1, sizeof *p);

@@ -162,7 +162,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         SAME(bells, cases[i].wakes);
         SAME(wakes, cases[i].wakes);
         SAME(p->grant.leaves, cases[i].wakes);
-        /* if this thread is going to look for work itself, monarch_unlock_and_look wakes others */
+        /* if `me` looks for work next, monarch_unlock_and_look wakes other threads */
         CHECK(rings == !(i % 2) && looks == i % 2);
         CHECK(pthread_mutex_trylock(&w->lock) == 0 && pthread_mutex_trylock(&p->lock) == 0);
         pthread_mutex_unlock(&w->lock);
@@ -343,7 +343,7 @@ TEST(homes_are_kept_for_each_file) {
     homes_told[too_far % 16] = 99;
     SAME(monarch_engine_homes(&p->shared, 1, &too_far, &own), -1);
     SAME(homes_told[too_far % 16], 99);
-    SAME(monarch_engine_homes(&p->shared, 1, &known, &own), 0); /* there is room for this one */
+    SAME(monarch_engine_homes(&p->shared, 1, &known, &own), 0); /* the table has room for file 2 */
     lacks_memory = 0;
     p->shared.writer = NULL;
     homes_told[2] = 99;

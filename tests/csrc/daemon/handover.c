@@ -1,5 +1,5 @@
-/* Tests handover/kept.c, the table of waiting descriptors, and handover/handed.c, which orders
- * fills for descriptors. kept_thread.c tests the table's thread. */
+/* Tests two files: handover/kept.c (the table of waiting descriptors) and handover/handed.c (orders
+ * fills for descriptors). kept_thread.c tests the table's thread. */
 #include "set_clock.h"
 
 static int rests_ended;
@@ -117,7 +117,7 @@ TEST(the_table_has_a_limit) {
         all[i] = hand((uint64_t)i, "");
         uint32_t bell = t->bell;
         SAME(monarch_keep(t, all[i], i), i < 2);
-        /* only the first descriptor wakes the thread: it sleeps only while the table is empty */
+        /* only the first descriptor wakes the thread, which sleeps only while the table is empty */
         SAME(t->bell - bell, i == 0);
         SAME(all[i]->is_told, i == 1);
     }

@@ -47,7 +47,7 @@ static int can_lock = 1;
 static int lock_soon(struct monarch_writer *w) {
     return can_lock && pthread_mutex_lock(&w->lock) == 0;
 }
-/* What the table gets as the answer when it tries to order a fill. */
+/* The answer that the table gets when it tries to order a fill. */
 #include "handover/handed.h"
 static enum monarch_answer answers = MONARCH_NOT_YET;
 static int orders;

@@ -14,7 +14,7 @@ enum step {
     STOPPED,  /* the engine stops before the source is opened */
     OPEN,     /* the file cannot be opened */
     STOPS,    /* the engine stops between two reads */
-    OTHER,    /* another thread gives the fill up before a read */
+    OTHER,    /* another thread gives up the fill before a read */
     RECALL,   /* the program wants its descriptor back, and the file is gone */
     READ,     /* a read fails */
     SHORT,    /* the file is shorter than before */

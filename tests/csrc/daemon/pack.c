@@ -67,8 +67,8 @@ static int windows(enum window_state state) {
 
 /* --- members ---------------------------------------------------------------------------------- */
 
-/* A member is found by the hash of its name, if its size and time agree too. If several members
- * have the same name, only the last one is found. */
+/* A member is found only if the hash of its name, its size and its time are all equal to those that
+ * are searched for. If several members have the same name, only the last one is found. */
 TEST(the_last_member_of_a_name_counts) {
     begin();
     for (int i = 0; i < 300; i++)
@@ -549,8 +549,8 @@ TEST(an_engine_that_stops_reads_no_pack) {
     done();
 }
 
-/* While a thread waits for a window that another thread reads, it reads the next ordered members
- * that are in no window. It reads no other members. */
+/* While a thread waits for a window that another thread reads, the waiting thread reads the next
+ * ordered members that are in no window. It reads no other members. */
 TEST(a_thread_that_waits_reads_the_next_window) {
     begin();
     for (int i = 0; i < 200; i++)

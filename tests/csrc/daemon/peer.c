@@ -156,9 +156,9 @@ TEST(a_link_from_the_caller_is_used) {
     monarch_peer_free(p);
 }
 
-/* If the peer has closed an idle link since its last use, the link is replaced. This is no failure,
- * so nothing is reported. All other idle links are closed too, because they have been idle for at
- * least as long. */
+/* If the peer has closed an idle link since the link's last use, the link is replaced. This is no
+ * failure, so nothing is reported. All other idle links are closed too, because they have been idle
+ * for at least as long. */
 TEST(a_link_that_was_closed_meanwhile_is_replaced) {
     make();
     note_success(p, &links[made++]);
@@ -308,9 +308,9 @@ TEST(a_thread_waits_only_for_links_in_use) {
     monarch_peer_free(p);
 }
 
-/* A thread that waits gets the link that another thread has used. While a third thread connects a
- * link, the wait continues, however long the last connect took. The time of this wait is not
- * counted. */
+/* A waiting thread gets the link that another thread has used. If a third thread is connecting a
+ * link, the waiting thread continues to wait, however long the last connect took. The time of such
+ * a wait is not counted. */
 TEST(a_thread_gets_the_link_of_another) {
     for (int is_connecting = 0; is_connecting < 2; is_connecting++) {
         make();

@@ -171,8 +171,8 @@ TEST(a_word_sets_what_depends_on_it) {
     done();
 }
 
-/* Copies that share a place in the index are all found, even if the search must go on from the
- * index's end to its beginning. */
+/* All copies that share a place in the index are found, even if the search reaches the index's end
+ * and must continue at its beginning. */
 TEST(an_index_is_searched_from_its_end_to_its_beginning) {
     make();
     uint64_t n = 0, inos[8];
@@ -190,8 +190,8 @@ TEST(an_index_is_searched_from_its_end_to_its_beginning) {
     done();
 }
 
-/* New attributes replace the old ones. Readers notice this by the version, which rises by 2. The
- * entry's word, place and home stay. */
+/* New attributes replace the old ones. The version rises by 2, so that readers notice the change.
+ * The entry's word, place and home stay the same. */
 TEST(an_update_replaces_the_attributes) {
     make();
     entry(3)->flags = MONARCH_OWN;
@@ -230,7 +230,7 @@ TEST(an_update_replaces_the_attributes) {
     done();
 }
 
-/* Updates leave enough places in the index by inode for all entries that can still be added. */
+/* In the index by inode, updates leave enough places for all entries that can still be added. */
 TEST(updates_leave_places_to_new_entries) {
     make();
     uint64_t left = c->capacity - c->count, most = c->slots / 8 * 7 - left;

@@ -146,8 +146,8 @@ TEST(an_earlier_failure_replaces_a_later_one) {
     CHECK(c.failed == 2 && c.error == 0);
 }
 
-/* A read is slow if it takes more than SLOW_NS plus 1 ns per byte, and its thread slept during the
- * read. */
+/* A read is slow if both conditions hold: it takes more than SLOW_NS plus 1 ns per byte, and its
+ * thread slept during the read. */
 TEST(a_read_is_slow_if_it_waited) {
     make();
     for (int i = 0; i < 4; i++) {

@@ -270,9 +270,8 @@ TEST(threads_go_on_if_no_more_can_be_started) {
     done();
 }
 
-/* When the listener's threads are joined, the number of threads that hang is returned. These are
- * the threads that hang in a call on a file system, and also the table's thread if it does not end.
- */
+/* The join of the listener's threads returns the number of threads that hang. It counts the threads
+ * that hang in a call on a file system, and also the table's thread if that thread does not end. */
 TEST(threads_that_hang_are_counted) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);

@@ -79,8 +79,8 @@ TEST(a_want_covers_the_way_to_its_directory) {
     SAME(is_named(&root, "a"), 0);
 }
 
-/* The scan remembers its latest wants, up to WANTS of them, because they may cover directories that
- * are found later. */
+/* The scan remembers the last WANTS wanted directories, because they may cover directories that are
+ * found later. */
 TEST(the_last_wants_are_remembered) {
     make(2);
     char name[16];
@@ -155,9 +155,10 @@ TEST(allowances_are_replaced_and_added_to) {
     done();
 }
 
-/* Wanted and other directories have separate allowances of names. Each examined name is subtracted
- * from the allowance for its directory, unless this allowance is unlimited. If the scan wants all
- * directories, every name is subtracted from the allowance for wanted directories. */
+/* Wanted directories and all other directories have separate allowances of names. Each examined
+ * name is subtracted from the allowance for its kind of directory, unless this allowance is
+ * unlimited. If the scan wants all directories, every name is subtracted from the allowance for
+ * wanted directories. */
 TEST(names_count_against_their_allowance) {
     make(4);
     struct task *plain = monarch_new_task(s, "x", 0), *wanted = monarch_new_task(s, "y", 0);

@@ -212,8 +212,8 @@ TEST(a_wake_during_a_step_is_not_missed) {
 
 #define ROUNDS 60000
 
-/* begun: the number of the round that runs; negative once its wake is over. arrived: the number of
- * the last round whose bytes have arrived. */
+/* begun: the number of the round that runs; negative once the round's call of monarch_peer_wake has
+ * returned. arrived: the number of the last round whose bytes have arrived. */
 static int begun, arrived;
 
 static void delay(int steps_left) {

@@ -165,9 +165,9 @@ TEST(a_check_that_is_abandoned_finds_no_damage) {
     done_with(e, job);
 }
 
-/* A comparison reads the file at the source, counts its bytes, and finds out whether their sum is
- * still that of the copy. If the file no longer has the attributes in the catalog, it has changed
- * and is not read. */
+/* A comparison reads the file at the source, counts the bytes that it reads, and finds out whether
+ * their checksum is still that of the copy. If the file no longer has the attributes in the
+ * catalog, it has changed and is not read. */
 TEST(a_comparison_asks_the_source) {
     const int status[] = {[A_BYTE] = MONARCH_SOURCE_CHANGED, [SHORTER] = MONARCH_SOURCE_CHANGED,
                           [LONGER] = MONARCH_SOURCE_CHANGED, [GONE] = MONARCH_SOURCE_CHANGED,

@@ -207,7 +207,7 @@ TEST(each_question_to_the_source_is_paced) {
     close_listing(s, &b, "d", root, 3);
     CHECK(s->pace.next_ns);
     s->pace.next_ns = 0;
-    s->is_whole = 0; /* a scan of parts does not ask the source */
+    s->is_whole = 0; /* a scan of parts makes no listings, so it does not ask the source */
     close_listing(s, &b, "d", root, 3);
     CHECK(!s->pace.next_ns && b->count == 2);
     struct task *none = monarch_new_task(s, "none", 0);

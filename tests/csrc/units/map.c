@@ -57,8 +57,8 @@ static void end_moment(void) {
 #include "made.h"
 
 /* Sets the conditions for the next calls: whether the copy is complete or being made (coming_now),
- * and whether it is complete after the wait (there). other: a descriptor; during the wait, another
- * thread duplicates it to the number of the mapped descriptor. -1: no thread does so. */
+ * and whether it is complete after the wait (there). other: during the wait, another thread
+ * duplicates this descriptor to the number of the mapped descriptor. -1: no thread does so. */
 EXPORT void map_answers(int coming_now, int there, int other) {
     is_coming = coming_now;
     is_there = there;

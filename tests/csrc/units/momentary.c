@@ -1,5 +1,5 @@
-/* In this unit, each reading of the clock advances it by a millisecond, and the test sets what
- * another thread does, and in which round of a wait it does so. */
+/* In this unit, each reading of the clock advances the clock by a millisecond. The test sets what
+ * another thread does, and in which round of a wait the other thread does it. */
 #include "shared/sys.h"
 
 static uint64_t millisecond(void);

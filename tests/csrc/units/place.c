@@ -114,7 +114,7 @@ EXPORT void place_forget(void) { roots_part = 0; }
 
 static char stack[4096] __attribute__((aligned(16)));
 #define TOP (stack + sizeof stack - 8) /* deliberately not aligned to 16 bytes */
-static int arguments[4]; /* the argument of the child's function, and three further ones of clone */
+static int arguments[4]; /* the argument of the child's function, and three more for clone */
 static int run_child(void *data) {
     step(data == &arguments[0] ? "run" : "run with another argument");
     return result;

@@ -4,8 +4,8 @@
 #include "preload/fill/wait.h"
 #include "within.h"
 
-/* Waits for units are simulated. The first `fills` waits succeed: each of them marks the unit for
- * which the reader waits as filled. All later waits fail. */
+/* Waits for units are simulated. The first `fills` waits succeed: each of them marks the awaited
+ * unit as filled. All later waits fail. */
 static struct {
     struct monarch_fill *fill;
     uint32_t *version;

@@ -64,8 +64,8 @@ EXPORT int real_looks(void) { return looks; }
 EXPORT uint32_t real_hash(const char *name) { return gnu_hash(name); }
 
 static int chosen(void) { return 1; }
-/* Stands for the function at the address of an IFUNC symbol, which returns the address of the
- * function to call. */
+/* Stands for the resolver of an IFUNC symbol, the function at the symbol's address. The resolver
+ * returns the address of the function to call. */
 static void *choose(void) { return (void *)chosen; }
 EXPORT uint64_t real_chooser(void) { return (uintptr_t)choose; }
 EXPORT uint64_t real_chosen(void) { return (uintptr_t)chosen; }

@@ -40,7 +40,7 @@ EXPORT int remap_said(int64_t *out) {
     return times;
 }
 EXPORT int remap_refusals(int is) { return refusals[is]; }
-/* If their system call fails, the functions below return -errno. */
+/* The functions below return -errno if their system call fails. */
 static int64_t of(int64_t r) { return r < 0 ? -errno : r; }
 EXPORT int64_t remap_munmap(uint64_t at, uint64_t n) { return of(munmap(AT(at), n)); }
 EXPORT int64_t remap_mremap(uint64_t at, uint64_t n, uint64_t more, int flags, uint64_t to) {

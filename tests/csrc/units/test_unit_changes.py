@@ -67,7 +67,7 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
         (root / path).write_text("content")
     (root / "to_f").symlink_to("f")
     lib.links_forget()
-    lib.changes_are_guarded()  # forgets the descriptors of tests of other files
+    lib.changes_are_guarded()  # forgets the descriptors that tests in other files have left
     before = open_descriptors()
     served = Served(lib, place, root, tier)
     cwd = Path.cwd()
@@ -103,9 +103,10 @@ def test_a_change_is_of_the_file_at_the_path(changing: Changing, call: str) -> N
 
 @pytest.mark.parametrize("call", ["path", "known", "tree", "to_change"])
 def test_what_another_process_has_replaced_counts_as_changed(changing: Changing, call: str) -> None:
-    """Another process renames or replaces a file or a directory that is in the catalog. After this
-    process's next call on the path, the file counts as changed, and so does its directory, whose
-    listing still contains the file. For a directory, all files below it count as changed too."""
+    """Another process renames or replaces a file or a directory that is in the catalog. After the
+    test process's next call on the path, the file counts as changed. Its directory, whose listing
+    still contains the file, counts as changed too. For a directory, all files below it count as
+    changed too."""
     root = changing.root
 
     def change(path: str) -> set[str]:
@@ -280,9 +281,9 @@ def test_an_open_file_changes_as_itself(changing: Changing) -> None:
 
 
 def test_a_file_outside_may_come_into_the_source(changing: Changing, tmp_path: Path) -> None:
-    """If a file that is opened for writing lies outside all sources, the library remembers this. If
-    this process then changes a name, for example that of a link, the library forgets it, because
-    the path may now lead to the same file in a source."""
+    """If a file that is opened for writing lies outside all sources, the library remembers that it
+    does. The library forgets this when this process changes a name, for example that of a link,
+    because the path may now lead to the same file in a source."""
     lib, root, link = changing.lib, changing.root, tmp_path / "link"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "g").write_text("new")

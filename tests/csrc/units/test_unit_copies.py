@@ -1,5 +1,5 @@
-"""Tests that calls on a descriptor of a copy have the same results as on the source's file: locks,
-flags, holes and ioctl requests."""
+"""Tests calls on a descriptor of a copy: locks, flags, holes and ioctl requests. The calls must
+have the same results as on a descriptor of the source's file."""
 
 from __future__ import annotations
 
@@ -210,9 +210,9 @@ def copying(copied: Copied) -> Iterator[Copying]:
 
 
 def test_a_copy_on_another_file_system_is_copied_at_the_source(copying: Copying) -> None:
-    """The kernel refuses to copy between file systems. The program does not know that the copy is
-    on another file system, so the library repeats the call with the source's file. The offset of
-    the program's descriptor moves by the number of copied bytes."""
+    """The kernel refuses copy_file_range between file systems. The program does not know that the
+    copy is on another file system, so the library repeats the call with the source's file. The
+    offset of the program's descriptor moves by the number of copied bytes."""
     fd = copying.copied.fd
     os.lseek(fd, 64 * KIB, os.SEEK_SET)
     done, asked = copying.copy(fd, copying.out, 8 * KIB, errno.EXDEV)

@@ -94,7 +94,7 @@ def test_a_descriptor_behind_another_is_none_of_the_programs(table: Table) -> No
 @pytest.mark.parametrize("flags", [0, CLOEXEC])
 def test_a_range_is_closed_as_by_the_kernel(table: Table, flags: int) -> None:
     """close_range does what the kernel does, with one exception. A backing descriptor in the range
-    stays open, and keeps its close-on-exec flag, if its program's descriptor is outside the
+    stays open, and keeps its close-on-exec flag, if the descriptor that it backs is outside the
     range."""
     for i in range(3):
         table.pair(LOW + i, BEHIND + i)

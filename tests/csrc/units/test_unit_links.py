@@ -301,7 +301,7 @@ NAMES = ["dir", "root", "files", "one", "own", "up", "..", *INSIDE]
 
 def expected(served: Served, path: str, follow: int) -> int | None:
     """Returns the catalog's entry of the file to which the path leads according to the kernel, or
-    None."""
+    None if there is no such entry."""
     try:
         os.stat(path) if follow else os.lstat(path)
     except OSError:
@@ -413,9 +413,9 @@ def test_all_that_lies_behind_a_known_link_is_found(
 def test_a_directory_by_its_descriptor_is_the_one_that_was_opened(
     lib: Any, place: Place, tmp_path: Path, table: Any
 ) -> None:
-    """Another directory may have the name of the opened one by now. If the opened directory was
-    removed, the kernel reports its name with ` (deleted)` at the end, and another directory may
-    have that name. The descriptor must not lead to these other directories."""
+    """Another directory may now have the name of the opened directory. If the opened directory was
+    removed, the kernel reports its name with ` (deleted)` at the end. Another directory may have
+    this longer name. The descriptor must not lead to these other directories."""
     root, tier = tmp_path / "data", tmp_path / "tier"
     for name in ("d", "gone", "gone (deleted)", "moved"):
         (root / name).mkdir(parents=True)

@@ -19,8 +19,8 @@ OFF, WAITING, ATTACHED = "off", "waiting", "attached"
 
 
 class Loading:
-    """Acts as a process with a given name and given environment variables that loads the
-    library."""
+    """Acts as a process that loads the library. The process has a given name and given environment
+    variables."""
 
     def __init__(self, lib: Any, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lib, self.place, self.patch = lib, place, monkeypatch

@@ -106,9 +106,8 @@ def test_read_locks_are_in_force_all_the_time(files: Files) -> None:
 
 
 def test_locks_that_were_taken_through_several_descriptors_are_kept(files: Files) -> None:
-    """After the close, each write lock is taken again through the descriptor through which it was
-    taken before. If the library is given a descriptor that stays open, that descriptor gets the
-    read locks."""
+    """After the close, each write lock is taken again through the same descriptor as before. If the
+    library is given a descriptor that stays open, that descriptor gets the read locks."""
     second, third = files.open(os.O_RDWR), files.open()
     files.lock(files.f, (WRITE, 0, 5))
     files.lock(second, (WRITE, 10, 5))

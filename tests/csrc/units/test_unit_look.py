@@ -21,7 +21,7 @@ ACCESS, FACCESSAT = 0, 3
 READLINK = ("readlink", "readlinkat", "__readlink_chk", "__readlinkat_chk")
 REALPATH = ("realpath", "realpath without a buffer", "canonicalize_file_name", "__realpath_chk")
 PATH_MAX = 4096
-# The errors with which look.c replaces the answers of libc's functions.
+# The errors of the functions that look.c puts in place of libc's functions.
 LIBC, FORTIFIED = -errno.ENOTTY, -errno.EOVERFLOW
 
 

@@ -25,7 +25,8 @@ NUMBER = 700  # a descriptor number that nothing else in this process uses
 
 class Maps:
     """A source with the file f, which has a copy, and another file. NUMBER is a descriptor of f at
-    the source. Each file, and the copy, consists of one repeated letter, a different one each."""
+    the source. The two files and the copy each consist of one repeated letter. The letters
+    differ."""
 
     def __init__(self, lib: Any, place: Place, root: Path, tier: Path) -> None:
         self.lib, self.path = lib, root / "f"

@@ -1,5 +1,5 @@
-"""Tests the calls that open files: which changes the library records before and after each call,
-and which file a path opens."""
+"""Tests the calls that open files: the changes that the library records before and after each call,
+and the file that a path opens."""
 
 from __future__ import annotations
 

@@ -133,9 +133,9 @@ def reader(lib: Any, place: Place, tmp_path: Path) -> Iterator[Reader]:
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_read_never_mixes_two_files(reader: Reader, call: str) -> None:
-    """Another thread makes the descriptor refer to another file during the call. If possible, the
-    call returns bytes of the file with which it began. Otherwise, it returns bytes of the other
-    file, as if it had begun later. Only a read of the other file moves that file's offset."""
+    """During the call, another thread makes the descriptor refer to a new file. If possible, the
+    call returns bytes of the old file. Otherwise, it returns bytes of the new file, as if the call
+    had begun later. Only a read of the new file moves the new file's offset."""
     for copied, is_gone in itertools.product([0, 10, 25, 30, N], [False, True]):
         reader.has_copy(COPY[: AT + copied] if copied else None)
         is_later = not copied and is_gone
@@ -206,7 +206,7 @@ def test_a_read_ends_where_the_source_ends_it(reader: Reader, call: str) -> None
         reader.begins()
         reader.lib.reads_answer(error, most)
         got = copied
-        while most and got < N:  # each part of the buffer is a read of its own
+        while most and got < N:  # there is one read for each part of the buffer
             end = 25 if "v" in call and got < 25 else N
             got += min(most, end - got)
             if got < end:
@@ -299,7 +299,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_descriptor_is_tracked_while_a_copy_may_serve_it(reader: Reader, case: str) -> None:
-    """A descriptor is usually no longer tracked once no copy may serve it. There are three
+    """The library usually stops tracking a descriptor once no copy may serve it. There are three
     exceptions: Monarch is switched off and may be switched on again; the file has no entry yet; or
     the descriptor's own offset was used, so another thread may still need the descriptor's word."""
     served, entry = reader.served, reader.entry

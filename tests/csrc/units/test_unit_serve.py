@@ -87,8 +87,8 @@ def opens(lib: Any, session: Made, tmp_path: Path) -> Iterator[Opens]:
 
 
 def counted(size: int, missed: int | None = None) -> dict[str, int]:
-    """Returns what one open of a file of `size` bytes at the source adds to the counts. missed: the
-    bytes that count as missed by the rank; None: all."""
+    """Returns what one open at the source adds to the counts, for a file of `size` bytes. missed:
+    how many bytes count as missed by the rank; None: all bytes of the file."""
     bytes_missed = size if missed is None else missed
     found = {"misses": 1, "bytes_from_source": size, "source_opens": 1, "source_open_ns": 7,
              "opened": size, "missed": bytes_missed}  # fmt: skip
@@ -139,8 +139,9 @@ def test_a_small_file_of_a_fast_source_is_left_alone(opens: Opens) -> None:
 
 
 def test_a_claimed_file_is_filled_by_the_programs_reads(opens: Opens) -> None:
-    """If the library cannot follow the reads, or if another fill of the file has begun, the library
-    asks the daemon to fill the file. For a large file, only reads through this descriptor count."""
+    """If the library cannot follow the program's reads, or if another fill of the file has begun,
+    the library asks the daemon to fill the file. For a large file, the library counts only the
+    bytes that are read through this descriptor."""
     opens.answers(direct=True)
     assert opens.opened(SMALL, claimed=True) == "track direct"
     assert opens.opened(UNIT, claimed=True) == "track direct"

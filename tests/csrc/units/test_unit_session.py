@@ -346,9 +346,9 @@ def test_the_catalog_answers_for_files_whose_attributes_it_holds(
 
 
 def test_the_catalog_answers_only_for_so_long_after_a_comparison(lib: Any, session: Made) -> None:
-    """Until the daemon has compared the catalog with the source for the first time, the catalog
-    answers, because its scan is recent. If the last comparison is too old, the catalog does not
-    answer, and the library tells the daemon so once."""
+    """Before the daemon first compares the catalog with the source, the catalog answers, because
+    the scan is recent. If the last comparison is too old, the catalog does not answer, and the
+    library tells the daemon once that it is too old."""
     control, clients = session.control, session.clients
     control.revalidate_ns = 1000 * SECOND
     assert lib.metadata_is_fresh(session.s) == 0

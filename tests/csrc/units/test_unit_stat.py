@@ -108,10 +108,10 @@ def test_the_source_answers_for_what_has_changed(stats: Stats, call: int) -> Non
     "case", ["uncached", "owner", "off", "switch", "switched", "version", "old", "bypass", "none"]
 )
 def test_the_source_answers_where_the_catalog_may_not(stats: Stats, case: str) -> None:
-    """The source answers in each case but "none", because the catalog may not. In the case "owner",
-    for example, the process belongs to another user, who may have fewer rights than the daemon. In
-    the case "version", the daemon is changing the entry. In the case "none", the catalog
-    answers."""
+    """The catalog answers only in the case "none". In the other cases the catalog may not answer,
+    so the source does. In the case "owner", for example, the process belongs to another user, who
+    may have fewer rights than the daemon. In the case "version", the daemon is changing the
+    entry."""
     control, entry = stats.served.control, stats.served.entry("f")
     stats.change()
     if case == "uncached":

@@ -132,8 +132,8 @@ def test_a_system_call_is_known_by_its_number_and_two_arguments(
 
 def test_a_thread_that_a_signal_would_wake_does_not_count(lib: Any) -> None:
     """A thread counts as asleep in a system call only if no signal can end the call (state D in
-    /proc). A signal can end the read here, so the thread has another state. With another state, a
-    thread may also have been stopped by a tracer or a filter before the call."""
+    /proc). A signal can end the read here, so the thread has another state. A thread that a tracer
+    or a filter has stopped before the call has another state, too."""
     ends = os.pipe()
     thread = threading.Thread(target=os.read, args=(ends[0], 1))
     thread.start()
@@ -318,8 +318,8 @@ def free_descriptors(n: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("free", [0, 1, 2])
 def test_a_change_is_told_once_also_without_free_descriptors(daemon: Daemon, free: int) -> None:
-    """To record a change, a process needs two free descriptors at a time. A process without them
-    still records the change, in another table of descriptors."""
+    """To record a change, a process needs two free descriptors at a time. If it lacks them, it
+    still records the change, but uses another table of descriptors to do so."""
     with free_descriptors(free):
         done = daemon.lib.tell_change(DEV, INO, 1)
     assert done and daemon.records() == [(DEV, INO, 1)]

@@ -144,8 +144,8 @@ def test_the_first_and_the_highest_descriptor_are_of_the_table(
 
 
 def test_only_the_owner_removes_words(table: Any) -> None:
-    """A child of vfork does not own the table. The only words that it may remove are those of
-    descriptors that were handed over to the daemon, because the parent does not need these."""
+    """A child of vfork does not own the table. It may remove only the words of descriptors that
+    were handed over to the daemon, because the parent does not need these words."""
     for flags, is_removed in ((0, 0), (HANDED, 1), (HANDED | PINNED, 0), (HANDED | SEEKING, 0)):
         table.track_set(FD, word := word_of(7, flags=flags))
         table.track_belongs(os.getpid() + 1, 0)
@@ -355,9 +355,9 @@ def opened(tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_seek_moves_the_offset_of_the_open_file_that_is_meant(table: Any, opened: int) -> None:
-    """The offset is moved only if the descriptor's word is still the expected one, apart from its
-    flags. After the seek, the word says that the offset is in use, and no longer that a seek is
-    under way."""
+    """The offset is moved only if the descriptor's word, without its flags, is still the expected
+    one. After the seek, the word's flags say that the offset is in use, and that no seek is under
+    way."""
     signals = blocked()
     word = word_of(7, 3)
     for flags in (0, OFFSET, SHARED, OFFSET | FORKED):

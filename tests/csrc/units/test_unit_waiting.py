@@ -49,7 +49,7 @@ class Mapping:
 
     def starts(self) -> int:
         """Returns how often the library has tried to start the thread since the last call. From now
-        on, the thread can be started."""
+        on, such an attempt succeeds."""
         return int(self.lib.mappings_cannot_start(0))
 
 

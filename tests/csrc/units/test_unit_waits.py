@@ -121,9 +121,9 @@ def test_a_process_whose_waits_time_out_waits_for_no_file(lib: Any, session: Mad
 
 
 def test_a_process_loses_only_so_much_time_by_waits(lib: Any, session: Made) -> None:
-    """A process spends at most about a minute in total on waits for whole files that time out.
-    After that, it no longer waits. A wait that replaces an open of the source does not count
-    towards this minute."""
+    """If waits of a process for whole files time out, they take at most about a minute in total.
+    After that, the process no longer waits. A wait that replaces an open of the source does not
+    count towards this minute."""
     for _ in range(100):
         lib.wait_note_timeout(session.s, 0, 30 * SECOND, SECOND, 1)
     lasted = 0
