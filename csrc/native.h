@@ -403,8 +403,8 @@ void monarch_engine_settle(struct monarch_engine *e);
 /* Sets whether the caller waits for results. A caller waits if it has more orders to submit, or
  * needs room for copies. The engine rings the doorbell at once for a result whose copy it has not
  * published. For results of published copies, it rings only when many have accumulated. If the
- * caller waits, it rings after a few results, so that the threads do not run out of orders. Results
- * can also be taken without a ring. */
+ * caller waits, the engine rings after a few results, so that the threads do not run out of orders.
+ * Results can also be taken without a ring. */
 void monarch_engine_await(struct monarch_engine *e, int is_awaited);
 /* Returns the number of orders whose results were not taken yet. PAGE_INs are not counted. in_use:
  * 1 counts orders for files in use, 0 counts all others. `origin` selects the orders of one origin

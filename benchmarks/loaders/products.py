@@ -196,7 +196,8 @@ def run(product: Product, root: Path, slow: SlowSource | None, n_bytes: int) -> 
         make_slow(slow)
     with started(product, root if slow is None else slow.mountpoint, n_bytes) as child:
         for number in range(EPOCHS):
-            # The first epoch keeps the source's counts, to include the requests during the start.
+            # The counts are not reset before the first epoch. So this epoch includes the requests
+            # during the start.
             if slow is not None and number:
                 make_slow(slow)
             before = cpu_s(child.pid)

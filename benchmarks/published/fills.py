@@ -115,7 +115,7 @@ def fill_lbann_preloading(inputs: Inputs, holders: Holders, log: ClientLog) -> l
 
 def fill_lbann_dynamic(inputs: Inputs, holders: Holders, log: ClientLog) -> list[float]:
     """Fills every node's cache during training. A node's cache receives the first n files in the
-    node's order, where n is the number of files in a shard."""
+    node's order, where n is the number of files in the node's shard."""
     _check_memory(inputs)
     for node, (first, end) in enumerate(inputs.shards()):
         files = inputs.orders[node][: end - first]

@@ -44,7 +44,7 @@ class Speeds:
 
     @classmethod
     def of(cls, scenario: Scenario, on: Collection[Behaviour]) -> Speeds:
-        """Returns a scenario's rates with the published simulator's behaviours `on` switched on."""
+        """Returns the rates of a scenario, with the published simulator's behaviours in `on`."""
         rates = scenario.rates
         clients = np.arange(1, scenario.nodes + 1)
         known = clients

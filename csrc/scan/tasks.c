@@ -1,5 +1,5 @@
-/* The tasks of a scan. A task lists a directory, or examines a portion of a directory's names.
- * Decides which task comes first, and how many names may be examined now. */
+/* The tasks of a scan. A task is a directory to list, or a portion of a directory's names to
+ * examine. This file decides which task comes first, and how many names may be examined now. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

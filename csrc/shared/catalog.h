@@ -253,8 +253,9 @@ struct monarch_catalog {
     uint64_t inodes_used, copies_used;
     /* number + 1 of the tier whose copies are all stamped (monarch_stamp); 0: none */
     uint64_t stamped;
-    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier.
-     * Such a tier also has older copies, which have no stamps. */
+    /* A bit per tier. The bit is set if this daemon stamps the copies that it makes in the tier,
+     * but the tier may also have older copies, which have no such stamps. The bit is not set for
+     * the tier in `stamped`. */
     uint64_t evicting;
     /* salt of the stamps; each daemon has its own salt, because a file's entry may have different
      * numbers in the catalogs of two daemons */

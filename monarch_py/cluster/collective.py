@@ -1,4 +1,4 @@
-"""Runs steps on all ranks together. If a step fails on any rank, all ranks end with the same words.
+"""Runs steps on all ranks together. If a step fails on any rank, all ranks end with the same error.
 
 At the end of each step, every rank receives the outcomes of all ranks.
 """

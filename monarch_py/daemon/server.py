@@ -57,9 +57,9 @@ QUIET_TURNS = 8
 # files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
 # records the copies that the engine has published.
 BUSY_TURN_MS = 50
-# How long the loop sleeps [ms] while programs open files of a plan, or while fills ahead wait for
-# the scan to find more files. The time is short, so that the loop soon sees what programs open, and
-# what the scan has found.
+# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
+# find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
+# programs open, and what the scan has found.
 FOLLOWING_TURN_MS = 10
 # While the scan waits for a program's first open, the loop checks for that open at this interval
 # [ms]. The open itself rings no doorbell.

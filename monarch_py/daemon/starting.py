@@ -112,8 +112,9 @@ def spawn(
     The daemon has a process group of its own, so that neither Ctrl-C nor the closing of a terminal
     ends it. But it stays in this process's session (setsid). Linux may schedule each session as one
     unit (see autogroup in sched(7)). In a session of its own, the daemon would get as large a share
-    of busy processors as the complete job. But measurements showed the following: while most of the
-    daemon's threads run on one processor, individual threads on another wait for 0.1 s or more.
+    of busy processors as the complete job. But measurements showed that, in such a session, single
+    threads on one processor wait for 0.1 s or more while most of the daemon's threads run on
+    another.
 
     detach : whether the daemon is to outlive this process. If so, this process does not wait for
         the daemon's end

@@ -19,7 +19,7 @@ For each policy it contains times [s], numbers of bytes, and shares from 0 to 1:
                         staging buffer or the rank.
                         ``staging`` counts the samples that cost nothing: all samples under the
                         policy `perfect`, and samples whose file the node was already reading for
-                        another sample
+                        another of its own samples
 ``reuse_hit_ratio``     the share of the dataset's bytes that an epoch reads from copies of earlier
                         epochs, on this node or another; mean over the epochs after the first. It
                         cannot exceed the caches' capacity divided by the dataset's size

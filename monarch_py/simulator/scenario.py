@@ -138,9 +138,9 @@ class SizeDistribution(Keys):
     def draw(self, random: np.random.RandomState, files: int) -> Floats:
         """Returns the sizes of `files` files, (files,) [bytes], with fractions of a byte.
 
-        The simulator of the NoPFS authors uses scipy's ``norm.rvs``, which draws the same numbers
-        from the same state. So that simulator produces the same sizes. All sizes are drawn at once.
-        Then each size outside [min, max] is drawn again. A constant distribution draws nothing.
+        The simulator of the NoPFS authors produces the same sizes: it uses scipy's ``norm.rvs``,
+        which draws the same numbers from the same state. All sizes are drawn at once. Then each
+        size outside [min, max] is drawn again. A constant distribution draws nothing.
         """
         if self.constant is not None:
             return np.full(files, self.constant, np.float64)

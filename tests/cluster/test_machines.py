@@ -42,7 +42,8 @@ def env() -> dict[str, str]:
 
 
 def together(machines: Machines, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Starts `monarch` on all machines by means of mpiexec, which runs on the first machine."""
+    """Runs `monarch` on all machines by means of mpiexec, which runs on the first machine. Returns
+    when all of these processes have ended."""
     launch = ["-launcher", "ssh", "-launcher-exec", str(machines.launcher())]
     where = ["-hosts", ",".join(NAMES), "-ppn", "1", "-n", str(len(NAMES))]
     return machines.run(0, mpiexec(), *launch, *where, *rank_program(), *words, env=env())

@@ -25,8 +25,9 @@ static uint64_t draw(uint64_t n) { return below(&seed, n); }
 /* Chooses a tier for a file, subtracts the file's room from the tier's room, and returns the tier.
  * Returns -1 if no tier is chosen. A staged file goes only into a staging tier, any other file only
  * into another tier. Tiers that accept no file of this size (`largest`) are skipped. The remaining
- * tiers are tried in turn, and the first one with enough granted room is chosen. If a tier has too
- * little granted room, but more room beyond the grant (is_part), the result is -1. */
+ * tiers are tried in turn, and the first one with enough granted room is chosen. But if a tier that
+ * comes before it has too little granted room, and more room beyond the grant (is_part), the result
+ * is -1. */
 static int place(struct monarch_room *rooms, uint64_t size, int is_staged) {
     for (int t = 0; t < TIERS; t++) {
         struct monarch_room *room = &rooms[t];

@@ -19,9 +19,9 @@ static int only_reads(const struct call *call) {
 /* --- errno -------------------------------------------------------------------------------------
  */
 
-/* Tries each call on these names, in this order: a file with a copy; a file without a copy (a
- * different one of 100 such files in each trial); a file that the catalog does not list; a file
- * that the configuration excludes from copying; a link; three names that do not exist. */
+/* Tries each call on these names, in this order: a file with a copy; a file without a copy (each
+ * time another one of several such files); a file that the catalog does not list; a file that the
+ * configuration excludes from copying; a link; three names that do not exist. */
 static void op_errno(void) {
     static const char *const names[] = {"f", "", "late", "f.skip", "to_f", "no", "no/f", "f/f"};
     int cold = 0;

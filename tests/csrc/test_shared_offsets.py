@@ -181,8 +181,8 @@ programs = st.tuples(
 ).map(lambda t: [*([("o", BALLAST_SLOT, BALLAST, 0)] if t[0] else []), *t[1], *t[2]])
 
 
-# A program that makes every call, on a file of several units. Random programs may miss some of
-# these operations. The examples below run this program in every state of the file's copy.
+# A program that reads a file of several units with every kind of call. Random programs may miss
+# some of these operations. The examples below run this program in every state of the file's copy.
 EVERYTHING: Program = [
     ("r", 0, UNIT + 1),
     ("v", 0, 100, 0, UNIT, 5),

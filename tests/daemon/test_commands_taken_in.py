@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from threading import Thread
 
 import psutil
 import pytest
-from support.session import Session, wait_until
+from support.session import Session, suspended, wait_until
 
 from monarch_py.config.load import load_config
 from monarch_py.daemon.control import Control
@@ -115,8 +114,7 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
         assert holder.stdin is not None
         assert holder.stdout.readline() == b"\n"
         assert source.process is not None
-        os.kill(source.process.pid, signal.SIGSTOP)
-        try:
+        with suspended(source.process.pid):
             looked = executor.submit(session.connection.ask, "open")
             hangs = Path(f"/proc/{daemon.pid}/task")
             wait_until(
@@ -126,9 +124,7 @@ def test_a_file_system_that_hangs_under_a_look_at_open_files(
             assert not looked.done(), looked
             assert session.status()["pid"] == daemon.pid
             session.stop()
-        finally:
-            os.kill(source.process.pid, signal.SIGCONT)
-            holder.stdin.close()
+        holder.stdin.close()
         assert looked.exception(timeout=60) is not None
 
 

@@ -121,8 +121,8 @@ def test_an_open_waits_for_a_fill_whose_turn_has_not_come(
         assert program.read(first) == files.digests[first.name]
         before = slow.counts()
         slow.latency(read=60)
-        # At first, at most FIRST fills may be in flight. The fills of the FIRST files in `others`
-        # reach this limit, so the fill of `last` is queued.
+        # At first, at most FIRST fills may be in flight. `others` has FIRST files, so their fills
+        # reach this limit, and the fill of `last` is queued.
         begin_fill(session, slow, *others)
         slow.latency(open=LATENCY_S, read=LATENCY_S)
         order(session, last)

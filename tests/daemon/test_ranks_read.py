@@ -1,5 +1,5 @@
-"""The ranks of a node share the rate of the source. A rank gets twice the rate of another rank if
-it finds no copies for twice as many bytes."""
+"""The ranks of a node share the rate of the source. If a rank finds no copies for twice as many
+bytes as another rank, it gets twice the other rank's rate."""
 
 from __future__ import annotations
 

@@ -189,11 +189,11 @@ static void read_slot(struct slot *s, uint64_t *rng) {
     if (r <= 0 || file_of(words, (size_t)r, at) != k)
         count(late);
     /* If another thread has closed the descriptor, the read fails with EBADF. The library may also
-     * have opened a file or socket of its own on this number. Then the read fails with ESPIPE for a
-     * socket, and with EISDIR for a directory of /proc. For a file of /proc, the read may fail with
-     * ENOENT or ESRCH. A file of the library, such as the catalog, contains no bytes of this
-     * program's files. If another file is open on the number and ends before `at`, the read
-     * returns 0. */
+     * have opened something for itself on the descriptor's number. The read fails with ESPIPE if
+     * this is a socket, and with EISDIR if it is a directory of /proc. If it is a file of /proc,
+     * the read may fail with ENOENT or ESRCH. A file of the library, such as the catalog, contains
+     * no bytes of this program's files. If another file is open on the number and ends before `at`,
+     * the read returns 0. */
     static const int expected[] = {EBADF, ESPIPE, EISDIR, ENOENT, ESRCH};
     int is_expected = r >= 0;
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++)

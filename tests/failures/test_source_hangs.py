@@ -10,8 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from support.draws import sized
 from support.files import Files
 from support.impatient import impatient
 from support.manifests import wait_recorded
-from support.session import MIB, Session, wait_until
+from support.session import MIB, Session, suspended, wait_until
 from support.watch import assert_quiet, settle
 
 from monarch_py.demo.slowsource import SlowSource
@@ -43,14 +43,9 @@ READ = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
 WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 
 
-@contextmanager
-def stopped(mounted: SlowSource) -> Iterator[None]:
+def stopped(mounted: SlowSource) -> AbstractContextManager[None]:
     assert mounted.process is not None
-    os.kill(mounted.process.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(mounted.process.pid, signal.SIGCONT)
+    return suspended(mounted.process.pid)
 
 
 def limits() -> dict[str, float]:

@@ -367,8 +367,8 @@ static void say_hit(void) {
     fflush(log_file);
 }
 
-/* Halves the number of bytes to transfer. This number is the third argument of every call that can
- * transfer fewer bytes than requested. */
+/* Halves the number of bytes to transfer. This number is the third argument of every call that gets
+ * the fault `short` (`can_be_short` in calls.py). */
 static void shorten(struct thread *t, struct user_regs_struct *r) {
     t->asked = r->rdx;
     r->rdx = r->rdx > 1 ? r->rdx / 2 : r->rdx;

@@ -399,7 +399,7 @@ def test_iterations_one_after_the_other(tmp_path: Path) -> None:
 def test_the_automatic_group() -> None:
     sizes = np.full(100_000, 19_200)
     assert fitting(sizes, 100, 1, 4 << 30) == 874  # a group has 16 MiB
-    assert fitting(sizes, 2000, 1, 4 << 30) == 2001  # a group has more samples than epochs
+    assert fitting(sizes, 2000, 1, 4 << 30) == 2001  # more samples in a group than epochs
     assert fitting(sizes, 100, 1000, 4 << 30) == 100  # each rank has one group
     assert fitting(sizes, 100, 1, 8 << 20) * 19_200 * 2 <= 8 << 20
     assert fitting(np.zeros(10, dtype=np.int64), 1, 1, 4 << 30) == 10

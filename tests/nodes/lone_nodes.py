@@ -61,8 +61,8 @@ class Catalog:
 
 
 class Placing(PlacementTask):
-    """A placement that does not search the catalog for the plan's files. It returns the tracker's
-    attribute `found`, in which the test has stored the result of such a search."""
+    """A placement that does not search the catalog for the plan's files. Its `find` returns the
+    tracker's attribute `found`, in which the test has stored the result of such a search."""
 
     def find(self, tracker: Any) -> Found:
         found: Found = tracker.found

@@ -407,7 +407,7 @@ static void wait_for(struct node *n, uint64_t id, uint64_t unit, uint64_t *rng) 
              d = monarch_demand(id, unit, (uint32_t)below(rng, 4096), (unsigned)below(rng, RANKS));
     if (!__atomic_compare_exchange_n(at, &none, d, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED))
         return;
-    monarch_ring_for_demand(n->clients);
+    monarch_ring_for_demand(n->clients, MONARCH_ORIGINS);
     for (int tries = 0; tries < 200 && __atomic_load_n(at, __ATOMIC_ACQUIRE) == d; tries++)
         pause_us(200);
     __atomic_compare_exchange_n(at, &d, 0, 0, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);

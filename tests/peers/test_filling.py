@@ -1,4 +1,4 @@
-"""A server sends each block of an unfinished copy as soon as the block is available."""
+"""A server sends the blocks of an unfinished copy in order, as they become available."""
 
 from __future__ import annotations
 

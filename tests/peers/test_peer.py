@@ -24,6 +24,11 @@ from monarch_py.peers.status import PeerStatus, Unreachable
 FILE = FileId(0, 1, 10, 1)
 
 
+# The limit of a wait for the scripted peer [ms]. The peer answers at once, but a busy machine may
+# run its thread late.
+LIMIT_MS = 400
+
+
 class Scripted:
     """A transport with scripted outcomes. Its links are real links (csrc/peers/client.c) over
     socket pairs. At the other end of each link, a thread answers the requests, which arrive in
@@ -48,7 +53,7 @@ class Scripted:
         ours, theirs = socket.socketpair()
         self._threads.append(threading.Thread(target=self._answer, args=(theirs,)))
         self._threads[-1].start()
-        return link_of(ours, 50)
+        return link_of(ours, LIMIT_MS)
 
     def _answer(self, connection: socket.socket) -> None:
         line = Line(connection, NO_KEYS)

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-# conftest.py sets `is_long` before it imports the tests. With --long, the number of examples of
-# each property test is multiplied by MORE.
+# conftest.py sets `is_long` before it imports the tests. With --long, `examples` multiplies the
+# number of a property test's examples by MORE.
 is_long, MORE = False, 5
 
 T = TypeVar("T")

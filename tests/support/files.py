@@ -35,7 +35,7 @@ def random_bytes(size: int, seed: object) -> bytes:
 
 def age(root: Path) -> None:
     """Sets the times of all files below `root` to an hour ago, so that no part of Monarch waits for
-    the files to settle. Each file gets a different number of nanoseconds."""
+    the files to settle. Adds a different number of nanoseconds to each file's time."""
     for number, path in enumerate(sorted(root.rglob("*"))):
         if path.is_file() and not path.is_symlink():
             when = time.time_ns() - 3_600_000_000_000 + number

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -82,6 +82,26 @@ def wait_until(
         time.sleep(pause)
         if every is None:
             pause = min(1.2 * pause, LONGEST_PAUSE_S)
+
+
+@contextmanager
+def suspended(pid: int) -> Iterator[None]:
+    """Suspends a process. When the block begins, all threads of the process have stopped. Before
+    that, a thread of a FUSE process could still take a request. Nobody can kill a process that
+    waits for the answer to such a request."""
+    tasks = Path(f"/proc/{pid}/task")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(
+            lambda: all(
+                (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                for task in tasks.iterdir()
+            ),
+            what="the stop of all threads",
+        )
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class Session:

@@ -212,10 +212,10 @@ int monarch_changed_file(int dir, const char *path, int follow) {
            mark(s, &st, 0);
 }
 
-/* Stores in *st the attributes of the file that is at the path now. If this file is not the
- * catalog's, marks the catalog's file as changed (mark_known). Returns whether the caller can also
- * mark the file at the path: it can if there is a daemon that must learn of changes, and *st is
- * valid. */
+/* Stores in *st the attributes of the file that is at the path now, if there is one. If the
+ * catalog's file is no longer at the path, because another file or none is there now, marks the
+ * catalog's file as changed (mark_known). Returns whether the caller can also mark the file at the
+ * path: it can if there is a daemon that must learn of changes, and *st is valid. */
 static int mark_known_at(struct session **s, struct stat *st, int dir, const char *path, int follow,
                          char *buffer) {
     if (!is_heard(s))

@@ -260,9 +260,10 @@ __attribute__((noinline)) static int is_named_in_source(struct session *s, int f
     return source >= 0 && monarch_root_is_ours(s, (unsigned)source, 0);
 }
 
-/* The catalog does not know the opened file, perhaps because the scan has not found it yet. Returns
- * whether the file is in a source. If it is in none, the library assumes the same of most other
- * files in the file's directory. So the library records that the directory leads elsewhere. */
+/* The catalog does not know the opened file. Returns whether the file is in a source and the scan
+ * may still find it. The result is 0 once the scan has ended. If the file is in no source, the
+ * library assumes the same of most other files in the file's directory. So the library records that
+ * the directory leads elsewhere. */
 static int is_unmet(struct session *s, const char *path, int fd, uint64_t dev) {
     uint64_t key = key_of(path, directory_length(path, strlen(path)));
     if (s->control->scanned || monarch_source_on(s, dev, 0) < 0)

@@ -57,6 +57,6 @@ int64_t monarch_locate_aimed(struct session *s, struct monarch_aim *a, int dir, 
                              int follow);
 
 /* Resolves the path. Stores in *place the entry and the resolved path. The resolved path is
- * relative to the source, and has no links and dots. */
+ * relative to the source, and contains no links and no components `.` or `..`. */
 void monarch_locate_place(struct session *s, const struct monarch_aim *a, int dir, const char *path,
                           int follow, struct monarch_place *place);

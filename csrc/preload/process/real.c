@@ -159,8 +159,8 @@ void monarch_real_init(void) {
     memset(&s, 0, sizeof s);
     dl_iterate_phdr(visit, &s);
     /* Normally libc comes after this library. But libc comes before this library if dlopen has
-     * loaded this library, or if another library needs it. Then all other libraries are searched,
-     * because any of them may define the functions. */
+     * loaded this library, or if another library needs this one. In both cases, all other libraries
+     * are searched, because any of them may define the functions. */
     if (!s.behind_libc) {
         memset(&s, 0, sizeof s);
         s.behind_us = 1;

@@ -35,8 +35,8 @@ class ReadAhead:
         self._is_slow[: len(tiers)] = [
             tier is not None and tier.config.kind != "ram" and engine.reads_ahead for tier in tiers
         ]
-        # By entry: whether the copy was paged in or filled since the file was last opened. If so,
-        # the copy is probably in the page cache.
+        # By entry: whether a page-in or a fill of the copy was ordered, or has ended, since the
+        # file was last opened. If so, the copy is probably in the page cache.
         self._brought = np.zeros(0, dtype=bool)
         self._under_way: dict[int, int] = {}  # sizes of the copies being paged in, by entry
         self.files = 0

@@ -105,8 +105,8 @@ class Staging:
             return 0
 
     def admits(self, sizes: Uints) -> Bools:
-        """Returns whether there is room for each file now, (n,), if the files are placed in the
-        order of `sizes`.
+        """Returns, for each file, whether there is room for it now, (n,), if the files are placed
+        in the order in which `sizes` lists them.
 
         sizes : (n,) [bytes]
         """

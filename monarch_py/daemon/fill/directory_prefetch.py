@@ -1,5 +1,5 @@
-"""Implements `prefetch: auto`: once programs read through the files of a directory, fills its other
-files ahead of time.
+"""Implements `prefetch: auto`: once programs read through a directory, fills its other files ahead
+of time.
 
 In a cluster, each file has a home, which is the node that reads the file from the source for all
 nodes. Each node first fills the files whose home it is. It fetches files from their homes on other
@@ -87,8 +87,8 @@ class _Filled:
 
 class Directories:
     """Finds the directories that programs read through: directories of which programs are likely to
-    read every file. A directory is found only after programs have read NAMES files in or below
-    it."""
+    read every file. A directory is found once programs have read NAMES of its own files, or files
+    below NAMES of its direct subdirectories."""
 
     def __init__(self) -> None:
         self.filled: list[_Filled] = []  # the newest first

@@ -1,2 +1,2 @@
 """The scan, which adds the sources' files to the catalog: its order, its pace, and the later
-revalidation of the catalog."""
+revalidation."""

@@ -1,4 +1,4 @@
-"""SolarSampler, as in the SOLAR paper: batches differ in size, so that all nodes load the same
+"""SolarSampler, after the SOLAR paper: batches differ in size, so that all nodes load the same
 number of samples."""
 
 import logging

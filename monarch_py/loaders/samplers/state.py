@@ -23,7 +23,7 @@ class State:
         number of ranks
     length, seed, shuffle, drop_last : determine the order of the samples in each epoch, as in
         DistributedSampler
-    epochs : with `epoch_order`, the number of epochs that SolarSampler has reordered; otherwise 0
+    epochs : with `epoch_order`, the number of epochs that SolarSampler puts in order; otherwise 0
     capacity : with `epoch_order`, how many samples all nodes together held when the training began
     """
 

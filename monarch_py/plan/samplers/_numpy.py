@@ -1,4 +1,4 @@
-"""The sampler of programs that draw their orders with NumPy. The sampler also uses NumPy."""
+"""The sampler of programs that draw their orders with NumPy. It draws them with NumPy itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -329,7 +329,7 @@ TEST(a_wait_for_bytes_has_an_end) {
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.deadline_ns, due);
         file.status = MONARCH_PEER_OK;
-        /* this wait began earlier, when the file could not be opened yet */
+        /* this wait began earlier: in ways 0 and 1, before the file could be opened */
         SAME(run_it(), MONARCH_PEER_TO_WAIT);
         SAME(c.due_ns, due);
         time_ns = due;

@@ -1,5 +1,5 @@
-/* Tests two files: handover/kept.c (the table of waiting descriptors) and handover/handed.c (orders
- * fills for descriptors). kept_thread.c tests the table's thread. */
+/* Tests two files: handover/kept.c contains the table of waiting descriptors, and handover/handed.c
+ * orders fills for descriptors. kept_thread.c tests the table's thread. */
 #include "set_clock.h"
 
 static int rests_ended;

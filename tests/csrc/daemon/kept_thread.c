@@ -265,8 +265,9 @@ TEST(a_table_starts_or_leaves_nothing) {
     done();
 }
 
-/* An order takes a descriptor only if both have the same entry number and the same inode number. By
- * now, the entry may be that of a new file, which has another inode number. */
+/* If a descriptor has an entry number, an order takes it only if both have the same entry number
+ * and the same inode number. By now, the entry may be that of a new file, which has another inode
+ * number. */
 TEST(an_order_takes_a_descriptor_of_its_file) {
     make();
     struct handed *h = hand(1);

@@ -67,7 +67,7 @@ static int windows(enum window_state state) {
 
 /* --- members ---------------------------------------------------------------------------------- */
 
-/* A member is found only if the hash of its name, its size and its time are all equal to those that
+/* A member is found by the hash of its name, but only if its size and its time are also those that
  * are searched for. If several members have the same name, only the last one is found. */
 TEST(the_last_member_of_a_name_counts) {
     begin();
@@ -305,8 +305,8 @@ TEST(a_window_ends_at_its_limit) {
     }
 }
 
-/* A window begins with the requested member, or with the run of members directly before it. For
- * each member of the run, a fill is ordered too, and no other window contains the member. The run
+/* A window begins with the requested member, or with the run of members directly before it. The run
+ * goes back until it meets a member whose fill is not ordered, or that another window contains. It
  * has at most LOOKS_BACK members. */
 TEST(a_window_begins_with_the_run_before_its_member) {
     begin();

@@ -215,8 +215,8 @@ TEST(a_comparison_finds_other_bytes) {
     done_with(e, job);
 }
 
-/* The file has changed if it is shorter than its attributes showed when it was opened. A file that
- * cannot be read is an error of the source. */
+/* A file has changed if it is shorter than its attributes showed when it was opened. If a file
+ * cannot be read, this is an error of the source. */
 TEST(a_comparison_notices_that_the_file_ends_early) {
     struct monarch_engine *e = make_engine(BLOCK);
     struct job *job = order(e, MONARCH_COMPARE, 2 * BLOCK);

@@ -43,7 +43,7 @@ EXPORT void locked_forget(void) { memset(locked, 0, sizeof locked); }
 /* watcher: a descriptor of the file. After each close, `watch` asks through this descriptor whether
  * the file's first byte could be locked for writing. moments: number of closes. free_moments:
  * closes after which the byte could be locked. open_to_signals: closes after which a signal was not
- * blocked. unannounced: closes after which `under_way` showed no closing. */
+ * blocked. unannounced: closes after which `under_way` did not show exactly one closing. */
 static int watcher = -1;
 static int moments, free_moments, open_to_signals, unannounced;
 static int watch(int fd) {

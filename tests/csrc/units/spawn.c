@@ -63,7 +63,7 @@ static void spoil(posix_spawn_file_actions_t *l) {
     is_spoilt = !is_spoilt;
 }
 static int is_wrong(const char *name) { return !strcmp(wrong, name); }
-/* Returns whether the value that `wrong` names belongs to the actions that change the directory. */
+/* Returns whether `wrong` names a call or value of the actions that change the directory. */
 static int is_of_directories(void) {
     return strstr(wrong, "chdir") || strstr(wrong, "directories");
 }

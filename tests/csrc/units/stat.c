@@ -87,7 +87,8 @@ EXPORT uint64_t stat_while_removed(int fd, const char *copy) {
     return r == 0 ? st.st_ino : 0;
 }
 
-/* Calls statx. If `is_lacking` is 1, libc has no statx, like an older libc. Returns 0 or -errno. */
+/* Calls statx. If `is_lacking` is 1, makes it seem that libc has no statx, as is the case with an
+ * older libc. Returns 0 or -errno. */
 EXPORT int statx_of(int dir, const char *path, int flags, unsigned mask, int is_lacking,
                     void *out) {
     monarch_real.statx = is_lacking ? (void *)1 : NULL;

@@ -67,7 +67,7 @@ def changing(lib: Any, place: Place, tmp_path: Path) -> Iterator[Changing]:
         (root / path).write_text("content")
     (root / "to_f").symlink_to("f")
     lib.links_forget()
-    lib.changes_are_guarded()  # forgets the descriptors that tests in other files have left
+    lib.changes_are_guarded()  # forgets which descriptors tests in other files have opened
     before = open_descriptors()
     served = Served(lib, place, root, tier)
     cwd = Path.cwd()

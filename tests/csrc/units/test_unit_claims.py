@@ -101,8 +101,8 @@ def test_an_old_claim_gives_way(lib: Any, session: Made) -> None:
 
 
 def test_the_daemon_ends_only_what_was_handed_over(lib: Any, session: Made) -> None:
-    """claims_end removes a claim only if the file's descriptor was handed over to the daemon. If a
-    program reads the file again, its claim stays until the program gives the claim up."""
+    """claims_end removes a claim only if the claim's descriptor was handed over to the daemon. If a
+    program reads the file again, its new claim stays until the program gives this claim up."""
     lib.claims_file(session.s, 7)
     claim = slot(session, 7)
     lib.claims_end(session.s, 7)
