@@ -366,9 +366,6 @@ struct monarch_placed {
  * may add files of that source to the catalog when programs hand over their descriptors. */
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets);
-/* Gives once more what is left of the grant that ended last. Call this only if, since that grant
- * ended, nothing was placed in its tiers and no copy was numbered. */
-void monarch_engine_resume_grant(struct monarch_engine *e);
 /* Ends the grant. Writes to `out` the fills that the engine has ordered under the grant, and
  * returns their number. `out` has room for MONARCH_PLACED fills. */
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out);

@@ -43,7 +43,7 @@ PICTURE = Path("docs/img/scale.png")
 NODES = (1, 4, 16, 64, 256, 1024, 4096)
 MIB = 1 << 20
 # A node's part of a job: the number of files in an epoch, the size of a file [bytes], and the batch
-# size. The next line has the rates [bytes/s] of computing, of the node's link, and of the file
+# size. The second line has the rates [bytes/s] of computing, of the node's link, and of the file
 # system for one client and for all clients together.
 FILES, SIZE, BATCH = 8, 32 * MIB, 4
 COMPUTE, LINK, ONE_CLIENT, ALL_CLIENTS = 1e9, 3e9, 2e9, 50e9
@@ -169,7 +169,7 @@ def curves() -> dict[str, dict[str, list[float]]]:
 
 
 def share(run: Measured) -> float:
-    """Returns the share of the node's own copies in the bytes of all epochs after the first."""
+    """Returns the share of the bytes after the first epoch that comes from nodes' own copies."""
     later = run.bytes[1:].sum(axis=0)
     return float(later[PLACES.index("local")] / later.sum())
 

@@ -108,23 +108,6 @@ int monarch_leaves_again(struct pool *p, const struct job *job) {
 
 /* --- calls from Python ------------------------------------------------------------------------ */
 
-/* Lets the threads order fills from now on. The caller holds the pool's lock, which is released
- * here. */
-static void begin_and_unlock(struct pool *p) {
-    struct grant *g = &p->grant;
-    for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
-        if (g->is_early[i] ||
-            __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE) != g->refused[i])
-            g->refused[i] = 0;
-    memset(g->is_early, 0, sizeof g->is_early);
-    g->holds = p->shared.writer != NULL;
-    /* While there was no grant, demands were left without an order. With the new grant, threads can
-     * order fills for them, so wake the threads. */
-    monarch_unlock_and_ring(p);
-    if (p->listener)
-        p->listener->granted(p);
-}
-
 void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct monarch_room *room,
                           uint64_t first_copy, uint32_t meets) {
     struct pool *p = (struct pool *)e;
@@ -134,13 +117,17 @@ void monarch_engine_grant(struct monarch_engine *e, uint32_t tiers, const struct
     memcpy(g->room, room, tiers * sizeof *room);
     g->next_copy = first_copy;
     g->meets = meets;
-    begin_and_unlock(p);
-}
-
-void monarch_engine_resume_grant(struct monarch_engine *e) {
-    struct pool *p = (struct pool *)e;
-    pthread_mutex_lock(&p->lock);
-    begin_and_unlock(p);
+    for (unsigned i = 0; i < MONARCH_DEMANDS; i++)
+        if (g->is_early[i] ||
+            __atomic_load_n(&p->shared.clients->demand[i], __ATOMIC_ACQUIRE) != g->refused[i])
+            g->refused[i] = 0;
+    memset(g->is_early, 0, sizeof g->is_early);
+    g->holds = e->writer != NULL;
+    /* While there was no grant, demands were left without an order. With the new grant, threads can
+     * order fills for them, so wake the threads. */
+    monarch_unlock_and_ring(p);
+    if (p->listener)
+        p->listener->granted(p);
 }
 
 uint64_t monarch_engine_end_grant(struct monarch_engine *e, struct monarch_placed *out) {

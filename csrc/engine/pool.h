@@ -121,10 +121,6 @@ struct pool {
     uint32_t source_fills; /* number of FILLs from a source among the orders in `pending` */
     /* by peer: number of orders in `pending` that ask this peer first */
     uint32_t asked[MONARCH_MAX_PEERS];
-    /* by origin, atomic: the roles for which a thread that found more work than it can take has
-     * woken another thread. As long as this thread has not run, no second thread is woken for the
-     * same roles: on a busy machine, a woken thread may run late. */
-    uint32_t waking[MONARCH_ORIGINS];
     uint64_t taken[MONARCH_DEMANDS]; /* by demand slot: the demand that a thread is serving */
     unsigned next_demand, free_slots;
     /* by rank: the rank's share of the threads of each origin; see fair_queue.h */

@@ -375,12 +375,10 @@ int monarch_find_work(struct pool *p, struct worker *me, uint32_t roles, struct 
  *     looks for work, and sleeps only if the word is still the same. So a thread that looked just
  *     before the work was added does not fall asleep.
  *   - A thread takes only one piece of the work that it finds. If sleeping threads could do some of
- *     the remaining work, the thread wakes one of them, but does not change the bell's word. If a
- *     thread that was woken in this way has not run yet, no second thread is woken: the woken
- *     thread will look for work and wake the next one. Only the thread that added the work changes
- *     the word, and this is enough. If the word has already changed, all threads that are awake see
- *     the work before they sleep. If it has not, the thread that added the work will still ring,
- *     and so wake one more thread.
+ *     the remaining work, the thread wakes one of them, but does not change the bell's word. Only
+ *     the thread that added the work changes the word, and this is enough. If the word has already
+ *     changed, all threads that are awake see the work before they sleep. If it has not, the thread
+ *     that added the work will still ring, and so wake one more thread.
  *   - A copying thread that adds work and looks for work next changes the word too, but wakes no
  *     thread of its own origin (monarch_unlock_and_look). It takes one piece of the work itself,
  *     and the second rule applies to the remaining work.

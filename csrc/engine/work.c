@@ -144,12 +144,11 @@ static int look_once(struct worker *me, uint32_t roles, struct work *w) {
      * No other thread could begin this order either, so none is woken for it. */
     if (!found && !has_left && roles & MONARCH_DOES_ALL)
         who &= ~(uint32_t)MONARCH_DOES_ALL;
-    uint32_t woken = who & ~__atomic_fetch_or(&p->waking[origin], who, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&p->lock);
     if (who && has_left)
-        monarch_bell_keep_awake(bell);
-    if (woken && monarch_bell_wake(bell, 1, woken) <= 0)
-        __atomic_fetch_and(&p->waking[origin], ~woken, __ATOMIC_SEQ_CST);
+        monarch_ring_one(p, origin, who);
+    else if (who)
+        monarch_bell_wake(bell, 1, who);
     return found;
 }
 
@@ -322,7 +321,6 @@ static int wait_for_ring(const struct worker *w, uint32_t seen, uint32_t roles, 
     __atomic_fetch_add(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     if (!__atomic_load_n(&p->shared.stopping, __ATOMIC_SEQ_CST))
         was_rung = monarch_bell_sleep(bell, seen, roles, until_ns);
-    __atomic_store_n(&p->waking[w->origin], 0, __ATOMIC_SEQ_CST);
     __atomic_fetch_sub(&bell->sleeping, 1, __ATOMIC_SEQ_CST);
     return was_rung;
 }

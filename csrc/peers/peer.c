@@ -35,8 +35,8 @@
  * first byte, and one for each later wait. This time plus any two of these limits is less than 2 s,
  * the longest that a reader should wait. */
 #define LINK_NS 50000000ULL
-/* Another link is connected only after all threads together have waited for links for this many
- * times as long as the last connect took. */
+/* A thread connects another link, even before LINK_NS has passed, once all threads together have
+ * waited for links for this many times as long as the last connect took. */
 #define WAITS_PER_CONNECT 8
 /* If nodes are started together, all of them are serving after this time [ns]. */
 #define START_NS 10000000000ULL

@@ -21,14 +21,12 @@ static inline void monarch_doorbell_ring(uint32_t *doorbell) {
     monarch_futex_wake(doorbell);
 }
 
-/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep, and returns how many it
- * has woken. Only a thread whose `who` has a bit in common with this `who` is woken. A thread that
- * is just about to sleep still falls asleep; monarch_bell_keep_awake and monarch_bell_ring prevent
- * that. */
-static inline long monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
-    if (!__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
-        return 0;
-    return syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
+/* Wakes at most `threads` of the threads that sleep in monarch_bell_sleep. Only a thread whose
+ * `who` has a bit in common with this `who` is woken. A thread that is just about to sleep still
+ * falls asleep; monarch_bell_keep_awake and monarch_bell_ring prevent that. */
+static inline void monarch_bell_wake(struct monarch_bell *b, int threads, uint32_t who) {
+    if (__atomic_load_n(&b->sleeping, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &b->rings, FUTEX_WAKE_BITSET, threads, NULL, NULL, who);
 }
 
 /* Prevents threads that have found no work from falling asleep: they look for work again. Wakes no

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-# Matches one step of a glob. The step `**/` includes its slash. If `**/` stands for no directory,
-# the path has no slash there either.
+# Matches one step of a glob. The step `**/` includes its slash, because if `**/` stands for no
+# directory, the path has no slash there either.
 _STEP = re.compile(
     r"(?P<dirs>(?:\*\*/)+) | (?P<deep>\*\*+) | (?P<star>\*) | (?P<one>\?)"
     r" | \[(?P<negate>[!^]?)(?P<set>\][^\]]*|[^\]]+)\] | \\(?P<escaped>.) | (?P<plain>[^\\\[])",

@@ -129,8 +129,8 @@ class Shared:
             _put(slot, os.fsencode(switch) if switch else b"")
 
     def put_source(self, number: int, source: SourceConfig) -> None:
-        """Writes a source's description. Clients ignore it until `count_source` is called. Raises
-        OSError if the source cannot be examined."""
+        """Writes a source's description. Clients ignore it until `control.sources` counts the
+        source. Raises OSError if the source cannot be examined."""
         slot, found = self.control.source[number], source.real_path.stat()
         slot.dev, slot.ino = found.st_dev, found.st_ino
         path, alias = os.fsencode(source.real_path), os.fsencode(source.path)

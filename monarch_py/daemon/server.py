@@ -317,8 +317,7 @@ class Daemon:
         with self._lock:
             if self.is_closed:
                 raise SessionError("the daemon is ending")
-            self.filler.begin_turn()
-            self._begun_s = time.monotonic()
+            self._begin_turn()
             try:
                 yield
             finally:
@@ -483,8 +482,12 @@ class Daemon:
         ordered only after the iteration, which takes long if there are more running threads than
         processors."""
         if time.monotonic() - self._begun_s > LET_S:
-            self.filler.let_engine_order()
-            self._begun_s = time.monotonic()
+            self.filler.end_turn()
+            self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self.filler.begin_turn()
+        self._begun_s = time.monotonic()
 
     def _meet_read(self) -> Iterator[Ids]:
         """Adds to the catalog the files that programs have handed over and that the catalog did not
@@ -532,9 +535,12 @@ class Daemon:
         files may be filled into other tiers."""
         while self._lost_tiers:
             number, why = self._lost_tiers.pop()
+            tier = self.tiers[number]
+            assert tier is not None
             log.warning("%s", why)
             self.shared.hide_tier(number)
-            self.filler.lose_tier(number, why)
+            tier.give_up(why)
+            self.filler.copies.lose_tier(number)
 
     def stop_soon(self) -> None:
         """Ends the loop after the current iteration. A signal handler may call this method.

@@ -228,7 +228,7 @@ def test_torch_load_with_mmap(
 
 # The program maps a file of several parts, and changes the second part during the fill. Each case
 # consists of the code that makes the change, and a list of what the parts must map at the end: the
-# source, the copy or neither. Adjacent parts that map the same count once. At the end, middle()
+# source, the copy or neither. Adjacent parts with the same answer count once. At the end, middle()
 # also checks the content of the second part. The code of a case may replace middle(), or set it to
 # None if there is nothing to check.
 CHANGES = {

@@ -374,7 +374,7 @@ def test_what_no_tier_has_room_for_is_not_filled_ahead_and_read_once(
     assert_quiet(session)
     told = session.status()["sources"][0]
     assert (told["present"], told["absent"], told["bypass"]) == (full, MANY - full, {})
-    # In an epoch over all files, no file is read from the source twice.
+    # Reading the rest of the files starts no fills. So none of them is read from the source twice.
     rest = [path for path in some(flat, MANY) if path not in some(flat, NAMES)]
     random.Random(1).shuffle(rest)
     read(session, *rest)

@@ -43,8 +43,8 @@ int main(int argc, char **argv) {
     opens();
     for (long now = second(); second() == now;)
         usleep(1000);
-    /* To check, the open makes three newfstatat calls: for the session, for the user namespace, and
-     * for a switch file. */
+    /* For its checks, the open makes three newfstatat calls: for the session, for the user
+     * namespace, and for a switch file. */
     int is_held = hold(SYS_newfstatat, -1, 3, opens, drops), fd = open(file, O_RDONLY);
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     must(syscall(SYS_readlinkat, AT_FDCWD, link, name, sizeof name - 1) > 0, "readlink");

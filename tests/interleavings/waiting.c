@@ -15,8 +15,8 @@
 #define REST_NS 10000000U
 #define PLENTY (1ULL << 20)
 #define NOTHING 0
-/* How many descriptors from programs the daemon's table may contain: the daemon's limit on open
- * descriptors, divided by FOR_ONE. */
+/* The daemon's table may contain one descriptor from a program for every FOR_ONE descriptors that
+ * the daemon may have open. */
 #define FOR_ONE 4
 
 static int held_fd, other_fd, is_done;

@@ -24,7 +24,7 @@
 
 #define NODES 3
 #define READERS 2           /* number of readers of each node */
-#define RANKS 5             /* a reader has one of the ranks 1 to RANKS - 1, or 0 for no rank */
+#define RANKS 5             /* each demand names a rank from 1 to RANKS - 1, or 0 for no rank */
 #define BLOCK (1024 * 1024) /* large, so that several answers are under way on a link */
 #define RANGES 6            /* number of ranges of file numbers; each range has one large file */
 #define FILES 20

@@ -1,5 +1,5 @@
-/* The functions below record what a program changes. The interposed functions call them before or
- * right after the change. */
+/* Records what a program changes. The interposed functions call the functions below before or right
+ * after the change. */
 #pragma once
 
 #include <fcntl.h>

@@ -137,7 +137,7 @@ struct file_handle;
     X(__xmknod, int, (int version, const char *path, mode_t mode, dev_t *device))                  \
     X(__xmknodat, int, (int version, int dir, const char *path, mode_t mode, dev_t *device))       \
     X(bind, int, (int fd, const struct sockaddr *address, socklen_t n))                            \
-    /* changing content and attributes, by name or descriptor: change.c */                         \
+    /* content and attributes, by name or descriptor: change.c */                                  \
     X(truncate, int, (const char *path, off_t length))                                             \
     X(chmod, int, (const char *path, mode_t mode))                                                 \
     X(lchmod, int, (const char *path, mode_t mode))                                                \

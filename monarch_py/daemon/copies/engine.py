@@ -233,11 +233,6 @@ class Engine:
         where = pointer(granted)
         lib.monarch_engine_grant(self.c, len(rooms), where, first_copy, meets)
 
-    def resume_grant(self) -> None:
-        """Gives what is left of the last grant. Call this only if, since the end of that grant,
-        nothing was placed in its tiers and no copy got a number."""
-        lib.monarch_engine_resume_grant(self.c)
-
     def end_grant(self) -> Array:
         """Ends the grant. Returns the orders that the engine has made under it, (n,) of dtype
         PLACED. The array is valid until the next call."""

@@ -108,8 +108,6 @@ class Filler:
         # All copies that earlier daemons have made have smaller numbers than `first_copy`.
         self.first_copy = max(Tier.first_number(), *(number + 1 for number in used))
         self._next_copy = self.first_copy
-        # Whether the last grant covers no more than the room that the tiers have now.
-        self._is_room_granted = False
 
     @property
     def pending(self) -> int:
@@ -149,15 +147,6 @@ class Filler:
         if staged_bytes and area:
             rooms.append(area.room())
         self.engine.grant(rooms, self._next_copy, meets, staged_bytes=staged_bytes)
-        self._is_room_granted = True
-
-    def let_engine_order(self) -> None:
-        """Lets the engine order fills for a moment, in the middle of an iteration."""
-        if self._is_room_granted and not self.shared.control.off:
-            self.engine.resume_grant()
-        else:
-            self.end_turn()
-        self.begin_turn()
 
     def _staged_bytes(self) -> int:
         """Returns the size [bytes] of the largest file that the engine may stage on its own. For a
@@ -336,7 +325,6 @@ class Filler:
         if not len(ids):
             return 0
         self._ordered_at = time.monotonic()
-        self._is_room_granted = False
         for number in set(tiers.tolist()):
             self.copies.tier(number).reserve(sizes[tiers == number])
         copies = np.arange(self._next_copy, self._next_copy + len(ids), dtype=np.uint64)
@@ -433,16 +421,6 @@ class Filler:
         self._refused_s = now_s
         return now_s - self._lacks_since_s >= LACKS_S
 
-    def lose_tier(self, number: int, why: str) -> None:
-        """Gives up a tier that is lost: nothing more is placed in the tier, and its copies are
-        dropped.
-
-        why : the reason, for the status
-        """
-        self._is_room_granted = False
-        self.copies.tier(number).give_up(why)
-        self.copies.lose_tier(number)
-
     # --- results -----------------------------------------------------------------------------
 
     def collect(self) -> bool:
@@ -451,7 +429,6 @@ class Filler:
         unstaged = found = False
         for results in self.engine.results():
             found = True
-            self._is_room_granted = False  # copies may take more room than was reserved for them
             made = _is_made(results)
             self._made(results[made])
             for result in results[~made]:

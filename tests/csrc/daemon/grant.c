@@ -162,7 +162,7 @@ TEST(a_reader_gets_a_fill_within_the_grant) {
         SAME(bells, cases[i].wakes);
         SAME(wakes, cases[i].wakes);
         SAME(p->grant.leaves, cases[i].wakes);
-        /* if `me` looks for work next, monarch_unlock_and_look wakes other threads */
+        /* if `me` looks for work next, no other thread of its origin is woken for this work */
         CHECK(rings == !(i % 2) && looks == i % 2);
         CHECK(pthread_mutex_trylock(&w->lock) == 0 && pthread_mutex_trylock(&p->lock) == 0);
         pthread_mutex_unlock(&w->lock);
@@ -270,26 +270,6 @@ TEST(a_grant_begins_anew) {
     p->listener = NULL;
     monarch_engine_grant(&p->shared, 1, rooms, 78, 0);
     SAME(granted, 2);
-    done();
-}
-
-/* A grant that has ended can be resumed. It then has the room that is left, and the numbers that
- * are left. */
-TEST(an_ended_grant_is_resumed) {
-    const struct monarch_room room = {.bytes = 50};
-    struct monarch_placed out[MONARCH_PLACED];
-    make();
-    monarch_engine_grant(&p->shared, 1, &room, 77, 5);
-    p->grant.room[0].bytes -= 20;
-    p->grant.next_copy++;
-    monarch_engine_end_grant(&p->shared, out);
-    e->clients->demand[1] = p->grant.refused[1] = 10;
-    p->grant.is_early[1] = 1;
-    monarch_engine_resume_grant(&p->shared);
-    CHECK(p->grant.holds && p->grant.tiers == 1 && p->grant.meets == 5);
-    CHECK(p->grant.room[0].bytes == 30 && p->grant.next_copy == 78);
-    CHECK(!p->grant.refused[1] && !p->grant.is_early[1]);
-    SAME(rings, 2);
     done();
 }
 

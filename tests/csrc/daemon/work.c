@@ -37,13 +37,7 @@ static void ring_one(struct pool *p, enum monarch_origin origin, uint32_t who) {
     rung.origin = origin;
     rung.who = who;
 }
-static int wakes;     /* how many calls of monarch_bell_wake there were */
-static long sleepers; /* how many threads each of them wakes */
-static long wake_bell(struct monarch_bell *b, int threads, uint32_t who) {
-    wakes++;
-    rung.who = who;
-    return sleepers;
-}
+static void wake_bell(struct monarch_bell *b, int threads, uint32_t who) { rung.who = who; }
 static uint32_t whom(struct pool *p, enum monarch_origin origin) { return needed; }
 static int look_for_work(struct pool *p, struct worker *w, uint32_t roles, struct work *out);
 static void unlock_and_ring(struct pool *p) {
@@ -136,8 +130,6 @@ static void make(void) {
     pthread_mutex_init(&p->lock, NULL);
     naps = rests_ended = bells_rung = starts = starts_fail = unlocked = found = leaves_line = 0;
     needed = rung.who = 0;
-    wakes = 0;
-    sleepers = 1;
     slept_ns = 0;
     moved[0] = 0;
     begun = ended = kept_up = published = answered = closed_handed = took_kept = 0;
@@ -360,35 +352,6 @@ TEST(a_search_wakes_others_for_the_rest) {
         SAME(rung.who, cases[i].who);
         done();
     }
-}
-
-/* A thread that finds more work than it can take wakes one other thread. Until a thread that has
- * slept runs, no second thread is woken for the same roles. If there was no thread to wake, the
- * next search tries again. */
-TEST(one_thread_at_a_time_is_woken_for_the_rest) {
-    make();
-    struct worker w = {.pool = p, .origin = MONARCH_FROM_PEER};
-    struct work out;
-    found = 1;
-    needed = MONARCH_DOES_ALL;
-    p->shared.clients->engine[MONARCH_FROM_PEER].sleeping = 1;
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    SAME(wakes, 1);
-    needed = MONARCH_DOES_ALL | MONARCH_READS_AHEAD;
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    SAME(wakes, 2);
-    SAME(rung.who, MONARCH_READS_AHEAD);
-    wait_for_ring(&w, 1, MONARCH_DOES_ALL, 1); /* the bell was rung meanwhile */
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    SAME(wakes, 3);
-    SAME(rung.who, needed);
-    wait_for_ring(&w, 1, MONARCH_DOES_ALL, 1);
-    sleepers = 0;
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    look_once(&w, MONARCH_DOES_ALL, &out);
-    SAME(wakes, 5);
-    done();
 }
 
 /* --- runs of units ---------------------------------------------------------------------------- */

@@ -527,9 +527,9 @@ def test_a_process_that_adopts_orphans_starts_none(lib: Any, program: Program) -
 
 
 def test_a_start_waits_for_signals_and_descriptors(lib: Any, program: Program) -> None:
-    """No daemon is started while a signal is blocked, because a handler of the signal may be
-    running. Signals that were blocked at load already do not count. No daemon is started while no
-    descriptor is free, because the library then cannot examine the process."""
+    """No daemon is started while a signal is blocked that was not blocked at load, because a
+    handler of the signal may be running. No daemon is started while no descriptor is free, because
+    the library then cannot examine the process."""
     program.load()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     try:
