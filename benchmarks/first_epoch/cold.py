@@ -60,9 +60,9 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A dataset behind a source.
+    """A dataset, and the speed of the file system that contains it.
 
-    latency_s : the latency of an open, of a look-up and of a read [s]
+    latency_s : the latency of each open, look-up and read [s]
     rate : the rate of all reads together [bytes/s]
     quiet, busy : limits on the time of the first epoch, relative to its time without Monarch:
         `quiet` if the machine is otherwise idle, `busy` with --busy; None for no limit

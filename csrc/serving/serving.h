@@ -55,9 +55,9 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * node begins to keep a file if a peer requests the file and considers this node the file's owner.
  * A peer may do so because other nodes had no room for the file. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* If a peer requests a file without a copy on this node, the request may wait until it is known
- * which files this node keeps. The value says which of these requests wait; the initial value is
- * MONARCH_EVERYBODY_WAITS. Those that do not wait are answered with UNKNOWN_FILE. */
+/* Which requests of peers wait if this node has no copy of the requested file. Such a request can
+ * wait until this node knows which files it keeps. A request that does not wait is answered with
+ * UNKNOWN_FILE. The initial value is MONARCH_EVERYBODY_WAITS. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */

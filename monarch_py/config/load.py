@@ -44,8 +44,8 @@ _Place = tuple[Path, Spot]
 def load_config(
     path: str | os.PathLike[str], *, with_sources: bool = True, sources: Sequence[Path] = ()
 ) -> Config:
-    """Reads and checks a configuration: the file at `path`, which is the user's or the site's, and
-    the other layers (`layers.read_layers`).
+    """Reads and checks a configuration. It consists of the file at `path`, which is the user's or
+    the site's configuration file, and of the other layers (`layers.read_layers`).
 
     with_sources : False for a caller that needs only the tiers. In this case no source is examined,
         so the configuration need not name a source, and a source may be gone or hang. The real_path

@@ -64,7 +64,8 @@ class _Progress:
         return self.seen[places] if len(self.run) else np.zeros(len(places), dtype=bool)
 
     def unseen(self, units: Units, *, lags: bool) -> Bools:
-        """Returns which of these units have a place in the run that was not seen yet, (n,).
+        """Returns, for each of these units, whether it has a place in the run and this place was
+        not seen yet, (n,).
 
         lags : True to consider only places more than two windows before the front
         """

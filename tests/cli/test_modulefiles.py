@@ -261,7 +261,7 @@ def test_one_line_is_enough_where_the_first_open_starts_the_daemon(cluster: Clus
     assert json.loads("{" + report)["totals"]["hits"] >= 4
 
 
-@pytest.mark.long  # short runs have only test_two_users_share_nothing
+@pytest.mark.long  # in short runs, test_two_users_share_nothing is enough
 def test_two_versions_share_nothing(cluster: Cluster) -> None:
     """While a daemon of one version serves, a job that loads the other version gets a daemon of its
     own."""

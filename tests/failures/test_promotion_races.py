@@ -162,9 +162,9 @@ step(
     os.lseek(fd, 0, 1),
 )
 """
-# During a read, another file gets the descriptor's number. Each case consists of the flags with
-# which the other file was opened, its offset, and further results that the read may have. In every
-# case, the read may return bytes of either file.
+# During a read, another file gets the descriptor's number. The read may then return bytes of either
+# file. Each case consists of the flags with which the other file was opened, of its offset, and of
+# other results that the read may also have.
 PUT_THERE = {
     "at_its_start": ("os.O_RDONLY", 0, "[]"),
     "behind_its_end": ("os.O_RDONLY", 2 * SIZE, "[b'']"),

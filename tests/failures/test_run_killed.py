@@ -25,8 +25,8 @@ from support.session import Session, wait_until
 from monarch_py.daemon.orphan import LOOK_S, UNUSED_S
 from monarch_py.storage.tiers import tier_root
 
-# Reads a file of the source under the library, in a process session of its own (setsid), and runs
-# until its input ends.
+# A program that runs with the library, in a process session of its own (setsid). It reads a file of
+# the source, and then runs until its input ends.
 READER = """
 import os, sys
 os.setsid()

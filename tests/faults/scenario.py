@@ -332,7 +332,7 @@ def _delay_s(words: Sequence[str]) -> float:
 
 
 def look_at_shared_memory(session: Session, outcome: Outcome) -> None:
-    """Checks that an ended session left nothing in shared memory but logs and the files LEFT."""
+    """Checks that an ended session left only logs, and files named in LEFT, in shared memory."""
     left = {path.name for path in session.shm.rglob("*") if path.is_file()}
     if left := {name for name in left if not name.startswith("log") and name not in LEFT}:
         outcome.broken.append(f"shared memory has {sorted(left)}")

@@ -1,5 +1,5 @@
-"""Runs the library and the daemon's engine in every order of their steps that has at most a given
-number of interrupts (scheduler.h).
+"""Runs the library and the daemon's engine in every interleaving of their steps with at most a
+given number of interrupts (scheduler.h).
 
 The trials cover catalog entries, copies that are being filled, claims, and descriptors that are
 promoted or that wait until a fill of their file is ordered. In each trial, other threads close
@@ -47,10 +47,10 @@ TRIALS = {
     "released": (["opened_again"], 1),
     "killed": (["opened_again"], 1),
 }
-# WHOLE: trials with so few orders that each order is run. For every other trial, a run without
-# --long tries only orders whose first interrupt is at decision 4, 8, 12 etc. (for the trial
-# `offset`: at decision 2, 4, 6 etc.). These orders suffice to find the bugs that bugs.py has for
-# the trial.
+# WHOLE: trials with so few interleavings that each of them is run. For every other trial, a run
+# without --long tries only interleavings whose first interrupt is at decision 4, 8, 12 etc. (for
+# the trial `offset`: at decision 2, 4, 6 etc.). These interleavings suffice to find the bugs that
+# bugs.py plants for the trial.
 WHOLE = ("lock", "filling", "failing")
 PARTS = {name: 4 for name in TRIALS if name not in WHOLE} | {"offset": 2}
 NTH = draws.sized(PARTS, {})

@@ -77,9 +77,9 @@ class FailedFills:
             self._requests.taken_back(one(entry))
 
     def _put_off(self, entry: int, error: int, *, in_use: bool) -> None:
-        """Postpones a fill that has failed because the daemon had no free descriptor. Meanwhile,
-        the source serves the file if it is in use. A file to be filled ahead stays WANTED, so the
-        command that has requested the file continues to wait for the fill, and can cancel it."""
+        """Postpones a fill that has failed because the daemon had no free descriptor. If the
+        file is in use, programs meanwhile read it from the source. Otherwise the file stays WANTED.
+        So the command that has requested the fill continues to wait for it, and can cancel it."""
         if not self._is_told:
             log.warning(
                 "fills wait for a free file descriptor (%s); raise the limit (ulimit -n)",

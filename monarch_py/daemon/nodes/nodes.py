@@ -237,9 +237,10 @@ class Nodes:
         self._tell(np.arange(first, self.policy.shared, dtype=np.uint64))
 
     def _tell(self, ids: Ids) -> None:
-        """Tells the peer server whether this node keeps each of these entries, and to which node it
-        has passed an entry on. Tells the engine which other nodes keep each entry, and whether this
-        node does. The engine needs this for the fills that it orders on its own."""
+        """Tells the peer server, for each of these entries, whether this node keeps it, or to which
+        node this node has passed it on. Tells the engine, for each entry, which other nodes keep
+        it, and whether this node does. The engine needs this for the fills that it orders on its
+        own."""
         owner = self.policy.owners(ids)
         moved_to = np.where(self._has_passed_on[ids], owner, NOBODY)
         self.replicas.keep(ids, owner == self.cluster.rank, moved_to)

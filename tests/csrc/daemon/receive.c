@@ -148,7 +148,7 @@ TEST(a_descriptor_is_that_of_its_path) {
     what = message("d/file");
     e->control->source[2].dev++;
     CHECK(!new_handed(p, fd, &what));
-    /* if the file has an entry, the fill makes these checks */
+    /* A message without a path is for a file that has an entry. The checks are left to the fill. */
     what = message(NULL);
     h = new_handed(p, fd, &what);
     CHECK(h && h->id == 0 && h->claim == 0 && !h->path[0] && h->entry.path_len == 0);

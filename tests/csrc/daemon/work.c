@@ -13,7 +13,7 @@
 #include "shared/clock.h"
 #include "shared/doorbell.h"
 
-/* Replacements for the clock, sleeps, thread starts and rings, and what they record. */
+/* Functions that replace the clock, sleep, start a thread and ring a bell, and what they record. */
 static uint64_t time_ns = 1000000000000, slept_ns;
 static int naps, rests_ended, bells_rung, starts, starts_fail, unlocked;
 static struct {

@@ -299,8 +299,8 @@ def test_a_process_without_the_daemons_rights_gets_no_copies(daemon: Daemons, li
 
 
 def test_a_session_without_a_directory_gives_no_copies(daemon: Daemons, lib: Any) -> None:
-    """If the session's directory is gone, its daemon may have ended, and the library could not
-    notice that. So the session counts as switched off until the directory is back."""
+    """If the session's directory is gone, the library can no longer notice when the daemon ends. So
+    the session counts as switched off until the directory is back."""
     first = lib.attach_first()
     path = daemon.place.directory / "control"
     path.rename(path.with_name("hidden"))

@@ -281,9 +281,9 @@ def test_an_open_file_changes_as_itself(changing: Changing) -> None:
 
 
 def test_a_file_outside_may_come_into_the_source(changing: Changing, tmp_path: Path) -> None:
-    """If a file that is opened for writing lies outside all sources, the library remembers that it
-    does. The library forgets this when this process changes a name, for example that of a link,
-    because the path may now lead to the same file in a source."""
+    """When a file outside all sources is opened for writing, the library remembers that the file is
+    outside. It forgets this when this process changes a name, for example that of a link: the path
+    may then lead into a source."""
     lib, root, link = changing.lib, changing.root, tmp_path / "link"
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "g").write_text("new")
