@@ -95,7 +95,7 @@ def explore(
 
     most : the largest number of orders that each process runs
     limit_s : the time within which all processes must have ended [s]
-    nth : an interleaving is left out if its first interrupt comes at a decision whose number is not a
+    nth : an order is left out if its first interrupt comes at a decision whose number is not a
         multiple of `nth`
     """
     shares = min(os.cpu_count() or 1, MOST_SHARES)
