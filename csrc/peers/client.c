@@ -249,7 +249,8 @@ static enum monarch_peer_status take_small(link_t *l, const get *g) {
     if (g->length > MONARCH_PEER_SMALL || l->from < l->until)
         return MONARCH_PEER_OK;
     wake_at(l, frame);
-    /* The first call waits for the answer (SO_RCVTIMEO), which costs less than `await`. */
+    /* The first call waits for the answer itself, for at most first_byte_ms (SO_RCVTIMEO). That
+     * costs less than a call of `await`. */
     for (int flags = 0;; flags = MSG_DONTWAIT) {
         size_t at = MONARCH_PEER_CHUNK - all;
         ssize_t r = recv(l->fd, l->buffer + at, all, flags);

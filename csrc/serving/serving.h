@@ -55,9 +55,9 @@ void monarch_holdings_keep(struct monarch_holdings *h, uint64_t n, const uint64_
  * node begins to keep a file if a peer requests the file and considers this node the file's owner.
  * A peer may do so because other nodes had no room for the file. */
 uint64_t monarch_holdings_moved(struct monarch_holdings *h, uint64_t *ids);
-/* Which requests of peers wait if this node has no copy of the requested file. Such a request can
- * wait until this node knows which files it keeps. A request that does not wait is answered with
- * UNKNOWN_FILE. The initial value is MONARCH_EVERYBODY_WAITS. */
+/* If this node has no copy of a file that a peer requests, the request can wait until this node
+ * knows which files it keeps. The patience says which of these requests wait; at first, it is
+ * MONARCH_EVERYBODY_WAITS. A request that does not wait is answered with UNKNOWN_FILE. */
 enum monarch_patience {
     MONARCH_EVERYBODY_WAITS,
     MONARCH_WHO_HAS_TIME_WAITS, /* only requests for which no reader is waiting */

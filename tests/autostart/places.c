@@ -68,7 +68,7 @@ static void jump_out(void) {
  * fanotify group for permission to exec, gets no answer, and waits until the group is closed. An
  * orphan process keeps the group open during this time. This process closes its own descriptor of
  * the group at once. Otherwise a child might inherit the descriptor and then wait for permission.
- * Such a child would keep the group open itself, and cannot be killed. */
+ * The child would then keep the group open itself, and could not be killed. */
 static int hold_exec_of(const char *program) {
     int group = fanotify_init(FAN_CLASS_CONTENT | FAN_CLOEXEC, O_RDONLY), ours[2];
     if (group < 0 || pipe(ours) != 0 ||

@@ -13,9 +13,9 @@
 #include "publish/writer.h"
 #include "shared/doorbell.h"
 
-/* What the engine did: how often it rang for its threads and for the daemon, which fills it
- * ordered, for which entries it answered demands, and which homes it stored. `answered` is the sum
- * of the entries' numbers; a wrong answer adds 1000. */
+/* These variables record what the engine did: how often it rang for its threads and for the daemon,
+ * which fills it ordered, for which entries it answered demands, and which homes it stored.
+ * `answered` is the sum of the entries' numbers; a wrong answer adds 1000. */
 static int rings, looks, bells, wakes, can_lock = 1, places, lacks_memory, locks;
 static uint64_t ordered[8], ordered_count, answered;
 static unsigned homes_told[16];
