@@ -145,16 +145,16 @@ class Loop:
             stream.close()
 
     def wait_passes(self, count: int = 2, timeout: float = 30) -> float:
-        """Waits until the process has read all its files `count` more times, not counting the pass
-        in progress. Returns the longest time [s] that the process took for one file."""
-        first = len(self.passes) + 1  # skips the pass that is in progress
+        """Waits until the process has read all its files `count` more times, in passes that begin
+        after this call. Returns the longest time [s] that the process took for one file."""
+        now = time.monotonic()
 
-        def done() -> bool:
+        def done() -> list[Mapping[str, Any]] | None:
             assert self.process.poll() is None, f"the reader ended: {self.said()}"
-            return len(self.passes) >= first + count
+            new = [p for p in self.passes if p["begun_s"] >= now]
+            return new if len(new) >= count else None
 
-        wait_until(done, timeout=timeout, what=f"{count} passes of the reader")
-        new = self.passes[first : first + count]
+        new = wait_until(done, timeout=timeout, what=f"{count} passes of the reader")
         assert [p["wrong"] for p in self.passes] == [[]] * len(self.passes)
         return max(float(p["longest_s"]) for p in new)
 
