@@ -16,9 +16,11 @@ from handovers.ground import (
     Factory,
     present,
     read,
+    reading,
 )
 from support.draws import cases
-from support.epoch import make_files
+from support.epoch import content, make_files
+from support.files import digest
 from support.session import Session, wait_until
 from support.watch import open_by
 
@@ -81,6 +83,27 @@ def test_files_that_no_scan_has_met_are_opened_once(
         assert counts["bytes_read"] == MANY * SIZE
         own_source.reset()
         read(session, own_source, way, *range(1, MANY + 1))
+        assert own_source.counts()["open"] == 0
+
+
+def test_a_file_that_is_opened_through_a_link_is_copied_under_its_own_path(
+    session_factory: Factory, own_source: SlowSource
+) -> None:
+    """If the copy were recorded under the path that the program has used, an open of the file's own
+    path would not find the copy."""
+    made = own_source.backing / "own"
+    make_files(made, 3, SIZE)
+    (own_source.backing / "directory").symlink_to("own")
+    (made / "file").symlink_to("3")
+    settings = {"prefetch": "on_demand", "scan_rate": UNMET}
+    used = [own_source.mountpoint / name for name in ("own/1", "directory/2", "own/file")]
+    own = [own_source.mountpoint / f"own/{seed}" for seed in (1, 2, 3)]
+    digests = [digest(content(seed, SIZE)) for seed in (1, 2, 3)]
+    with session_factory(own_source.mountpoint, **settings).start() as session:
+        assert session.python(reading("read"), *used).split() == digests
+        wait_until(lambda: present(session) == 3, what="copies of the three files")
+        own_source.reset()
+        assert session.python(reading("read"), *own).split() == digests
         assert own_source.counts()["open"] == 0
 
 
