@@ -179,6 +179,15 @@ int monarch_stat_entry(int root, unsigned source, const char *path, struct monar
 /* Does what monarch_stat_entry does, and passes `flags` to statx. */
 int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
                         struct monarch_entry *e, char *target, uint64_t target_bytes);
+/* A regular file that a process has open. */
+struct monarch_open_file {
+    uint64_t dev, ino;
+    uint32_t links;
+};
+/* Finds out which regular file the link `path` (/proc/PID/fd/FD) leads to. Returns 0 if it leads to
+ * something else, or to nothing. Uses only what the kernel has cached, so the call returns even if
+ * the file's file system hangs. */
+int monarch_find_open_file(const char *path, struct monarch_open_file *out);
 /* Reads the fields of statx that are the same for all files below `root`. The source is asked only
  * if the kernel no longer trusts its cached attributes of `root`. */
 void monarch_read_masks(int root, struct monarch_filesystem *f);

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -63,6 +64,17 @@ int monarch_statx_entry(int root, unsigned source, const char *path, int flags,
         e->kind = MONARCH_OTHER;
     }
     return 0;
+}
+
+int monarch_find_open_file(const char *path, struct monarch_open_file *out) {
+    struct statx x;
+    if (statx(AT_FDCWD, path, AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO | STATX_NLINK, &x) != 0 ||
+        !S_ISREG(x.stx_mode))
+        return 0;
+    out->dev = makedev(x.stx_dev_major, x.stx_dev_minor);
+    out->ino = x.stx_ino;
+    out->links = x.stx_nlink;
+    return 1;
 }
 
 /* --- the file system ---------------------------------------------------------------------------

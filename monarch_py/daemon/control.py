@@ -271,7 +271,7 @@ class Control:
 
     def _open_files(self, _: Request) -> Request:
         """Returns the files that programs have open. The daemon's loop does not pause while these
-        files are searched for, because a file system may hang during the search."""
+        files are searched for, because the search takes long."""
         opened, staging = all_opened(), self._daemon.filler.staging.number
         with self._daemon.deciding():
             return {"open": open_files(self._daemon.shared, staging, opened)}

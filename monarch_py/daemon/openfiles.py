@@ -1,12 +1,12 @@
 """Finds which processes have files of a source open, and whether the source or a copy serves them.
 
 Every descriptor and mapping of every process of this user is examined (/proc/PID/fd and
-/proc/PID/maps). The catalog's index of copies shows which file a copy belongs to.
+/proc/PID/maps). Only /proc and the kernel's caches are read, because a file system may hang. The
+catalog's index of copies shows which file a copy belongs to.
 """
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from monarch_py.daemon.segments import Shared
 from monarch_py.ipc import word
-from monarch_py.native import State, ffi
+from monarch_py.native import State, ffi, lib
 from monarch_py.util.processes import own_processes
 
 # One open file, as (process, device, inode number). The process is a dict of `pid`, `command` and
@@ -30,8 +30,9 @@ _FDINFO_BYTES = 4096
 
 def _regular_files(
     process: Path, is_meant: Callable[[str], bool] = lambda _: True
-) -> Iterator[tuple[int, os.stat_result]]:
-    """Yields a process's descriptors of regular files, each with the attributes of its file.
+) -> Iterator[tuple[int, Any]]:
+    """Yields a process's descriptors of regular files, each with its file: a struct
+    monarch_open_file, which is valid until the next one is yielded.
 
     is_meant : a function that takes the path /proc/PID/fdinfo/FD of a descriptor, and returns
         whether the descriptor is to be examined
@@ -43,18 +44,18 @@ def _regular_files(
         names = os.listdir(f"{home}/fd")
     except OSError:
         return
+    file = ffi.new("struct monarch_open_file *")
     for name in names:
         try:
-            status = os.stat(f"{home}/fd/{name}") if is_meant(f"{home}/fdinfo/{name}") else None
+            is_due = is_meant(f"{home}/fdinfo/{name}")
         except OSError:  # the descriptor is closed by now
             continue
-        if status is not None and stat.S_ISREG(status.st_mode):
-            yield int(name), status
+        if is_due and lib.monarch_find_open_file(f"{home}/fd/{name}".encode(), file):
+            yield int(name), file
 
 
 def _may_write(fdinfo: str) -> bool:
-    """Whether the descriptor is open for writing. The answer comes from /proc alone, because a call
-    to the descriptor's file system might hang."""
+    """Whether the descriptor is open for writing."""
     file = os.open(fdinfo, os.O_RDONLY | os.O_CLOEXEC)
     try:
         flags = _FLAGS.search(os.read(file, _FDINFO_BYTES))
@@ -126,8 +127,7 @@ class _Finder:
 
 
 def all_opened() -> list[Opened]:
-    """Returns the open files of all processes of this user. The function calls stat() for each
-    file, so it does not return while a file system hangs."""
+    """Returns the open files of all processes of this user."""
     found: list[Opened] = []
     for process in own_processes():
         try:
@@ -135,8 +135,8 @@ def all_opened() -> list[Opened]:
         except OSError:
             continue
         about = {"pid": int(process.name), "command": command}
-        for fd, status in _regular_files(process):
-            found.append(({**about, "fd": fd}, status.st_dev, status.st_ino))
+        for fd, file in _regular_files(process):
+            found.append(({**about, "fd": fd}, int(file.dev), int(file.ino)))
         found += [({**about, "fd": None}, *mapped) for mapped in _mappings(process)]
     return found
 
@@ -159,8 +159,8 @@ def writers(devices: set[int]) -> Iterator[tuple[int, int]]:
     may have opened its file before the session began.
     """
     for process in own_processes():
-        for _, status in _regular_files(process, _may_write):
+        for _, file in _regular_files(process, _may_write):
             # A file without a name was removed and is no file of a source any more. Its inode
             # number may be reused for a new file, which must not count as open for writing.
-            if status.st_dev in devices and status.st_nlink:
-                yield status.st_dev, status.st_ino
+            if int(file.dev) in devices and file.links:
+                yield int(file.dev), int(file.ino)

@@ -45,6 +45,30 @@ static void make(void) {
     stat_error = 0;
 }
 
+/* A file's link in /proc leads to the file, and the file system is not asked. */
+TEST(an_open_file_is_found_from_its_link) {
+    make();
+    int fds[] = {make_file("open", 10, 1), here, open("/dev/null", O_RDONLY | O_CLOEXEC)};
+    struct monarch_open_file found;
+    struct stat st;
+    char path[32];
+    CHECK(fstat(fds[0], &st) == 0);
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fds[i]);
+        SAME(monarch_find_open_file(path, &found), i == 0);
+        SAME(stat_flags, AT_STATX_DONT_SYNC);
+        if (!i)
+            CHECK(found.dev == st.st_dev && found.ino == st.st_ino && found.links == 1);
+    }
+    unlink("open");
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fds[0]);
+    CHECK(monarch_find_open_file(path, &found) && found.links == 0);
+    close(fds[0]);
+    close(fds[2]);
+    SAME(monarch_find_open_file(path, &found), 0);
+    close(here);
+}
+
 /* An entry has the attributes that stat returns, and the kind of its file. */
 TEST(an_entry_is_what_stat_tells) {
     make();
