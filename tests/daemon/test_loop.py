@@ -15,8 +15,9 @@ from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
 from monarch_py.config.load import load_config
+from monarch_py.daemon.pacing import LONG_REST_S, REST_BACK, may_rest_on, rest_after
 from monarch_py.daemon.segments import COUNTERS
-from monarch_py.daemon.server import LONG_REST_S, REST_BACK, Daemon, may_rest_on, rest_after
+from monarch_py.daemon.server import Daemon
 from monarch_py.ipc.session import Segment
 from monarch_py.native import lib
 
@@ -159,7 +160,7 @@ def test_the_loop_rests_longer_while_programs_open_only_copies(
     def rest_s() -> float:
         """Returns how long the loop rests after an iteration of a millisecond."""
         began_s = time.monotonic()
-        daemon._rest(0.001, busy=False)
+        daemon._pacing.rest(0.001, busy=False)
         return time.monotonic() - began_s
 
     if is_long:
@@ -182,7 +183,7 @@ def test_the_first_opens_of_a_fast_source_wait_for_no_iteration(
         rung = int(daemon.shared.clients.doorbell)
         lib.monarch_ring_doorbell(daemon.shared.clients)
         began_s = time.monotonic()
-        daemon._wait(rung, 250)
+        daemon._pacing.wait(rung, 250)
         return time.monotonic() - began_s
 
     if rests:

@@ -1,0 +1,223 @@
+"""Decides how fast the daemon works beside programs: how long its loop pauses after an iteration,
+and how many names the scan may examine."""
+
+import math
+import time
+from collections.abc import Callable
+
+from monarch_py.daemon.fill.directory_prefetch import DirectoryPrefetch
+from monarch_py.daemon.fill.filler import Filler
+from monarch_py.daemon.plans.manager import PlanManager
+from monarch_py.daemon.scan.pace import LEAST, ScanPace
+from monarch_py.scan.walk import ALL_NAMES
+
+# How long the loop sleeps unless a client rings the doorbell [ms]. This time determines how often
+# switch files and recently changed files are checked, and how often the heartbeat is incremented.
+TURN_MS = 250
+# How long the loop sleeps [ms] after QUIET_TURNS iterations in which no client rang the doorbell.
+# The sleep is long, because an iteration after a sleep is expensive: the processor caches are cold.
+# On a node that only sent files to other nodes, four iterations a second used a fifth as much
+# processor time as sending the files.
+QUIET_TURN_MS = 1000
+QUIET_TURNS = 8
+# How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
+# duties. It adapts the number of concurrent reads to the throughput of the sources. It finds the
+# files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
+# records the copies that the engine has published.
+BUSY_TURN_MS = 50
+# How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
+# find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
+# programs open, and what the scan has found.
+FOLLOWING_TURN_MS = 10
+# While the scan waits for a program's first open, the loop checks for that open at this interval
+# [ms]. The open itself rings no doorbell.
+FIRST_OPEN_MS = 5
+# After each iteration the loop rests, to leave the processors to programs.
+# REST : the rest lasts this many times as long as the iteration, up to a maximum. Then the loop
+#     rests once more for the same time if it may (`may_rest_on`).
+# MOST_REST_S : the maximum [s]. It is short enough that readers do not consider the daemon dead.
+# SHORT_REST_S : the maximum if work is left, or if programs follow a plan [s].
+# NAMES_REST : applies while fills ahead wait until the scan finds more files. Let t be the time
+#     until all files found so far are filled. The maximum is then t, but at least SHORT_REST_S and
+#     at most MOST_REST_S. The minimum is NAMES_REST * t or LONG_REST_S, whichever is less. Without
+#     a minimum, each batch of files from the scan would start an iteration, even while many files
+#     are left to fill.
+# REST_BACK, LONG_REST_S : these replace REST and MOST_REST_S [s] if an iteration costs programs
+#     more time than it saves. There are three such cases: background fills stand back
+#     (`Engine.stands_back`); programs hardly wait for the sources; or during the rest so far,
+#     programs have opened only copies, and no file was filled. The last two cases count only if no
+#     work is left and no plan is followed.
+# NAP_S : the part of the rest that is never cut short [s]. The remaining part ends as soon as the
+#     engine leaves work to the loop, for example a fill that a reader waits for.
+REST, MOST_REST_S, SHORT_REST_S, NAP_S = 9, 0.05, 0.01, 0.001
+REST_BACK, LONG_REST_S, NAMES_REST = 30, 0.1, 1 / 4
+# Programs count as waiting for the sources if their opens at the sources take longer than this on
+# average [s]. The loop rests for a shorter time, to fill files ahead, only if programs wait. If the
+# sources answer sooner, as a local disk does, programs need the processors more than the loop does.
+WORTH_HASTE_S = 100e-6
+
+
+def _is_waiting(opens: int, open_s: float) -> bool:
+    """Whether programs wait for the sources.
+
+    opens, open_s : how many files programs have opened at the sources, and the total time of these
+        opens [s]
+    """
+    return open_s > WORTH_HASTE_S * opens
+
+
+def rest_after(took_s: float, names_last_s: float, *, is_short: bool) -> float:
+    """Returns how long [s] the loop rests after an iteration while programs wait for the sources.
+
+    took_s : duration of the iteration [s]
+    names_last_s : how soon all files that the scan has found will be filled [s]; infinite if fills
+        ahead are not waiting for the scan to find more files
+    is_short : whether work is left, or programs follow a plan
+    """
+    if is_short:
+        return min(REST * took_s, SHORT_REST_S)
+    rest_s = min(REST * took_s, MOST_REST_S, max(names_last_s, SHORT_REST_S))
+    if names_last_s < math.inf:
+        rest_s = max(rest_s, min(NAMES_REST * names_last_s, LONG_REST_S))
+    return rest_s
+
+
+def may_rest_on(
+    rest_s: float, names_last_s: float, orders: int, filled: int, *, is_more: bool
+) -> bool:
+    """Returns whether the loop may rest once more for the same time. It must not rest if, during
+    that time, fills ahead would run out of files or the engine would run out of orders.
+
+    rest_s : duration of the rest that has just ended [s];  names_last_s : as in `rest_after`
+    orders : number of orders when that rest began;  filled : how many files were filled during it
+    is_more : whether there are more files to be filled ahead, which the engine could not take yet
+    """
+    return 2 * rest_s <= names_last_s and not (is_more and orders < 2 * filled)
+
+
+class Pacing:
+    """The pace of the daemon's loop and of its scan.
+
+    awaits_s : for how long the scan waits for a program's first open (see ScanPace) [s]
+    is_stopping : a function that returns whether the loop is to end; the loop then does not sleep
+    """
+
+    def __init__(
+        self,
+        filler: Filler,
+        ahead: DirectoryPrefetch,
+        plans: PlanManager,
+        *,
+        awaits_s: float,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._filler, self._engine, self._shared = filler, filler.engine, filler.shared
+        self._scanner, self._ahead, self._plans = filler.scanner, ahead, plans
+        self._is_stopping = is_stopping
+        self._scan_pace = ScanPace(time.monotonic(), awaits_s=awaits_s)
+        # Whether all names are to be scanned, whatever programs do.
+        self._is_urgent = False
+        # How soon all files that the scan has found will be filled [s]. Infinite unless the fills
+        # ahead wait for the scan to find more files.
+        self._names_last_s = math.inf
+
+    # --- the scan ----------------------------------------------------------------------------
+
+    def pace_scan(self) -> None:
+        """Keeps the scan from running far ahead of the job, unless a plan or a command needs the
+        complete scan, or the scan finds copies of earlier sessions."""
+        ahead, totals = self._ahead, self._shared.totals()
+        allowed = self._scan_pace.step(
+            time.monotonic(),
+            opens=totals["source_opens"],
+            filled=ahead.ordered - ahead.waiting,
+            waiting=ahead.waiting,
+            found=self._scanner.found,
+            size_bytes=ahead.mean_bytes,
+            opened_bytes=totals["bytes_from_source"] / max(totals["misses"], 1),
+        )
+        is_in_cluster = self._filler.nodes is not None
+        needs_all = is_in_cluster or self._scanner.is_in_a_hurry or self._plans.is_active
+        self._is_urgent = needs_all or not ahead.is_on or self._scanner.finds_copies
+        lacks_names = self._scan_pace.lacks_names or 0 < ahead.waiting <= LEAST
+        is_waiting = _is_waiting(totals["source_opens"], totals["source_open_ns"] / 1e9)
+        is_limited = allowed != ALL_NAMES and self._is_scan_paced()
+        awaits_names = is_limited and lacks_names and is_waiting
+        self._names_last_s = self._scan_pace.lasts_s(ahead.waiting) if awaits_names else math.inf
+        self._scanner.allow(*(ALL_NAMES if self._is_urgent else allowed))
+
+    def _awaits_open(self) -> bool:
+        """Whether the scan waits for the first open of a program that is about to begin."""
+        return self._is_scan_paced() and self._scan_pace.awaits_open(time.monotonic())
+
+    def _is_scan_paced(self) -> bool:
+        return not (self._is_urgent or self._scanner.scanned)
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def rest(self, took_s: float, *, busy: bool) -> bool:
+        """Sleeps after an iteration, to leave the processors to programs. The loop counts as awake
+        during this sleep, so that clients need not ring the doorbell. The sleep ends early if the
+        engine leaves work to the loop (see `Engine.rest`). Returns whether the engine has left
+        work.
+
+        took_s : duration of the last iteration [s]
+        busy : whether the last iteration has left work undone
+        """
+        is_short = busy or self._plans.is_awake
+        opens, open_s = self._shared.source_opens()
+        hardly_wait = opens > 0 and not _is_waiting(opens, open_s) and not is_short
+        engine = self._engine
+        is_long = (engine.stands_back or hardly_wait) and not self._is_urgent
+        rest_s = long_s = min(REST_BACK * took_s, LONG_REST_S)
+        if not is_long:
+            rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
+        orders, files = engine.pending(in_use=False), engine.files_from_source
+        before = self._shared.totals()
+        time.sleep(min(rest_s, NAP_S))
+        self._shared.beat()
+        if engine.rest(max(0.0, rest_s - NAP_S)):
+            return True
+        if is_short or is_long:
+            return False
+        filled, is_more = engine.files_from_source - files, len(self._filler.requests.ahead) > 0
+        opened = {name: total - before[name] for name, total in self._shared.totals().items()}
+        if opened["hits"] and not opened["source_opens"] and not filled and not self._is_urgent:
+            more_s = long_s - rest_s  # programs opened only copies
+        elif may_rest_on(rest_s, self._names_last_s, orders, filled, is_more=is_more):
+            more_s = rest_s
+        else:
+            return False
+        self._shared.beat()
+        return engine.rest(max(0.0, more_s))
+
+    def wait(self, rung: int, wait_ms: int) -> int:
+        """Sleeps until the doorbell's count differs from `rung`, but for at most wait_ms [ms].
+        While the scan waits for a program's first open (`_awaits_open`), the sleep also ends as
+        soon as programs wait for the sources. If the first opens show that programs hardly wait for
+        the sources, the sleep lasts longer, because an iteration would cost programs more time than
+        it saves. Returns the current count."""
+        while wait_ms > FIRST_OPEN_MS and self._awaits_open():
+            rings = self._shared.wait(rung, FIRST_OPEN_MS)
+            opens, open_s = self._shared.source_opens()
+            if self._is_stopping() or _is_waiting(opens, open_s):
+                return rings
+            if rings != rung:
+                if opens > 0:
+                    self._engine.rest(LONG_REST_S)
+                return rings
+            wait_ms -= FIRST_OPEN_MS
+        return self._shared.wait(rung, wait_ms)
+
+    def pause_ms(self, quiet: int) -> int:
+        """Returns how long the loop may sleep before its next iteration [ms].
+
+        quiet : iterations since the doorbell last rang
+        """
+        if self._plans.is_awake or self._names_last_s < math.inf:
+            return FOLLOWING_TURN_MS
+        if self._ahead.is_awake or not self._engine.idle:
+            return BUSY_TURN_MS
+        if quiet < QUIET_TURNS or self._plans.is_active:
+            return TURN_MS
+        return QUIET_TURN_MS
