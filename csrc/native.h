@@ -122,6 +122,9 @@ struct monarch_batch {
     struct monarch_entry *entries;
     char *pool;
     uint64_t begun_ns; /* when the first entry was found [CLOCK_MONOTONIC] */
+    /* `renames` of struct monarch_clients before the first file was examined. If directories were
+     * renamed since then, paths in this batch may be wrong. */
+    uint64_t renames;
     struct monarch_batch *next;
 };
 struct monarch_scan;
@@ -293,13 +296,14 @@ void monarch_engine_publish(struct monarch_engine *e, struct monarch_writer *w,
  * could be started. Call this after monarch_engine_publish. */
 int monarch_engine_handovers(struct monarch_engine *e, const int *sockets, int n);
 /* Lists the files of one source that have no entry in the catalog and whose descriptors programs
- * have handed over. Writes the attributes of at most `max` files to `entries`, and their paths, of
- * at most MONARCH_SCAN_HINT_PATH bytes each, to `pool`. Returns how many files it has listed. Each
- * file is listed only once. The engine keeps the file's descriptor for the order that will fill the
- * file. Without an order, the engine closes the descriptor as soon as two conditions hold. First,
- * 50 ms have passed since the descriptor was received. Second, the daemon's loop has had two
- * iterations since this call. */
-uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
+ * have handed over. renames: how many directories programs had renamed just before this call; files
+ * whose paths were looked up before the last of these renames are left out. Writes the attributes
+ * of at most `max` files to `entries`, and their paths, of at most MONARCH_SCAN_HINT_PATH bytes
+ * each, to `pool`. Returns how many files it has listed. Each file is listed only once. The engine
+ * keeps the file's descriptor for the order that will fill the file. Without an order, the engine
+ * closes the descriptor as soon as two conditions hold. First, 50 ms have passed since the
+ * descriptor was received. Second, the daemon's loop has had two iterations since this call. */
+uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source, uint64_t renames,
                               struct monarch_entry *entries, uint64_t max, char *pool);
 void monarch_engine_source(struct monarch_engine *e, unsigned source, int root);
 void monarch_engine_tier(struct monarch_engine *e, unsigned tier, int copies);

@@ -156,14 +156,15 @@ void monarch_take_kept(struct pool *p, struct job *job) {
     free(h);
 }
 
-uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source,
+uint64_t monarch_engine_unmet(struct monarch_engine *e, unsigned source, uint64_t renames,
                               struct monarch_entry *entries, uint64_t max, char *pool) {
     struct kept_table *t = ((struct pool *)e)->kept;
     uint64_t n = 0, used = 0;
     pthread_mutex_lock(&t->lock);
     for (unsigned i = 0; i < t->count && n < max; i++) {
         struct handed *h = t->at[i];
-        if (h->id != MONARCH_NO_ENTRY || h->is_told || h->entry.source != source)
+        if (h->id != MONARCH_NO_ENTRY || h->is_told || h->entry.source != source ||
+            h->renames != renames)
             continue;
         tell(t, h);
         entries[n] = h->entry;

@@ -53,6 +53,8 @@ static int merge(struct monarch_batch *to, struct monarch_batch *b) {
             e->copy_ino += to->pool_used;
     }
     memcpy(to->pool + to->pool_used, b->pool, b->pool_used);
+    if (!to->count || b->renames < to->renames)
+        to->renames = b->renames;
     to->count += b->count;
     to->pool_used += b->pool_used;
     b->count = b->pool_used = 0;
@@ -89,11 +91,17 @@ void monarch_hand_over_in_time(struct monarch_scan *s, struct monarch_batch **ba
         monarch_hand_over_batch(s, batch);
 }
 
+uint64_t monarch_renames_before(const struct monarch_scan *s) {
+    return s->clients ? __atomic_load_n(&s->clients->renames, __ATOMIC_SEQ_CST) : 0;
+}
+
 static void add_to_batch(struct monarch_batch *b, struct monarch_entry *e, const char *path,
-                         const char *target) {
+                         const char *target, uint64_t renames) {
     size_t len = strlen(path);
-    if (!b->count)
+    if (!b->count) {
         b->begun_ns = monarch_now_ns();
+        b->renames = renames;
+    }
     e->path = b->pool_used;
     e->path_len = (uint16_t)len;
     memcpy(b->pool + b->pool_used, path, len + 1);
@@ -108,7 +116,7 @@ static void add_to_batch(struct monarch_batch *b, struct monarch_entry *e, const
 }
 
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
-                    const char *path, const char *target) {
+                    const char *path, const char *target, uint64_t renames) {
     if (*batch && ((*batch)->count == (*batch)->capacity ||
                    (*batch)->pool_used + 2 * MONARCH_PATH_MAX > (*batch)->pool_bytes))
         monarch_hand_over_batch(s, batch);
@@ -116,7 +124,7 @@ void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct
         monarch_count_scan_error(s, ENOMEM);
         return;
     }
-    add_to_batch(*batch, e, path, target);
+    add_to_batch(*batch, e, path, target, renames);
 }
 
 struct monarch_batch *monarch_scan_take(struct monarch_scan *s, int *finished) {

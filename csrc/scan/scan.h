@@ -89,9 +89,12 @@ struct monarch_scan {
 /* Counts a directory or file that could not be read. Takes the lock. */
 void monarch_count_scan_error(struct monarch_scan *s, int error);
 /* Adds an entry to the thread's own batch. If the batch is full, hands it to Python first. Before
- * the first call, *batch is NULL. */
+ * the first call, *batch is NULL. renames: the result of monarch_renames_before, which was called
+ * before the entry's file was examined. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
-                    const char *path, const char *target);
+                    const char *path, const char *target, uint64_t renames);
+/* Returns how many directories programs have renamed so far. */
+uint64_t monarch_renames_before(const struct monarch_scan *s);
 /* Hands the thread's batch to Python (monarch_scan_take). Afterwards, *batch is an empty batch or
  * NULL. May wait until Python has taken some batches. */
 void monarch_hand_over_batch(struct monarch_scan *s, struct monarch_batch **batch);

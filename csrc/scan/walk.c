@@ -51,9 +51,10 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
                   uint32_t place, uint64_t ino, int is_settled) {
     struct monarch_entry e;
     char target[MONARCH_PATH_MAX];
+    uint64_t renames = monarch_renames_before(s);
     if (is_settled && is_known(s, path, ino, &e)) {
         e.place = place;
-        monarch_report(s, batch, &e, path, "");
+        monarch_report(s, batch, &e, path, "", renames);
         return;
     }
     pace(s);
@@ -74,7 +75,7 @@ static void visit(struct monarch_scan *s, struct monarch_batch **batch, const ch
         e.ino = ino;
     }
     e.place = place;
-    monarch_report(s, batch, &e, path, target);
+    monarch_report(s, batch, &e, path, target, renames);
     if (e.kind == MONARCH_DIR && s->is_deep)
         monarch_add_task(s, monarch_new_task(s, path, 0));
 }
@@ -91,10 +92,11 @@ static void close_listing(struct monarch_scan *s, struct monarch_batch **batch, 
     if (!s->is_whole)
         return;
     pace(s);
+    uint64_t renames = monarch_renames_before(s);
     if (monarch_stat_entry(fd, s->source, "", &e, target, sizeof target) != 0)
         return;
     e.sum = names + 1ULL;
-    monarch_report(s, batch, &e, path, target);
+    monarch_report(s, batch, &e, path, target, renames);
 }
 
 void monarch_look_at_names(struct monarch_scan *s, struct monarch_batch **batch, struct task *t) {
@@ -211,10 +213,11 @@ static int report_first(struct monarch_scan *s, struct monarch_batch **batch, co
     struct monarch_entry e;
     struct stat st;
     char target[1];
+    uint64_t renames = monarch_renames_before(s);
     if (fstat(fd, &st) != 0 || st.st_dev != s->dev)
         return 0;
     if (monarch_stat_entry(fd, s->source, "", &e, target, sizeof target) == 0)
-        monarch_report(s, batch, &e, path, "");
+        monarch_report(s, batch, &e, path, "", renames);
     return 1;
 }
 

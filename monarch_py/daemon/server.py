@@ -314,9 +314,10 @@ class Daemon:
         """Adds to the catalog the files that programs have handed over and that the catalog did not
         know. Yields the files' entries, one array for each source."""
         for source in self.scanner.sources if self.shared.control.handed_bytes else ():
-            entries, pool = self.filler.engine.unmet(source.number)
+            renames = int(self.shared.clients.renames)
+            entries, pool = self.filler.engine.unmet(source.number, renames)
             if len(entries):
-                yield self.scanner.meet_read(source, entries, pool)
+                yield self.scanner.meet_read(source, entries, pool, renames)
 
     def _take_opened(self, unmet: Ids) -> None:
         """Tells the daemon's parts which files programs have opened since the last iteration.

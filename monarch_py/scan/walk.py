@@ -25,11 +25,13 @@ class Batch:
 
     entries : (n,) of dtype ENTRY, without their hashes
     pool : C pointer to `used_bytes` bytes of text: the paths, and the targets of symbolic links
+    renames : how many directories programs had renamed before the scan examined the first file
     """
 
     entries: Array
     pool: Any
     used_bytes: int
+    renames: int = 0
 
 
 class Walk:
@@ -97,7 +99,7 @@ class Walk:
             return None
         size = batch.count * ENTRY.itemsize
         entries = np.frombuffer(ffi.buffer(batch.entries, size), dtype=ENTRY)
-        return Batch(entries, batch.pool, int(batch.pool_used))
+        return Batch(entries, batch.pool, int(batch.pool_used), int(batch.renames))
 
     def want(self, directory: str, *, is_deep: bool) -> None:
         """Puts a directory before all other directories that the scan has not listed yet.

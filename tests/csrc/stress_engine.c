@@ -536,7 +536,7 @@ static void order_under_grants(void) {
         uint64_t n = monarch_engine_end_grant(engine, placed);
         CHECK(n <= room.inodes);
         take_placed(placed, n);
-        uint64_t known = monarch_engine_unmet(engine, 0, met, 64, paths);
+        uint64_t known = monarch_engine_unmet(engine, 0, 0, met, 64, paths);
         for (uint64_t k = 0; k < known; k++)
             CHECK(monarch_find(catalog, 0, paths + met[k].path, met[k].path_len) >= 0);
         unmet += known;

@@ -202,9 +202,9 @@ def test_policy_is_told_of_one_that_the_engine_may_not_take(
     wait_until(lambda: engine.clients.doorbell > 0, what="a ring for the loop")
     entries, pool = np.zeros(4, dtype=ENTRY), ffi.new("char[]", 4 * lib.MONARCH_SCAN_HINT_PATH)
     where = pointer(entries)
-    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 1
+    assert lib.monarch_engine_unmet(engine.c, 0, 0, where, 4, pool) == 1
     assert ffi.string(pool) == b"new"
-    assert lib.monarch_engine_unmet(engine.c, 0, where, 4, pool) == 0, (
+    assert lib.monarch_engine_unmet(engine.c, 0, 0, where, 4, pool) == 0, (
         "the unknown file was reported twice"
     )
     known = len(engine.catalog)

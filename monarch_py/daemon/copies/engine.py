@@ -394,17 +394,19 @@ class Engine:
         numbers = [each.fileno() for each in self._handovers]
         return int(lib.monarch_engine_handovers(self.c, numbers, len(numbers))) == 0
 
-    def unmet(self, source: int) -> tuple[Array, Any]:
+    def unmet(self, source: int, renames: int) -> tuple[Array, Any]:
         """Returns files that programs have handed over before the catalog knew them: the files'
         entries, (n,) of dtype ENTRY, and the C array that holds their paths. The engine keeps the
         files' descriptors for at least 50 ms (csrc/handover/kept.c), so the fills of the files
         should be ordered within that time.
 
         source : the number of the files' source
+        renames : how many directories programs have renamed; files whose paths may be wrong because
+            of these renames are left out
         """
         entries, pool = self._unmet
         to = pointer(entries)
-        n = lib.monarch_engine_unmet(self.c, source, to, len(entries), pool)
+        n = lib.monarch_engine_unmet(self.c, source, renames, to, len(entries), pool)
         return entries[:n].copy(), pool
 
     def stop(self, limit_s: float) -> int:

@@ -49,8 +49,9 @@ FIT_AFTER_S = 5.0
 MOST_COUNTED = 65536
 
 
-# One file, as found at the source: its source, its entry (1,), and the memory that holds its path.
-Seen = tuple[Source, Array, Any]
+# One file, as found at the source: its source, its entry (1,), the memory that holds its path, and
+# how many directories programs had renamed before the file was examined.
+Seen = tuple[Source, Array, Any, int]
 # Copies of earlier sessions that match their files; all are in one tier. The fields: the files'
 # entries, the copies' rows of the manifest, and the number of the tier.
 Adopted = tuple[Ids, Array, int]
@@ -146,7 +147,6 @@ class Scanner:
         self._known = 0  # the number of entries that `note_met` or `_insert` has handled
         self.has_more = False  # whether work is left, so that the loop must not sleep
         self.full = False  # whether shared memory has no room for more entries
-        self._renames = int(shared.clients.renames)
         self._stuck: dict[int, int] = {}
         self._current: Source | None = None
         self._fit_at_s = math.inf  # when the catalog is shrunk, as a value of time.monotonic() [s]
@@ -156,6 +156,8 @@ class Scanner:
         # them.
         self._asked: Counter[Path] = Counter()
         self._unlisted = UnlistedFiles(self.look, shared.ring)
+        # Files that were perhaps renamed after the scan had examined them
+        self._doubtful = UnlistedFiles(self.look, shared.ring)
 
     @property
     def scanned(self) -> bool:
@@ -178,11 +180,10 @@ class Scanner:
     @property
     def met_by_engine(self) -> int:
         """A bit mask of the sources whose files the engine may add to the catalog on its own when
-        programs hand them over. The engine may do so on four conditions: the configuration excludes
-        none of the source's files; no tier can have copies from an earlier session; no directory
-        was renamed in this session; and shared memory has room for more entries."""
-        has_earlier = any(len(validator.rows) for validator in self.validators)
-        if self.full or has_earlier or int(self.shared.clients.renames) != self._renames:
+        programs hand them over. The engine may do so on three conditions: the configuration
+        excludes none of the source's files; no tier can have copies from an earlier session; and
+        shared memory has room for more entries."""
+        if self.full or any(len(validator.rows) for validator in self.validators):
             return 0
         return sum(1 << source.number for source in self.sources if source.takes_all)
 
@@ -311,6 +312,7 @@ class Scanner:
     def step(self) -> None:
         """Runs one iteration."""
         self.note_met()
+        self._take_doubtful()
         self.has_more = False
         for _ in range(BATCHES_A_TURN):
             source = self._source_to_scan()
@@ -318,7 +320,7 @@ class Scanner:
                 break
             batch = source.take_batch()
             if batch is not None:
-                self._insert(source, batch.entries, batch.pool)
+                self._insert(source, batch.entries, batch.pool, batch.renames)
             elif source.scan.is_finished:
                 self._end(source, source.scan)
             else:
@@ -365,9 +367,14 @@ class Scanner:
         except OSError as error:
             log.info("the catalog cannot be shrunk, and so keeps unneeded memory: %s", error)
 
-    def _insert(self, source: Source, entries: Array, pool: Any) -> None:
+    def _insert(self, source: Source, entries: Array, pool: Any, renames: int) -> None:
         """Adds new files to the catalog, and finds the copies of these files that earlier sessions
-        have made. Files that the configuration excludes get the state BYPASS."""
+        have made. Files that the configuration excludes get the state BYPASS. So do files whose
+        paths may be wrong, because a directory was renamed after they were examined; these files
+        are looked up again.
+
+        renames : how many directories had been renamed before the files were examined
+        """
         catalog = self.shared.catalog
         if self.full:
             return
@@ -392,22 +399,24 @@ class Scanner:
             return
         self._known = len(catalog)
         new = np.arange(before, self._known, dtype=np.uint64)
-        if int(self.shared.clients.renames) != self._renames:
-            self._look_again(source, new)
+        if int(self.shared.clients.renames) != renames:
+            absent = new[catalog.states(new) == State.ABSENT]
+            catalog.set_state(absent, State.BYPASS, Reason.CHANGED)
+            self._doubtful.add((source.number, catalog.path(entry)) for entry in absent)
         self._validate(new[catalog.states(new) == State.ABSENT])
 
-    def _look_again(self, source: Source, ids: Ids) -> None:
-        """Examines files again after a directory was renamed during the session. A file that is no
-        longer at its path is left to the source."""
+    def _take_doubtful(self) -> None:
+        """Gives files the state ABSENT again that are still at their paths."""
         catalog = self.shared.catalog
-        for entry in ids:
-            try:
-                found = os.stat(catalog.path(entry), dir_fd=source.fd, follow_symlinks=False)
-                moved = found.st_ino != int(catalog.entries["ino"][entry])
-            except OSError:
-                moved = True
-            if moved:
-                catalog.set_state(np.array([entry]), State.BYPASS, Reason.CHANGED)
+        for path, (_, found, _, renames) in self._doubtful.take_answers():
+            entry = self.find(*path)
+            if int(self.shared.clients.renames) != renames:
+                self._doubtful.add([path])
+            elif entry >= 0 and catalog.entries["ino"][entry] == found["ino"][0]:
+                ids = np.array([entry], dtype=np.uint64)
+                catalog.set_state(ids, State.ABSENT)
+                self._validate(ids)
+        self._doubtful.ask(is_scanned=True)
 
     def _validate(self, ids: Ids) -> None:
         if self.validators:
@@ -450,6 +459,7 @@ class Scanner:
         may take a long time. It does not use the catalog, so any thread may make the call."""
         if number >= len(self.sources) or not path or path.startswith("/"):
             return None
+        renames = int(self.shared.clients.renames)
         source = self.sources[number]
         full = source.config.real_path / path
         # Only the canonical path, which the scan would use too, is accepted. A file that is reached
@@ -466,7 +476,7 @@ class Scanner:
         if self.stat_entry(source, raw, entries) != 0 or entries["kind"][0] != Kind.FILE:
             return None
         entries["path_len"] = len(raw)
-        return source, entries, pool
+        return source, entries, pool, renames
 
     def meet(self, seen: Seen) -> int:
         """Adds a new file to the catalog. Returns the file's entry, or -1 if it was not added."""
@@ -474,13 +484,13 @@ class Scanner:
         self._insert(*seen)
         return known if len(self.shared.catalog) > known else -1
 
-    def meet_read(self, source: Source, entries: Array, pool: Any) -> Ids:
+    def meet_read(self, source: Source, entries: Array, pool: Any, renames: int) -> Ids:
         """Processes files that programs have read; their paths lie in `pool`. Adds files that are
-        not in the catalog yet. Returns the numbers of the files' entries."""
+        not in the catalog yet, as `_insert` does. Returns the numbers of the files' entries."""
         paths = [os.fsdecode(ffi.string(pool + int(offset))) for offset in entries["path"].tolist()]
         for path in paths:
             self._note_opened(source.number, os.path.dirname(path))
-        self._insert(source, entries, pool)
+        self._insert(source, entries, pool, renames)
         found = [self.find(source.number, path) for path in paths]
         return np.array([entry for entry in found if entry >= 0], dtype=np.uint64)
 
@@ -507,6 +517,7 @@ class Scanner:
     def close(self, limit_s: float) -> int:
         """Ends the scan's threads. Returns how many threads did not end within limit_s."""
         self._unlisted.close()
+        self._doubtful.close()
         left = 0
         for source in self.sources:
             if source.scan is not None:  # at most one source is being scanned

@@ -1,4 +1,5 @@
-"""Looks up, at the source, files that programs open before the scan has found them."""
+"""Looks up single files at the source: files that programs open before the scan has found them, and
+files that were perhaps renamed after the scan had examined them."""
 
 import logging
 import queue
@@ -26,8 +27,8 @@ FEW = 32
 
 
 class UnlistedFiles(Generic[Seen]):
-    """Looks up, at the source, files that no scan has listed yet. Separate threads do this, because
-    the source may be slow, and the loop must never wait for it.
+    """Looks up single files at the source. Separate threads do this, because the source may be
+    slow, and the loop must never wait for it.
 
     look : a function that looks up one file at the source; it returns None if there is no file that
         belongs in the catalog
@@ -49,7 +50,7 @@ class UnlistedFiles(Generic[Seen]):
         return len(self._since) + len(self._asked)
 
     def add(self, paths: Iterable[Path]) -> list[Path]:
-        """Adds files that programs have opened and that have no entry. Returns the files added."""
+        """Adds files that are to be looked up. Returns the files added."""
         now, added = time.monotonic(), []
         for path in paths:
             is_new = path not in self._since and path not in self._asked

@@ -265,7 +265,7 @@ TEST(a_thread_ends_with_the_scan) {
     s->busy = 1;
     s->may_look[0] = 5;
     struct task *first = add("a", 0), *second = add("b", 0);
-    monarch_report(s, &batch, &e, "x", "");
+    monarch_report(s, &batch, &e, "x", "", 0);
     memset(rings, 0, sizeof rings);
     CHECK(monarch_next_task(s, &batch) == second && s->busy == 1);
     SAME(rings_of(&s->more_work, 1), 1); /* another thread can take the other task */
@@ -314,7 +314,7 @@ static void report(struct monarch_batch **batch, unsigned i, int is_link) {
     char path[32];
     struct monarch_entry e = {.ino = i, .kind = is_link ? MONARCH_LINK : MONARCH_FILE};
     snprintf(path, sizeof path, "d/%u", i);
-    monarch_report(s, batch, &e, path, is_link ? "to/there" : "");
+    monarch_report(s, batch, &e, path, is_link ? "to/there" : "", 10 + i);
 }
 
 static void check_batch(const struct monarch_batch *b, unsigned *next) {
@@ -393,10 +393,28 @@ TEST(batches_are_merged_if_they_fit) {
         SAME(a->count, way == 0 ? 5 : 3);
         SAME(b->count, way == 0 ? 0 : 2);
         SAME(b->pool_used == 0, way == 0);
+        SAME(a->renames, 10); /* the number before the first look */
         check_batch(a, &seen);
         monarch_batch_free(a);
         monarch_batch_free(b);
     }
+    done();
+}
+
+/* A batch that is merged from two threads' batches is as old as the older one. */
+TEST(a_merged_batch_is_as_old_as_its_oldest_entry) {
+    make(2);
+    struct monarch_batch *a = NULL, *b = NULL;
+    report(&a, 7, 0);
+    report(&b, 3, 0);
+    report(&b, 4, 0);
+    SAME(b->renames, 13);
+    SAME(merge(a, b), 1);
+    SAME(a->renames, 13);
+    report(&b, 9, 0);
+    SAME(b->renames, 19); /* of its earlier entries nothing is left */
+    monarch_batch_free(a);
+    monarch_batch_free(b);
     done();
 }
 

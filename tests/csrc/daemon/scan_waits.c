@@ -24,7 +24,7 @@ static void hand_over(struct monarch_scan *s, struct monarch_batch **batch) {
         at_hand_over();
 }
 static void report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
-                   const char *path, const char *target) {
+                   const char *path, const char *target, uint64_t renames) {
     if (e->kind == MONARCH_FILE)
         note('v');
 }

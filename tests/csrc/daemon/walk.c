@@ -218,6 +218,26 @@ TEST(each_question_to_the_source_is_paced) {
     done();
 }
 
+/* A batch tells how many directories had been renamed before its first file was examined. */
+TEST(a_batch_tells_of_renames_before_its_first_look) {
+    make();
+    make_tree();
+    struct monarch_batch *b = NULL;
+    struct monarch_clients *clients = calloc(1, sizeof *clients);
+    s->clients = clients;
+    clients->renames = 4;
+    visit(s, &b, "d/a", 0, 1, 0);
+    clients->renames = 5;
+    visit(s, &b, "d/e", 0, 1, 0);
+    CHECK(b->renames == 4 && b->count == 2);
+    b->count = b->pool_used = 0;
+    close_listing(s, &b, "d", root, 3);
+    SAME(b->renames, 5);
+    monarch_batch_free(b);
+    free(clients);
+    done();
+}
+
 /* A file system that is mounted below the source does not belong to the source. The directory on
  * which it is mounted is not walked. It is reported with the inode number that the listing of its
  * parent directory shows. */
