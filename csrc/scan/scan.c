@@ -1,9 +1,11 @@
 /* A scan's threads, from start to stop. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "scan/scan.h"
@@ -78,9 +80,10 @@ static void add_first(struct monarch_scan *s, const char *path) {
 
 static struct monarch_scan *new_scan(int root, unsigned source, int threads, uint64_t ops_per_s,
                                      uint32_t *doorbell) {
-    struct stat st;
+    struct statx x;
     struct monarch_scan *s = calloc(1, sizeof *s + (size_t)(threads + 1) * sizeof(pthread_t));
-    if (!s || fstat(root, &st) != 0) {
+    /* The daemon's loop calls this function. Only the device is needed, which the kernel knows. */
+    if (!s || statx(root, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, 0, &x) != 0) {
         free(s);
         return NULL;
     }
@@ -90,7 +93,7 @@ static struct monarch_scan *new_scan(int root, unsigned source, int threads, uin
     pthread_cond_init(&s->room, NULL);
     s->root = root;
     s->source = source;
-    s->dev = st.st_dev;
+    s->dev = makedev(x.stx_dev_major, x.stx_dev_minor);
     monarch_pace_init(&s->pace, ops_per_s);
     s->doorbell = doorbell;
     s->busy = s->threads = threads; /* each thread counts as busy until it first requests a task */

@@ -1,11 +1,18 @@
 /* Tests scan/scan.c: how the threads of a scan start and end, and when they lower their
  * priority. */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
+static int stat_flags; /* the flags of the last call of statx */
+static int tell_stat(int dir, const char *path, int flags, unsigned mask, struct statx *x) {
+    stat_flags = flags;
+    return statx(dir, path, flags, mask, x);
+}
 static int made, fails_at, lacks_memory;
 static void *scarce_calloc(size_t n, size_t size) { return lacks_memory ? NULL : calloc(n, size); }
 static int make_thread(pthread_t *thread, const pthread_attr_t *a, void *(*run)(void *),
@@ -52,6 +59,7 @@ static void walk(struct monarch_scan *s, struct monarch_batch **batch, struct ta
     __atomic_fetch_add(&walked, 1, __ATOMIC_SEQ_CST);
 }
 static uint64_t tell_looks(void) { return looks; }
+#define statx(dir, path, flags, mask, x) tell_stat(dir, path, flags, mask, x)
 #define calloc scarce_calloc
 #define pthread_create make_thread
 #define getrusage tell_usage
@@ -61,6 +69,7 @@ static uint64_t tell_looks(void) { return looks; }
 #define monarch_looks tell_looks
 #include "scan/scan.c"
 #undef calloc
+#undef statx
 
 #include "checks.h"
 
@@ -102,6 +111,7 @@ TEST(a_scan_begins_where_it_is_told) {
                      : monarch_scan_parts(here, 5, parts, 3, way == 1, 1, 0, &bell);
         struct stat st;
         CHECK(s && fstat(here, &st) == 0 && s->dev == st.st_dev && s->source == 5);
+        CHECK(stat_flags & AT_STATX_DONT_SYNC); /* the daemon's loop does not wait for the source */
         CHECK(s->root == here && s->is_deep == (way < 2) && s->is_whole == (way == 0));
         monarch_scan_allow(s, -1, -1);
         join_all();
