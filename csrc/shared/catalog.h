@@ -513,9 +513,11 @@ static inline uint64_t monarch_claim_of(uint64_t id, uint64_t flag, uint64_t now
     return (id + 1) << 32 | flag | (now_ns >> MONARCH_CLAIM_TICK & (MONARCH_CLAIM_RECALLED - 1));
 }
 static inline int monarch_claim_names(uint64_t claim, uint64_t id) { return claim >> 32 == id + 1; }
+/* Returns whether the claim has not expired. It may have been made after the caller has read the
+ * clock, so a claim whose time is later than `now_ns` holds too. */
 static inline int monarch_claim_holds(uint64_t claim, uint64_t now_ns) {
-    uint64_t now = now_ns >> MONARCH_CLAIM_TICK;
-    return claim && ((now - claim) & (MONARCH_CLAIM_RECALLED - 1)) < MONARCH_CLAIM_TICKS;
+    uint64_t age = (now_ns >> MONARCH_CLAIM_TICK) - claim + MONARCH_CLAIM_TICKS;
+    return claim && (age & (MONARCH_CLAIM_RECALLED - 1)) < 2 * MONARCH_CLAIM_TICKS;
 }
 /* Returns the number that identifies a file without an entry. The number is computed from the inode
  * number, and is larger than any entry's number. Two files may get the same number. */

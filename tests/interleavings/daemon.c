@@ -13,6 +13,7 @@
 #include "copy/flow.h"
 #include "engine/schedule.h"
 #include "preload/session/segments.h"
+#include "publish/writer.h"
 #include "scheduler.h"
 
 #define BLOCK_BYTES (4 * MONARCH_UNIT)
@@ -77,13 +78,24 @@ static void submit(unsigned file, int in_use) {
 
 void order_ahead(unsigned file) { submit(file, 0); }
 
+/* Publishes a copy that the engine has not published, because another thread had the writer's lock
+ * for too long. */
+static void publish(const struct monarch_result *r) {
+    pthread_mutex_lock(&site.writer->lock);
+    EXPECT(monarch_publish_result(site.writer, site.control, site.clients, r));
+    pthread_mutex_unlock(&site.writer->lock);
+}
+
 /* Takes the results of the engine's orders. Each order must have succeeded, and the engine itself
- * must have published the copy that the order made. */
+ * must have published the copy that the order made, unless an interrupt has held up a thread. */
 static void take_results(void) {
     struct monarch_result r[FILES];
     uint64_t n = monarch_engine_results(engine, r, FILES);
-    for (uint64_t i = 0; i < n; i++)
-        EXPECT(r[i].status == MONARCH_DONE && r[i].is_published);
+    for (uint64_t i = 0; i < n; i++) {
+        EXPECT(r[i].status == MONARCH_DONE && (r[i].is_published || held_up_ns()));
+        if (!r[i].is_published)
+            publish(&r[i]);
+    }
     monarch_engine_settle(engine);
 }
 

@@ -32,14 +32,17 @@ def names(claim: int, entry: int) -> bool:
 
 
 def test_a_claim_holds_for_a_second_and_for_its_file_alone(lib: Any, session: Made) -> None:
-    """A claim says for one second that a program reads the file. It says nothing about another
-    file, even if claims of that file use the same slot."""
+    """A claim says for one second that a program reads the file, also to a thread that has read the
+    clock before the claim was made. It says nothing about another file, even if claims of that file
+    use the same slot."""
     start = lib.shared_now()
     lib.claims_file(session.s, 7)
     end = lib.shared_now()
     assert names(slot(session, 7), 7)
-    for later, is_read in ((end, 1), (start + SECOND - 2 * TICK, 1), (end + SECOND + TICK, 0)):
-        assert lib.claims_is_being_read(session.s, 7, 0, later) == is_read
+    for when, is_read in (
+        (start - 9 * TICK, 1), (end, 1), (start + SECOND - 2 * TICK, 1), (end + SECOND + TICK, 0)
+    ):  # fmt: skip
+        assert lib.claims_is_being_read(session.s, 7, 0, when) == is_read
     assert not lib.claims_is_being_read(session.s, 7 + CLAIMS, 0, end)
     assert not lib.claims_is_being_read(session.s, 8, 0, end)
     assert not lib.claims_is_in_transit(slot(session, 7), end)
