@@ -411,6 +411,8 @@ def test_pip_makes_such_an_installation(cluster: Cluster) -> None:
     made, first = cluster.place / "opt" / "made", cluster.place / "opt" / "pip.first"
     install(made, cluster.python)
     words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--prefix", str(first)]
+    # Without this option, pip would uninstall the installation under test.
+    words.append("--ignore-installed")
     if importlib.util.find_spec("setuptools") is not None:
         words.append("--no-build-isolation")
     subprocess.run([*words, str(ROOT)], check=True, timeout=600)
