@@ -17,12 +17,14 @@ READ = "import sys; print(sum(len(open(p, 'rb').read()) for p in sys.argv[1:]))"
 
 def is_running(pid: int) -> bool:
     """Whether a process runs. A zombie counts as ended, because the process that has started a
-    detached daemon does not wait for it."""
+    detached daemon does not wait for it. But while other threads of a killed process still end, its
+    locks are held."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return False
-    return state != "Z"
+    return state != "Z" or threads > 1
 
 
 def make_datasets(root: Path) -> list[Path]:

@@ -8,12 +8,12 @@ import signal
 
 import pytest
 import yaml
-from cli.sites import SiteSession, hits, is_running, present
+from cli.sites import SiteSession, hits, present
 from support.session import wait_until
 
 from monarch_py.errors import SessionError
 from monarch_py.ipc.connection import DaemonConnection
-from monarch_py.ipc.session import SessionDir, link_session
+from monarch_py.ipc.session import SessionDir, holder_of, link_session
 
 
 def test_without_a_daemon_commands_mean_the_sites(site: SiteSession) -> None:
@@ -142,7 +142,8 @@ def test_the_copies_of_a_killed_daemon_are_known_until_they_are_removed(
     session = SessionDir.of(file)
     pid = int(DaemonConnection(session).ask("where")["pid"])
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid), what="the daemon's end")
+    # The process releases the session's lock when the last of its threads has ended.
+    wait_until(lambda: holder_of(session.lock) is None, what="the daemon's end")
     file.write_text(said)  # without `hierarchy`, the file uses the site's tiers
     assert site.command_line("config", "check", "-c", str(file)).returncode == 0
     assert session.control.exists()
