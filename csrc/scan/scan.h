@@ -93,7 +93,8 @@ void monarch_count_scan_error(struct monarch_scan *s, int error);
  * before the entry's file was examined. */
 void monarch_report(struct monarch_scan *s, struct monarch_batch **batch, struct monarch_entry *e,
                     const char *path, const char *target, uint64_t renames);
-/* Returns how many directories programs have renamed so far. */
+/* Returns how many directories programs have renamed so far. Call this before a file is examined,
+ * so that a rename during the examination is noticed. */
 uint64_t monarch_renames_before(const struct monarch_scan *s);
 /* Hands the thread's batch to Python (monarch_scan_take). Afterwards, *batch is an empty batch or
  * NULL. May wait until Python has taken some batches. */

@@ -406,7 +406,8 @@ class Scanner:
         self._validate(new[catalog.states(new) == State.ABSENT])
 
     def _take_doubtful(self) -> None:
-        """Gives files the state ABSENT again that are still at their paths."""
+        """Processes the files that were looked up again. Each file that is still at its path gets
+        the state ABSENT."""
         catalog = self.shared.catalog
         for path, (_, found, _, renames) in self._doubtful.take_answers():
             entry = self.find(*path)
