@@ -450,9 +450,13 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 /* Configures malloc for a process that runs for weeks: when a large array is freed, its memory
  * returns to the system. */
 void monarch_limit_malloc(void);
-/* Asks the kernel for short time slices (since Linux 6.12) for the calling thread and for threads
- * that it makes later. The daemon's threads work for about 0.1 ms at a time. If programs use all
- * processors, short slices let such a thread run sooner after a sleep. The thread's share of the
- * processor time stays the same. Older kernels ignore the request. */
-void monarch_shorten_slice(void);
+/* Asks the kernel for SCHED_BATCH and short time slices (since Linux 6.12) for the calling thread
+ * and for threads that it makes later. A thread of SCHED_BATCH that wakes does not interrupt the
+ * thread that runs on its processor. Most of those threads run for less than 0.1 ms before they
+ * sleep, so an interruption would cost two context switches, and would hardly make the daemon
+ * faster. If programs use all processors, short slices let the daemon's threads run at the
+ * scheduler's next decision. Their share of the processor time stays the same. On older kernels,
+ * the function has no effect, because there a thread of SCHED_BATCH could wait for many
+ * milliseconds. */
+void monarch_set_scheduling(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

@@ -266,11 +266,13 @@ struct scheduling {
     uint64_t runtime_ns, deadline_ns, period_ns;
 };
 
-void monarch_shorten_slice(void) {
+void monarch_set_scheduling(void) {
     struct scheduling now;
-    if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 ||
+    /* A kernel that does not support time slices of a thread's own reports none. */
+    if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0 || !now.runtime_ns ||
         (now.policy != SCHED_OTHER && now.policy != SCHED_BATCH))
         return;
+    now.policy = SCHED_BATCH;
     now.runtime_ns = SLICE_NS;
     syscall(SYS_sched_setattr, 0, &now, 0);
 }

@@ -118,7 +118,7 @@ def serve(config_file: Path, startup: StartupInfo | None = None, *, kind: str = 
     # With the shell's umask, the daemon might be unable to open files that it has created itself.
     os.umask(0o077)
     lib.monarch_limit_malloc()
-    lib.monarch_shorten_slice()
+    lib.monarch_set_scheduling()
     _raise_limits()
     note_all_failures()
     with contextlib.ExitStack() as stack:

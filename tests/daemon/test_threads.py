@@ -109,7 +109,7 @@ def test_where_no_more_threads_can_be_started_the_others_do_the_work(
     session.wait_all_present()
 
 
-def test_all_threads_have_short_time_slices_and_the_priority_of_the_command(
+def test_all_threads_have_batch_scheduling_short_slices_and_the_commands_priority(
     session_factory: Factory, tmp_path: Path
 ) -> None:
     own = Path("/proc/self/sched")
@@ -119,11 +119,13 @@ def test_all_threads_have_short_time_slices_and_the_priority_of_the_command(
         pytest.skip("the kernel does not say how long time slices are")
     make_files(tmp_path / "source", 4, 1000)
     process = process_of(session_factory(tmp_path / "source").start())
-    slices_ns = set()
+    slices_ns, policies = set(), set()
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # some threads end meanwhile
             slices_ns |= set(
                 re.findall(r"^se\.slice +: +(\d+)$", (task / "sched").read_text(), re.M)
             )
+            policies.add(os.sched_getscheduler(int(task.name)))
     assert slices_ns == {"100000"}
+    assert policies == {os.SCHED_BATCH}
     assert os.getpriority(os.PRIO_PROCESS, process.pid) == os.getpriority(os.PRIO_PROCESS, 0)
