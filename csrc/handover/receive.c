@@ -6,6 +6,7 @@
  * program that has a lock on the open file (flock): the lock lasts until the last descriptor of the
  * open file is closed. */
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -13,6 +14,8 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "copy/source_file.h"
@@ -29,12 +32,32 @@
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
+/* While messages come often, the receiving thread takes naps, and looks for messages after each
+ * nap. A message that comes during a nap wakes no thread; waking one would cost the program several
+ * microseconds.
+ * OFTEN_NS: messages come often if the last two came within this time.
+ * NAP_NS, NAPS: the duration of a nap, and how many naps without a message may follow each other.
+ *     After these naps, the thread sleeps until a message wakes it.
+ * STANDBY_NS: how often another thread looks whether it must receive instead (see `take_over`). */
+#define OFTEN_NS 4000000
+#define NAP_NS 2000000
+#define NAPS 2
+#define STANDBY_NS 5000000
+
 struct handovers {
     struct pool *pool;
-    int epoll;            /* watches all sockets and `end` */
-    int end;              /* an eventfd; a value written to it makes all threads end */
+    int epoll; /* watches all sockets and `end` */
+    int end;   /* an eventfd; a value written to it makes all threads end */
+    /* Only the receiving thread uses the next two fields. last_ns: when it received a message.
+     * is_often: whether messages come often. */
+    uint64_t last_ns;
+    int is_often;
+    int is_asleep;        /* atomic: whether the receiving thread sleeps until a message wakes it */
     pthread_mutex_t lock; /* guards all fields below; no other lock is taken while it is held */
-    int threads, waiting; /* waiting: how many of the threads wait for a descriptor */
+    uint32_t bell;        /* a futex: the number of rings; the waiting threads sleep on it */
+    int threads, waiting; /* waiting: how many of the threads wait until they may receive */
+    int has_receiver;     /* whether a thread receives; at most one does so at a time */
+    int has_standby;      /* whether one of the waiting threads looks every STANDBY_NS */
     struct taker {
         struct handovers *all;
         struct worker worker;
@@ -168,18 +191,29 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
            strnlen(what->path, what->path_len + 1u) == what->path_len;
 }
 
-/* Adds a socket or `end` to the epoll set, or arms it again. Each message wakes one thread; `end`
- * wakes all threads. */
-static int watch(const struct handovers *h, int fd, int how) {
-    struct epoll_event event = {.events = EPOLLIN | (fd == h->end ? 0 : EPOLLONESHOT),
-                                .data.fd = fd};
-    return epoll_ctl(h->epoll, how, fd, &event);
+/* Waits until a message has come, or until the threads are to end. Returns the socket with the
+ * message; -1 if there is none. */
+static int await_message(struct handovers *h) {
+    const struct timespec nap = {0, NAP_NS};
+    struct epoll_event from;
+    int found = 0;
+    for (int naps = 0; h->is_often && naps <= NAPS && !found; naps++) {
+        if (naps)
+            nanosleep(&nap, NULL);
+        found = epoll_wait(h->epoll, &from, 1, 0);
+    }
+    if (!found) {
+        __atomic_store_n(&h->is_asleep, 1, __ATOMIC_RELAXED);
+        found = epoll_wait(h->epoll, &from, 1, -1);
+        __atomic_store_n(&h->is_asleep, 0, __ATOMIC_RELAXED);
+    }
+    return found == 1 && from.data.fd != h->end ? from.data.fd : -1;
 }
 
 /* Receives the next message, and sets *fd to the message's descriptor, or to -1 if this process has
  * reached its limit of open descriptors. Returns whether the message is valid; a valid message
  * names a file. */
-static int receive(const struct handovers *h, struct monarch_handover *what, int *fd) {
+static int receive(struct handovers *h, struct monarch_handover *what, int *fd) {
     struct iovec part = {what, sizeof *what};
     union {
         struct cmsghdr header;
@@ -191,11 +225,13 @@ static int receive(const struct handovers *h, struct monarch_handover *what, int
                              /* CMSG_SPACE would include padding, in which a sender could put a
                               * second descriptor that nobody would close */
                              .msg_controllen = CMSG_LEN(sizeof(int))};
-    struct epoll_event from;
-    if (epoll_wait(h->epoll, &from, 1, -1) != 1 || from.data.fd == h->end)
+    int from = await_message(h);
+    if (from < 0)
         return 0;
-    ssize_t n = recvmsg(from.data.fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    watch(h, from.data.fd, EPOLL_CTL_MOD);
+    ssize_t n = recvmsg(from, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    uint64_t now = monarch_now_ns();
+    h->is_often = now - h->last_ns < OFTEN_NS;
+    h->last_ns = now;
     const struct cmsghdr *c = n >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
     *fd = -1;
     if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
@@ -229,41 +265,85 @@ static void start(struct handovers *h) {
     pthread_attr_destroy(&attributes);
 }
 
-/* Adds `by` to the number of waiting threads. If no thread waits any more, and fewer than THREADS
- * threads run, starts another thread, which waits for the next descriptor. */
-static void change_waiting(struct handovers *h, int by) {
+/* Wakes up to `most` of the waiting threads. */
+static void ring(struct handovers *h, int most) {
     pthread_mutex_lock(&h->lock);
-    h->waiting += by;
+    h->bell++;
+    pthread_mutex_unlock(&h->lock);
+    syscall(SYS_futex, &h->bell, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+}
+
+/* Waits until no other thread receives, and makes the caller the receiving thread. While messages
+ * come often, one of the waiting threads is the standby: it looks every STANDBY_NS whether the
+ * receiving thread has begun to copy a file. So a thread that begins to copy need not wake another
+ * one. Mostly it has made its copy before the standby looks, and receives the next message itself.
+ */
+static void take_over(struct handovers *h) {
+    const struct timespec limit = {0, STANDBY_NS};
+    pthread_mutex_lock(&h->lock);
+    while (h->has_receiver && !__atomic_load_n(&h->pool->shared.stopping, __ATOMIC_ACQUIRE)) {
+        uint32_t seen = h->bell;
+        int is_standby = !h->has_standby && !__atomic_load_n(&h->is_asleep, __ATOMIC_RELAXED);
+        h->has_standby |= is_standby;
+        pthread_mutex_unlock(&h->lock);
+        syscall(SYS_futex, &h->bell, FUTEX_WAIT_PRIVATE, seen, is_standby ? &limit : NULL, NULL, 0);
+        pthread_mutex_lock(&h->lock);
+        h->has_standby &= !is_standby;
+    }
+    h->has_receiver = 1;
+    h->waiting--;
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Notes that the caller no longer receives, because it begins to copy a file. If there is no
+ * standby that takes over, wakes a waiting thread. If no thread waits, starts one, unless THREADS
+ * threads run already. */
+static void hand_on(struct handovers *h) {
+    pthread_mutex_lock(&h->lock);
+    h->has_receiver = 0;
+    int rings = !h->has_standby && h->waiting;
     if (!h->waiting && h->threads < THREADS)
         start(h);
     pthread_mutex_unlock(&h->lock);
+    if (rings)
+        ring(h, 1);
 }
 
 static void *take_all(void *arg) {
     struct taker *me = arg;
     struct handovers *h = me->all;
     const int *stopping = &h->pool->shared.stopping;
-    while (!__atomic_load_n(stopping, __ATOMIC_ACQUIRE)) {
+    for (;;) {
         struct monarch_handover what;
-        int fd;
-        if (!receive(h, &what, &fd))
-            continue;
-        change_waiting(h, -1);
+        int fd, has_one = 0;
+        take_over(h);
+        while (!has_one && !__atomic_load_n(stopping, __ATOMIC_ACQUIRE))
+            has_one = receive(h, &what, &fd);
+        if (!has_one)
+            break;
+        hand_on(h);
         struct handed *file = fd >= 0 ? new_handed(h->pool, fd, &what) : NULL;
         if (file)
             take(me, file);
         else
             take_none(h->pool, fd, &what);
-        change_waiting(h, 1);
+        pthread_mutex_lock(&h->lock);
+        h->waiting++;
+        pthread_mutex_unlock(&h->lock);
     }
     monarch_unmap_buffer(me->worker.buffer);
     return NULL;
 }
 
+static int watch(const struct handovers *h, int fd) {
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    return epoll_ctl(h->epoll, EPOLL_CTL_ADD, fd, &event);
+}
+
 static int watch_all(const struct handovers *h, const int *sockets, int n) {
-    int failed = h->epoll < 0 || h->end < 0 || watch(h, h->end, EPOLL_CTL_ADD) != 0;
+    int failed = h->epoll < 0 || h->end < 0 || watch(h, h->end) != 0;
     for (int i = 0; i < n && !failed; i++)
-        failed = watch(h, sockets[i], EPOLL_CTL_ADD) != 0;
+        failed = watch(h, sockets[i]) != 0;
     return !failed;
 }
 
@@ -277,8 +357,10 @@ static void free_handovers(struct handovers *h) {
 }
 
 static void end(struct pool *p) {
-    if (p->handovers)
+    if (p->handovers) {
         eventfd_write(p->handovers->end, 1);
+        ring(p->handovers, THREADS);
+    }
     if (p->kept)
         monarch_end_kept(p->kept);
 }

@@ -179,8 +179,8 @@ CALL(int, epoll_ctl, (int epoll, int command, int fd, struct epoll_event *event)
 }
 CALL(int, epoll_wait, (int epoll, struct epoll_event *events, int most, int limit_ms)) {
     int n;
-    EXPECT(limit_ms == -1);
-    while ((n = (int)syscall(SYS_epoll_pwait, epoll, events, most, 0, NULL, 8)) == 0)
+    EXPECT(limit_ms == 0 || limit_ms == -1);
+    while ((n = (int)syscall(SYS_epoll_pwait, epoll, events, most, 0, NULL, 8)) == 0 && limit_ms)
         sleep_on(INCOMING, NEVER, ANY_BIT);
     step();
     return n;

@@ -6,6 +6,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "engine/grant.h"
 #include "engine/work.h"
@@ -49,6 +52,38 @@ static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *
                                         struct job **job);
 static void do_handed(struct worker *w, struct job *job);
 static int lock_any(struct monarch_writer *w);
+/* comes: the message that comes during a nap, or wakes a thread; NULL: none. naps, sleeps: how
+ * often threads took a nap, and slept until a message came. comes_at: the number of the nap in
+ * which the message comes; beyond NAPS: it wakes the thread. timed_waits: how often a thread was
+ * the standby. */
+static struct monarch_handover *comes;
+static int naps, sleeps, comes_at, timed_waits;
+static void send_it(void);
+static void real_sleep(long ms) {
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    nanosleep(&t, NULL);
+}
+static int take_nap(const struct timespec *t, struct timespec *left) {
+    if (comes && ++naps == comes_at)
+        send_it();
+    return comes ? 0 : nanosleep(t, left);
+}
+static int wait_for_event(int epoll, struct epoll_event *to, int most, int limit_ms) {
+    if (comes && limit_ms == -1) {
+        sleeps++;
+        send_it();
+    }
+    return epoll_wait(epoll, to, most, limit_ms);
+}
+static long wait_or_wake(long number, uint32_t *word, int how, uint32_t value,
+                         const struct timespec *limit, ...) {
+    if (limit)
+        __atomic_fetch_add(&timed_waits, 1, __ATOMIC_SEQ_CST);
+    return syscall(number, word, how, value, limit, NULL, 0);
+}
+#define nanosleep take_nap
+#define epoll_wait wait_for_event
+#define syscall wait_or_wake
 #define calloc scarce_calloc
 #define epoll_create1 make_epoll
 #define eventfd make_event
@@ -66,6 +101,7 @@ static int lock_any(struct monarch_writer *w);
 #define monarch_lock_soon lock_any
 #include "handover/receive.c"
 #undef calloc
+#undef syscall
 
 #include "checks.h"
 
@@ -180,6 +216,8 @@ static void say(int reader, const void *what, size_t bytes, int n) {
 }
 
 #define SHORT offsetof(struct monarch_handover, source)
+
+static void send_it(void) { say(0, comes, SHORT, 0); }
 
 /* Hands over a descriptor of the file with this entry. */
 static void hand_over(int reader, uint64_t id) {
@@ -306,12 +344,6 @@ static void unwatch(void) {
     close(here.end);
 }
 
-/* Returns whether a thread that waits for a message is woken at once. */
-static int is_ready(void) {
-    struct epoll_event event;
-    return epoll_wait(here.epoll, &event, 1, 0) == 1;
-}
-
 /* A message that names no file is dropped, and its descriptor is closed. A message without a
  * descriptor still requests the file that it names. At most one descriptor of a message is
  * received, so that a faulty program cannot fill the daemon's table of descriptors. */
@@ -343,31 +375,68 @@ TEST(a_message_brings_at_most_one_descriptor) {
     done();
 }
 
-/* Each message wakes one thread. The next message in the same socket wakes a thread only after the
- * socket is watched again. A thread that finds no message does not wait for one. */
-TEST(a_socket_wakes_one_thread_at_a_time) {
+/* While messages come often, the receiving thread takes naps, and no message wakes it. After NAPS
+ * naps without a message, it sleeps until a message wakes it. After a message that came late, it
+ * takes no nap. */
+TEST(a_thread_naps_while_messages_come_often) {
     make();
     watch_here();
     struct monarch_handover got, what = {.id = 7};
     int fd = 99;
-    say(0, &what, SHORT, 0);
-    say(0, &what, SHORT, 0);
-    SAME(is_ready(), 1);
-    SAME(is_ready(), 0); /* another thread has the socket now */
-    say(1, &what, SHORT, 0);
-    SAME(receive(&here, &got, &fd), 1); /* from the other socket */
-    SAME(fd, -1);
-    SAME(is_ready(), 0);
-    watch(&here, sockets[0], EPOLL_CTL_MOD);
+    comes = &what;
+    for (int nap = 0; nap <= NAPS + 1; nap++) {
+        naps = sleeps = 0;
+        comes_at = nap;
+        here.is_often = 1;
+        here.last_ns = monarch_now_ns();
+        if (nap == 0)
+            say(0, &what, SHORT, 0);
+        SAME(receive(&here, &got, &fd), 1);
+        SAME(naps, nap <= NAPS ? nap : NAPS);
+        SAME(sleeps, nap > NAPS);
+        SAME(here.is_asleep, 0);
+    }
+    comes_at = NAPS + 1;
+    naps = sleeps = here.is_often = 0;
     SAME(receive(&here, &got, &fd), 1);
+    CHECK(naps == 0 && sleeps == 1 && here.is_often);
+    here.last_ns -= 2 * OFTEN_NS;
     SAME(receive(&here, &got, &fd), 1);
-    SAME(is_ready(), 0);
-    say(0, &what, SHORT, 0);
-    SAME(recv(sockets[0], &got, sizeof got, MSG_PEEK), SHORT);
+    SAME(here.is_often, 0);
+    comes = NULL;
     eventfd_write(here.end, 1);
-    SAME(recv(sockets[0], &got, sizeof got, 0), SHORT);
     SAME(receive(&here, &got, &fd), 0);
-    SAME(is_ready(), 1); /* `end` wakes every thread */
     unwatch();
+    done();
+}
+
+static int is_quiet(struct handovers *h) {
+    pthread_mutex_lock(&h->lock);
+    int is_so = !h->has_standby && h->waiting == h->threads - 1 &&
+                __atomic_load_n(&h->is_asleep, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&h->lock);
+    return is_so;
+}
+
+/* While a thread copies a file, another one receives: the standby, which looks by itself, or a
+ * thread that is woken. Once no more messages come, all threads sleep, and none looks by itself. */
+TEST(a_thread_takes_over_and_all_sleep_at_the_end) {
+    make();
+    SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);
+    struct handovers *h = p->handovers;
+    for (int i = 0; i < 4; i++) { /* at most one copies at a time, and is held up */
+        hand_over(0, (uint64_t)(2 * i));
+        wait_until_begun(2 * i + 1);
+        hand_over(1, (uint64_t)(2 * i + 1));
+        wait_until_begun(2 * i + 2);
+        let_end(2 * i + 2);
+    }
+    while (!is_quiet(h))
+        real_sleep(1);
+    CHECK(h->threads >= 3 && h->threads <= 8);
+    int before_waits = __atomic_load_n(&timed_waits, __ATOMIC_SEQ_CST);
+    real_sleep(5 * STANDBY_NS / 1000000);
+    SAME(__atomic_load_n(&timed_waits, __ATOMIC_SEQ_CST), before_waits);
+    stop();
     done();
 }
