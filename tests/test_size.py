@@ -75,8 +75,8 @@ from support import lines
 #   system call instead of three, and a peer's request wakes no such thread in vain.
 # - With 16 lines of C instead of `os.stat`, neither the start of a daemon nor a look at open files
 #   waits for a file system that hangs.
-# - With 62 lines of C, a thread that receives descriptors sleeps for moments instead of being woken
-#   for each descriptor. A program takes 10 us less for each file that its own reads fill.
+# - With 62 lines of C, a thread that receives descriptors polls for them instead of being woken
+#   for each one. A program takes 10 us less for each file that its own reads fill.
 # - 25 lines of Python are the borders of a module that was cut out of the daemon's largest one.
 # - With 7 lines of Python and 13 of C, the loop no longer looks at files at the source after a
 #   directory was renamed. On a mount without cached attributes, it was silent for over 15 s.

@@ -32,16 +32,14 @@
 #define THREADS 32
 #define STACK_BYTES (256 * 1024)
 
-/* While messages come often, the receiving thread takes naps, and looks for messages after each
- * nap. A message that comes during a nap wakes no thread; waking one would cost the program several
- * microseconds.
+/* While messages come often, the receiving thread polls: it looks for a message every POLL_NS. A
+ * message then wakes no thread, which would cost the program several microseconds.
  * OFTEN_NS: messages come often if the last two came within this time.
- * NAP_NS, NAPS: the duration of a nap, and how many naps without a message may follow each other.
- *     After these naps, the thread sleeps until a message wakes it.
+ * POLLS: after so many intervals without a message, the thread sleeps until a message wakes it.
  * STANDBY_NS: how often another thread looks whether it must receive instead (see `take_over`). */
 #define OFTEN_NS 4000000
-#define NAP_NS 2000000
-#define NAPS 2
+#define POLL_NS 2000000
+#define POLLS 2
 #define STANDBY_NS 5000000
 
 struct handovers {
@@ -194,12 +192,12 @@ static int is_valid(const struct monarch_handover *what, ssize_t n) {
 /* Waits until a message has come, or until the threads are to end. Returns the socket with the
  * message; -1 if there is none. */
 static int await_message(struct handovers *h) {
-    const struct timespec nap = {0, NAP_NS};
+    const struct timespec interval = {0, POLL_NS};
     struct epoll_event from;
     int found = 0;
-    for (int naps = 0; h->is_often && naps <= NAPS && !found; naps++) {
-        if (naps)
-            nanosleep(&nap, NULL);
+    for (int polls = 0; h->is_often && polls <= POLLS && !found; polls++) {
+        if (polls)
+            nanosleep(&interval, NULL);
         found = epoll_wait(h->epoll, &from, 1, 0);
     }
     if (!found) {
@@ -273,11 +271,11 @@ static void ring(struct handovers *h, int most) {
     syscall(SYS_futex, &h->bell, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
 }
 
-/* Waits until no other thread receives, and makes the caller the receiving thread. While messages
- * come often, one of the waiting threads is the standby: it looks every STANDBY_NS whether the
- * receiving thread has begun to copy a file. So a thread that begins to copy need not wake another
- * one. Mostly it has made its copy before the standby looks, and receives the next message itself.
- */
+/* Waits until no other thread receives, and makes the caller the receiving thread. While the
+ * receiving thread polls, one of the waiting threads is the standby: every STANDBY_NS, the standby
+ * looks whether the receiving thread has begun to copy a file, and takes over if so. So a thread
+ * that begins to copy a file wakes no other thread. Mostly the thread has finished the copy before
+ * the standby looks, and then receives the next message itself. */
 static void take_over(struct handovers *h) {
     const struct timespec limit = {0, STANDBY_NS};
     pthread_mutex_lock(&h->lock);

@@ -52,19 +52,19 @@ static enum monarch_answer order_handed(struct pool *p, struct monarch_catalog *
                                         struct job **job);
 static void do_handed(struct worker *w, struct job *job);
 static int lock_any(struct monarch_writer *w);
-/* comes: the message that comes during a nap, or wakes a thread; NULL: none. naps, sleeps: how
- * often threads took a nap, and slept until a message came. comes_at: the number of the nap in
- * which the message comes; beyond NAPS: it wakes the thread. timed_waits: how often a thread was
- * the standby. */
+/* comes: the message that comes while a thread polls, or that wakes the thread; NULL: none. polls,
+ * sleeps: how often threads waited for the interval of a poll, and slept until a message came.
+ * comes_at: the number of the interval in which the message comes; beyond POLLS: it wakes the
+ * thread. timed_waits: how often a thread was the standby. */
 static struct monarch_handover *comes;
-static int naps, sleeps, comes_at, timed_waits;
+static int polls, sleeps, comes_at, timed_waits;
 static void send_it(void);
 static void real_sleep(long ms) {
     struct timespec t = {ms / 1000, ms % 1000 * 1000000};
     nanosleep(&t, NULL);
 }
-static int take_nap(const struct timespec *t, struct timespec *left) {
-    if (comes && ++naps == comes_at)
+static int wait_interval(const struct timespec *t, struct timespec *left) {
+    if (comes && ++polls == comes_at)
         send_it();
     return comes ? 0 : nanosleep(t, left);
 }
@@ -81,7 +81,7 @@ static long wait_or_wake(long number, uint32_t *word, int how, uint32_t value,
         __atomic_fetch_add(&timed_waits, 1, __ATOMIC_SEQ_CST);
     return syscall(number, word, how, value, limit, NULL, 0);
 }
-#define nanosleep take_nap
+#define nanosleep wait_interval
 #define epoll_wait wait_for_event
 #define syscall wait_or_wake
 #define calloc scarce_calloc
@@ -375,31 +375,31 @@ TEST(a_message_brings_at_most_one_descriptor) {
     done();
 }
 
-/* While messages come often, the receiving thread takes naps, and no message wakes it. After NAPS
- * naps without a message, it sleeps until a message wakes it. After a message that came late, it
- * takes no nap. */
-TEST(a_thread_naps_while_messages_come_often) {
+/* While messages come often, the receiving thread polls, and no message wakes it. After POLLS
+ * intervals without a message, it sleeps until a message wakes it. After a message that came late,
+ * it does not poll. */
+TEST(a_thread_polls_while_messages_come_often) {
     make();
     watch_here();
     struct monarch_handover got, what = {.id = 7};
     int fd = 99;
     comes = &what;
-    for (int nap = 0; nap <= NAPS + 1; nap++) {
-        naps = sleeps = 0;
-        comes_at = nap;
+    for (int at = 0; at <= POLLS + 1; at++) {
+        polls = sleeps = 0;
+        comes_at = at;
         here.is_often = 1;
         here.last_ns = monarch_now_ns();
-        if (nap == 0)
+        if (at == 0)
             say(0, &what, SHORT, 0);
         SAME(receive(&here, &got, &fd), 1);
-        SAME(naps, nap <= NAPS ? nap : NAPS);
-        SAME(sleeps, nap > NAPS);
+        SAME(polls, at <= POLLS ? at : POLLS);
+        SAME(sleeps, at > POLLS);
         SAME(here.is_asleep, 0);
     }
-    comes_at = NAPS + 1;
-    naps = sleeps = here.is_often = 0;
+    comes_at = POLLS + 1;
+    polls = sleeps = here.is_often = 0;
     SAME(receive(&here, &got, &fd), 1);
-    CHECK(naps == 0 && sleeps == 1 && here.is_often);
+    CHECK(polls == 0 && sleeps == 1 && here.is_often);
     here.last_ns -= 2 * OFTEN_NS;
     SAME(receive(&here, &got, &fd), 1);
     SAME(here.is_often, 0);
