@@ -20,10 +20,10 @@ TURN_MS = 250
 # processor time as sending the files.
 QUIET_TURN_MS = 1000
 QUIET_TURNS = 8
-# How long the loop sleeps while anything is filled or checked that no program uses [ms]. An
-# iteration then adapts the number of concurrent reads to the throughput of the sources. Files that
-# programs use need no iteration: the engine orders and publishes them within its grant, and wakes
-# the loop if it cannot.
+# How long the loop sleeps while anything is filled or checked [ms]. An iteration then has three
+# duties. It adapts the number of concurrent reads to the throughput of the sources. It finds the
+# files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
+# records the copies that the engine has published.
 BUSY_TURN_MS = 50
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
 # find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
@@ -216,8 +216,8 @@ class Pacing:
         """
         if self._plans.is_awake or self._names_last_s < math.inf:
             return FOLLOWING_TURN_MS
-        if self._ahead.is_awake or self._engine.pending(in_use=False):
+        if self._ahead.is_awake or not self._engine.idle:
             return BUSY_TURN_MS
-        if quiet < QUIET_TURNS or self._plans.is_active or not self._engine.idle:
+        if quiet < QUIET_TURNS or self._plans.is_active:
             return TURN_MS
         return QUIET_TURN_MS
