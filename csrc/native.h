@@ -452,11 +452,10 @@ uint64_t monarch_xxh3_of(const char *data, uint64_t len);
 void monarch_limit_malloc(void);
 /* Asks the kernel for SCHED_BATCH and short time slices (since Linux 6.12) for the calling thread
  * and for threads that it makes later. A thread of SCHED_BATCH that wakes does not interrupt the
- * thread that runs on its processor. Most of those threads run for less than 0.1 ms before they
- * sleep, so an interruption would cost two context switches, and would hardly make the daemon
- * faster. If programs use all processors, short slices let the daemon's threads run at the
- * scheduler's next decision. Their share of the processor time stays the same. On older kernels,
- * the function has no effect, because there a thread of SCHED_BATCH could wait for many
- * milliseconds. */
+ * thread that runs on its processor. The running thread, the daemon's or a program's, mostly sleeps
+ * within 0.1 ms anyway, so an interruption would cost two context switches for nothing. If programs
+ * use all processors, short slices let the daemon's threads run at the scheduler's next decision.
+ * Their share of the processor time stays the same. On older kernels, the function has no effect,
+ * because there a thread of SCHED_BATCH could wait for many milliseconds. */
 void monarch_set_scheduling(void);
 int monarch_syncfs(int fd); /* 0 or -errno */

@@ -60,7 +60,7 @@ from support import lines
 #   reported, messages say when other people's files take a tier's room, and a job uses, from its
 #   beginning, the copies of an earlier job.
 # - 20 lines of C ask for SCHED_BATCH and short time slices. Where programs use all processors, a
-#   first epoch takes up to a third less time. On idle processors, the daemon takes a tenth less.
+#   first epoch takes up to a third less time. Otherwise, the daemon uses a tenth less CPU.
 # - 6 lines of Python let the daemon's loop rest longer while the scan is far enough ahead of a job.
 # - 33 lines of Python are longer messages, for example with the range of valid values.
 # - With 88 lines of C, a demand wakes one thread instead of three, a file from a peer answers its

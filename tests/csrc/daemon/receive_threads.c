@@ -424,7 +424,7 @@ TEST(a_thread_takes_over_and_all_sleep_at_the_end) {
     make();
     SAME(monarch_engine_handovers(&p->shared, sockets, 2), 0);
     struct handovers *h = p->handovers;
-    for (int i = 0; i < 4; i++) { /* at most one copies at a time, and is held up */
+    for (int i = 0; i < 4; i++) { /* each first copy is held up until the second one has begun */
         hand_over(0, (uint64_t)(2 * i));
         wait_until_begun(2 * i + 1);
         hand_over(1, (uint64_t)(2 * i + 1));
