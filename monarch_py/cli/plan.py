@@ -152,11 +152,12 @@ def show(
     """Show how often a node reads each file, how many files each node owns, and where bytes come
     from."""
     from monarch_py.commands.figures import figures_of
-    from monarch_py.plan.plan import Plan
+    from monarch_py.plan.recipe import read_plan
+    from monarch_py.policies.holding import with_holders
 
     if picture is not None:
         refuse_input("--plot", picture, [plan_file])
-    loaded = Plan.load(plan_file)
+    loaded = with_holders(read_plan(plan_file))
     figures = figures_of(loaded, node, quota)
     if picture is not None:
         _draw(figures, picture)

@@ -174,12 +174,14 @@ def _check_settings(config: Config, top: Spot) -> None:
 
 
 def _check_files(config: Config, top: Spot) -> None:
-    made = [(plan, top.of("plan").of(at), "plan make") for at, plan in enumerate(config.plans)]
+    hint = "write a plan.yaml, or make the file with `monarch plan make`"
+    needed = [(plan, top.of("plan").of(at), hint) for at, plan in enumerate(config.plans)]
     if config.performance_file is not None:
-        made.append((config.performance_file, top.of("performance"), "calibrate -o"))
-    for file, spot, command in made:
+        hint = "make it with `monarch calibrate -o`"
+        needed.append((config.performance_file, top.of("performance"), hint))
+    for file, spot, hint in needed:
         if not os.path.isfile(file):
-            raise spot.error(f"{str(file)!r} is not a file", f"make it with `monarch {command}`")
+            raise spot.error(f"{str(file)!r} is not a file", hint)
     if config.switch_file is not None:
         spot = top.of("switch_file")
         _check_length(config.switch_file, spot, MAX_SWITCH_FILE_BYTES)

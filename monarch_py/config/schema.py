@@ -98,7 +98,9 @@ Operations = Annotated[int, Meta(ge=1, title="operations per second")]
 # Older configurations of the original Monarch have `disk` in place of `file_system`.
 TierKind = Annotated[str, choice("ram", "ssd", "file_system", disk="file_system")]
 PackFile = Annotated[Path, file("name a tar that `monarch pack` has written")]
-PlanFile = Annotated[Path, file("name a file that `monarch plan make` has written")]
+PlanFile = Annotated[
+    Path, file("name a plan.yaml, or a file that `monarch plan make` has made from it")
+]
 SwitchFile = Annotated[Path, Kind(path, f"path of at most {MAX_SWITCH_FILE_BYTES} bytes", TEXT)]
 AnyFile = Annotated[Path, file("write its name")]
 

@@ -31,7 +31,7 @@ ZIP_MAGIC = b"PK\x03\x04"
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class DatasetUnits:
     """The units in which a plan counts accesses: samples, files or parts of files.
 
     lookup : (samples + 1,) int32, the unit of each sample; None if every sample is a unit of its
@@ -151,7 +151,7 @@ class Index:
         hashes = [lib.monarch_path_hash(0, pool[a:b], b - a) for a, b in pairwise(ends)]
         return np.array(hashes, dtype=np.uint64)
 
-    def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> Units:
+    def units(self, grain: str = "files", range_bytes: int = 4 << 20) -> DatasetUnits:
         """Returns the units of the dataset.
 
         grain : what a unit is, one of GRAINS
@@ -162,16 +162,18 @@ class Index:
         file, offset, length = self.sample_file, self.sample_offset, self.sample_length
         if file is None or offset is None or length is None:
             if grain != "ranges":
-                return Units(None, sizes)
+                return DatasetUnits(None, sizes)
             whole = np.arange(self.files, dtype=np.int32)
             return self._ranges(whole, np.zeros_like(sizes), sizes, range_bytes)
         if grain == "samples":
-            return Units(None, length)
+            return DatasetUnits(None, length)
         if grain == "files":
-            return Units(np.append(file, np.int32(NONE)), sizes)
+            return DatasetUnits(np.append(file, np.int32(NONE)), sizes)
         return self._ranges(file, offset, length, range_bytes)
 
-    def _ranges(self, file: Int32s, offset: Numbers, length: Numbers, range_bytes: int) -> Units:
+    def _ranges(
+        self, file: Int32s, offset: Numbers, length: Numbers, range_bytes: int
+    ) -> DatasetUnits:
         """Returns the units of the grain 'ranges'. Each file is divided into blocks of
         `range_bytes`. The samples that begin in one block form a unit. A block in which no sample
         begins has no unit. The units are in the order of the files and blocks."""
@@ -183,7 +185,7 @@ class Index:
         high = np.zeros(len(kept), dtype=np.int64)
         np.minimum.at(low, unit, offset)
         np.maximum.at(high, unit, offset + length)
-        return Units(np.append(unit, NONE).astype(np.int32), high - low)
+        return DatasetUnits(np.append(unit, NONE).astype(np.int32), high - low)
 
     # --- stored as a file ---------------------------------------------------------------------
 

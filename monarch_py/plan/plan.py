@@ -13,10 +13,10 @@ import numpy as np
 
 from monarch_py.arrays import Array, Ints
 from monarch_py.errors import ConfigError
-from monarch_py.plan.index import GRAINS, Index, Units, load_arrays, save_arrays
+from monarch_py.plan.index import GRAINS, DatasetUnits, Index, load_arrays, save_arrays
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import SAMPLERS, check_choice
-from monarch_py.plan.timeline import Part, Timeline, lookup_of
+from monarch_py.plan.timeline import Part, Timeline
 
 # Every plan's file contains this text. It identifies the file as a plan, and gives the version of
 # the format.
@@ -79,7 +79,7 @@ class Plan:
 
     # --- derived from the plan ------------------------------------------------------------------
 
-    def units(self) -> list[Units]:
+    def units(self) -> list[DatasetUnits]:
         """Returns the units of each dataset. Units are numbered consecutively across all datasets:
         a dataset's first unit follows the last unit of the previous dataset."""
         return [index.units(self.grain, self.range_bytes) for index in self.datasets]
@@ -87,17 +87,8 @@ class Plan:
     def timeline(self) -> Timeline:
         """Returns the timeline of all accesses of the training. The accesses are to units instead
         of samples. Raises ConfigError if the parts do not fit together."""
-        units = self.units()
-        bases = np.cumsum([0, *map(len, units)])
-        parts = []
-        for part in self.parts:
-            lookup, base = units[part.dataset].lookup, int(bases[part.dataset])
-            if base and lookup is None:
-                lookup = lookup_of(np.arange(len(units[part.dataset]), dtype=np.int32), base)
-            elif base and lookup is not None:
-                lookup = lookup_of(lookup[:-1], base)
-            parts.append(Part(part.name, part.loader, part.every, lookup))
-        return Timeline(tuple(parts), self.epochs, self.nodes, int(bases[-1]))
+        parts = [(Part(each.name, each.loader, each.every), each.dataset) for each in self.parts]
+        return Timeline.joined(parts, self.units(), self.epochs, self.nodes)
 
     def unit_bytes(self) -> Ints:
         """Returns the size of every unit, (units,) int64 [bytes]."""

@@ -190,6 +190,14 @@ class PlanKeys(Keys):
     version: Literal["1"] = "1"
 
 
+def read_plan(path: Path) -> Plan:
+    """Returns the plan in a file: in a description, whose name ends in .yaml or .yml, or in a file
+    that `Plan.save` wrote. Raises ConfigError if there is no valid plan; the message names the
+    file."""
+    is_recipe = path.suffix in (".yaml", ".yml")
+    return plan_of(*read_recipe(path)) if is_recipe else Plan.load(path)
+
+
 def read_recipe(path: Path) -> tuple[PlanKeys, Spot]:
     """Returns the keys of a plan.yaml, and its root as a Spot (a place in a YAML file). Reads no
     other file. Raises ConfigError if a key or a value does not fit; the message names file, line

@@ -4,13 +4,14 @@ A section of the timeline is one loop over a dataset in one epoch. A `Run` lists
 node uses in one section.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from monarch_py.arrays import Int32s, Ints
 from monarch_py.errors import ConfigError
+from monarch_py.plan.index import DatasetUnits
 from monarch_py.plan.loader import Loader
 from monarch_py.plan.samplers import NONE, GroupShuffle, Order
 
@@ -226,6 +227,31 @@ class Timeline:
     def of(cls, loader: Loader, epochs: int, nodes: int) -> "Timeline":
         """Returns the timeline of a training run that has only one loop. Each sample is a unit."""
         return cls((Part("training", loader),), epochs, nodes, loader.sampler.length)
+
+    @classmethod
+    def joined(
+        cls,
+        loops: Iterable[tuple[Part, int]],
+        datasets: Sequence[DatasetUnits],
+        epochs: int,
+        nodes: int,
+    ) -> "Timeline":
+        """Returns the timeline of loops over several datasets. Units are numbered consecutively: a
+        dataset's first unit follows the last unit of the previous dataset.
+
+        loops : each loop, without a `lookup`, and the position of its dataset in `datasets`
+        datasets : the units of each dataset
+        """
+        bases = np.cumsum([0, *map(len, datasets)])
+        parts = []
+        for part, number in loops:
+            units, base = datasets[number], int(bases[number])
+            lookup = units.lookup
+            if base:
+                each = np.arange(len(units), dtype=np.int32) if lookup is None else lookup[:-1]
+                lookup = lookup_of(each, base)
+            parts.append(replace(part, lookup=lookup))
+        return cls(tuple(parts), epochs, nodes, int(bases[-1]))
 
     def layout(self) -> list[tuple[int, Part, int]]:
         """Returns the epoch, the part and the start of every section, from the first section to the

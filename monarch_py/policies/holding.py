@@ -70,13 +70,13 @@ def _further(keys: Keys, sizes: Ints, quotas: Ints, owner: Int32s) -> list[Int32
 
 def with_holders(plan: Plan) -> Plan:
     """Returns a copy of the plan. In each part whose loader has one of HELD_SPLITS, the loader's
-    `holders` are filled in: the nodes that hold each sample."""
+    `holders` are filled in, unless they are known: the nodes that hold each sample."""
     return replace(plan, parts=tuple(_held(plan, part) for part in plan.parts))
 
 
 def _held(plan: Plan, part: PlanPart) -> PlanPart:
     loader = part.loader
-    if loader.split not in HELD_SPLITS:
+    if loader.split not in HELD_SPLITS or loader.holders is not None:
         return part
     extra = loader.split == "local_first"
     index = plan.datasets[part.dataset]

@@ -366,7 +366,7 @@ def test_the_examples_of_the_documentation_work(
     here = re.sub(r"(?<![\w@$}*])/(pfs|dev/shm|local|etc)\b", r"@/\1", example)
     for path in re.findall(r"@(/[\w$/-]+)", here):
         (site.root / path[1:].replace("$USER", "me")).mkdir(parents=True, exist_ok=True)
-    (site.root / "plan.npz").touch()
+    (site.root / "plan.yaml").touch()
     # An example with `limits` is a site's configuration. Its limits are for different disks, but
     # here all its paths are on one disk. So let each path count as a disk of its own.
     if "\nlimits:" in here:

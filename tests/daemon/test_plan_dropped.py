@@ -282,12 +282,16 @@ def refusal(session: Session) -> str:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"plan": "not_there.npz"}, r"tiers.yaml:\d+: plan: .*not_there.npz' is not a file; make"),
         (
-            {"plan": ["tiers.yaml"]},
-            r"tiers.yaml: not a plan .*; make one with `monarch plan make -c plan.yaml`",
+            {"plan": "not_there.npz"},
+            r"tiers.yaml:\d+: plan: .*not_there.npz' is not a file; write a plan.yaml, or",
         ),
-        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name a file"),
+        (
+            {"plan": ["index.npz"]},
+            r"index.npz: not a plan .*; make one with `monarch plan make -c plan.yaml`",
+        ),
+        ({"plan": ["tiers.yaml"]}, r"tiers.yaml:1: hierarchy: unknown key; use .*epochs"),
+        ({"plan": [[]]}, r"tiers.yaml:\d+: plan\[0\]: cannot be .*; name a plan.yaml"),
         ({"plan": "tiers.yaml", "prefetch": "none"}, r"plan: with 'prefetch: none' .*; remove one"),
     ],
 )
@@ -295,6 +299,7 @@ def test_what_is_no_plan_is_refused(
     session_factory: Factory, tree: Path, settings: dict[str, Any], said: str
 ) -> None:
     session = session_factory(tree, **settings)
+    (session.directory / "index.npz").write_bytes(b"no plan")
     assert re.search(said, refusal(session))
 
 

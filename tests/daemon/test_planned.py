@@ -25,6 +25,9 @@ from support.files import Files
 from support.session import wait_until
 
 from monarch_py.plan import Plan
+from monarch_py.plan.index import Index
+from monarch_py.plan.recipe import read_plan
+from monarch_py.plan.samplers import DistributedSampler
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,26 @@ def test_jobs_with_one_plan_are_as_many_as_it_is_named(site: Site) -> None:
         assert plan["state"] == "following"
         assert plan["position"] >= 2 * MANY * 0.9
     assert "not followed" not in session.log.read_text()
+
+
+def test_a_description_is_followed_like_a_plan(session_factory: Factory, tmp_path: Path) -> None:
+    """The configuration names plan.yaml. No command has made a plan from it."""
+    files = Files(tmp_path / "source").add_many(80, 2000)
+    names = sorted(files.digests)
+    Index.of("files", files.root, names, [2000] * len(names)).save(tmp_path / "index.npz")
+    recipe = tmp_path / "plan.yaml"
+    sampler = "sampler: {kind: DistributedSampler, seed: 5}"
+    part = f"{{dataset: {tmp_path}/index.npz, batch_size: 4, {sampler}}}"
+    recipe.write_text(f"epochs: 2\nparts:\n- {part}\n")
+    session = session_factory(files.root, plan=str(recipe)).start()
+    wait_followed(session)
+    wait_until(lambda: session.status()["tiers"][0]["files"] == len(names), what="all copies")
+    order = read_plan(recipe).timeline().section(0).node(0)
+    assert order.tolist() == list(DistributedSampler(len(names), 1, 5).epoch(0))
+    read = "import sys\nfor path in sys.argv[1:]: open(path, 'rb').read()"
+    session.python(read, *(str(files.root / names[unit]) for unit in order))
+    wait_until(lambda: plans(session)[0]["position"] >= len(names) * 0.9, what="the epoch's end")
+    assert plans(session)[0]["others"] == 0
 
 
 def test_links_stand_for_their_files(session_factory: Factory, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_ranks_take_what_the_plan_says(
     for epoch in range(EPOCHS):
         batches = loader.batches(epoch)
         for rank in range(2 * NODES):
-            sampler = sampler_of(file, rank=rank)
+            sampler = sampler_of(file.with_suffix(".yaml") if epoch else file, rank=rank)
             sampler.set_epoch(epoch)
             planned = [batch[batch != NONE].tolist() for batch in batches[rank]]
             assert list(sampler) == planned

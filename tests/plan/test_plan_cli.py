@@ -118,6 +118,14 @@ def test_index_in_a_directory_that_cannot_be_written(
     assert "cannot be written (Read-only file system)" in str(done.exception)
 
 
+@pytest.mark.parametrize("more", ["", "  split: local_first\n  quota: 8KiB\n"])
+def test_a_description_is_shown_like_the_plan_made_from_it(plan: Path, more: str) -> None:
+    recipe = plan.with_suffix(".yaml")
+    recipe.write_text(recipe.read_text() + more)
+    run("make", "-c", recipe, "-o", plan)
+    assert run("show", recipe).output == run("show", plan).output
+
+
 def test_show(plan: Path) -> None:
     text = run("show", plan).output
     assert "\nHow often node 0 accesses the files\naccesses  files  expected\n" in text
@@ -136,7 +144,7 @@ def test_show(plan: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("plan.yaml", "it is not an .npz file"),
+        ("text.npz", "it is not an .npz file"),
         ("index.npz", "it is an index"),
         ("cut.npz", "it is damaged"),
         ("objects.npz", "it is damaged, or holds Python objects"),
@@ -144,6 +152,7 @@ def test_show(plan: Path) -> None:
     ],
 )
 def test_what_is_no_plan_is_said_in_our_own_words(plan: Path, name: str, why: str) -> None:
+    plan.with_name("text.npz").write_text(RECIPE)
     plan.with_name("cut.npz").write_bytes(plan.read_bytes()[:200])
     np.savez(plan.with_name("objects.npz"), plan=np.array([{}], dtype=object))
     np.savez(plan.with_name("others.npz"), a=np.zeros(1))

@@ -28,6 +28,8 @@ from monarch_py.ipc import word
 from monarch_py.native import State
 from monarch_py.plan import Plan
 from monarch_py.plan.position import NOT_SOON, Distances
+from monarch_py.plan.recipe import read_plan
+from monarch_py.policies.holding import with_holders
 from monarch_py.policies.node import NOBODY
 from monarch_py.util.file_version import Version, version_of
 
@@ -44,14 +46,14 @@ Loaded = tuple[Version, Plan]
 
 
 def load_plan(file: Path, nodes: int) -> Loaded:
-    """Loads the plan of a training run on `nodes` nodes. The plan's accesses are converted to
+    """Reads the plan of a training run on `nodes` nodes. The plan's accesses are converted to
     accesses of whole files, because a daemon copies only whole files. If `nodes` is 1, this node
     follows node 0 of the plan, no matter for how many nodes the plan was made.
 
     Raises ConfigError, which names the file, if the plan cannot be followed.
     """
     version = version_of(file)
-    plan = replace(Plan.load(file), grain="files")
+    plan = replace(with_holders(read_plan(file)), grain="files")
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
             f"{file}: the plan says how many files there are, but not their names; make it from an"

@@ -9,7 +9,9 @@ from monarch_py.loaders.samplers.sampler import ScheduledSampler
 from monarch_py.loaders.samplers.solar import SolarSampler
 from monarch_py.plan.loader import HELD_SPLITS
 from monarch_py.plan.plan import Plan, PlanPart
+from monarch_py.plan.recipe import read_plan
 from monarch_py.plan.samplers import DistributedSampler
+from monarch_py.policies.holding import with_holders
 
 
 def sampler_of(
@@ -18,11 +20,11 @@ def sampler_of(
     """Returns the batch sampler for a part of a plan. The samples of the part must be dealt to the
     nodes that hold them ('split: local_first' or 'split: solar').
 
-    plan : the file that `monarch plan make` wrote
+    plan : a plan.yaml, or the file that `monarch plan make` has made from it
     part : the name of the part; None for the first part whose samples are dealt in this way
     rank : the rank of this process; None to take it from torch.distributed
     """
-    loaded = Plan.load(Path(plan))
+    loaded = with_holders(read_plan(Path(plan)))
     for each in loaded.parts:
         loader = each.loader
         if loader.split in HELD_SPLITS and part in (None, each.name):
