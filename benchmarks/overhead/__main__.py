@@ -219,7 +219,12 @@ def main() -> int:
     )
     parser.add_argument("--files", type=int, default=100_000, help="files of the dataset")
     parser.add_argument("--rounds", type=int, default=40, help="rounds of each measurement")
-    parser.add_argument("--program-rounds", type=int, default=25, help="rounds of each import")
+    parser.add_argument(
+        "--program-rounds",
+        type=int,
+        default=25,
+        help="rounds for each program",
+    )
     parser.add_argument(
         "--compile", type=int, default=COMPILED_FILES, help="C files that are compiled"
     )

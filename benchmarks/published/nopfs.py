@@ -115,7 +115,11 @@ class ClassPrefetchers:
 
 def _begins(ends: Floats, threads: Floats) -> Floats:
     """Returns the time at which the fetch of each file began, (files,) [s]. A thread begins a fetch
-    when its previous fetch ends. It begins its first fetch when it is free."""
+    when its previous fetch ends.
+
+    ends : when the fetch of each file ended, (files,) [s]
+    threads : when each thread begins its first fetch, (threads,) [s]
+    """
     begins = np.empty_like(ends)
     begins[len(threads) :] = ends[: -len(threads)] if len(ends) > len(threads) else ends[:0]
     begins[: len(threads)] = threads[: len(ends)]

@@ -3,8 +3,9 @@
 
 #include "copy/filling.h"
 
-/* Creates the copy and shows the fill to readers. Also opens the source's file, unless the order
- * asks a peer or reads a pack first. On failure, sets the job's result and returns NULL. */
+/* Creates the copy and shows the fill to readers. Also opens the source's file, unless the job
+ * is to ask a peer or read a pack before the source. On failure, sets the job's result and returns
+ * NULL. */
 struct fill *monarch_fill_begin(struct monarch_engine *e, struct job *job);
 /* Begins the checksums of a block. content_key: the key of the digest; NULL if no digest is needed.
  * If memory is exhausted, no digest is made. */

@@ -43,8 +43,8 @@ struct grant {
      * is the case if there was no grant, or the file was FILLING, when a thread looked at the
      * demand. */
     uint8_t is_early[MONARCH_DEMANDS];
-    /* futex, atomic: becomes 1 when the engine leaves work to the daemon's loop, and 0 when the
-     * loop's next rest ends */
+    /* futex, atomic: set to 1 when the engine leaves work to the daemon's loop. The loop sleeps on
+     * it between two iterations, and resets it to 0 when that sleep ends */
     uint32_t leaves;
 };
 

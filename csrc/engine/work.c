@@ -387,8 +387,8 @@ static int start(struct pool *p, struct worker *w, enum monarch_origin origin, i
 
 /* Starts the next thread for the sources, and counts it in p->threads once it can be joined. The
  * caller holds the pool's lock, which is released while the thread is started. If
- * monarch_engine_stop is called during this time, it joins the new thread too: it joins the calling
- * thread first, and then reads p->threads again. */
+ * monarch_engine_stop is called during this time, it joins the new thread too: it first joins the
+ * thread that runs this function, and then reads p->threads again. */
 static int start_next(struct pool *p) {
     int number = p->threads;
     p->resting[number % 2]++;

@@ -253,9 +253,9 @@ class Warm:
         words, sizes = catalog.words[ids], catalog.entries["size"][ids]
         states = word.state(words)
         present, bypass = states == State.PRESENT, _is_left(words)
-        # A copy whose number is below `first_copy` was made by an earlier daemon, so it existed
-        # before the command began. `_was_there` does not show this if the copy was added to the
-        # catalog after `_step` had looked at the file.
+        # Copies that existed before the command began are not counted as filled. `_was_there`
+        # misses some of them: copies of earlier daemons that this daemon finds only while the
+        # command runs. Their numbers are below `first_copy`.
         was_there = self._was_there | (word.copy(words) < self._view.first_copy)
         there, filled = present & was_there, present & ~was_there
         running = states == State.FILLING

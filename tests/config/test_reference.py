@@ -84,7 +84,7 @@ def test_the_examples_can_be_used(
     for name in ("pfs/imagenet/train", "pfs/coco", "local/me", "shm"):
         (tmp_path / name).mkdir(parents=True)
     pfs = tmp_path / "pfs"
-    for name in ("imagenet.tar", "imagenet.tar.monarch", "plan.npz"):
+    for name in ("imagenet.tar", "imagenet.tar.monarch", "plan.yaml"):
         (pfs / name).touch()
     for number in range(8):
         (pfs / f"imagenet/train/{number}").write_bytes(bytes(1000))

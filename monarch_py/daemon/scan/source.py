@@ -105,7 +105,7 @@ class Source:
 
     @property
     def is_read(self) -> bool:
-        """Whether programs have read through a directory of the source."""
+        """Whether programs have read any directory of the source (see `ask_for`)."""
         return len(self._read) > 0
 
     def ask_for(self, directory: str, *, is_deep: bool, is_read: bool = False) -> bool:

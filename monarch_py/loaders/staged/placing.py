@@ -91,8 +91,8 @@ def place(batch: Any, slot: Bytes, *, by_default: bool) -> tuple[Any, int]:
     replaces each array, and how much of the slot is used [bytes]. Raises MonarchError if the slot
     is too small.
 
-    by_default : whether `collate` has made the batch. If so, arrays are marked as tensors, because
-        torch's default_collate would return tensors
+    by_default : whether the function `collate` has made the batch, not a function of the user. If
+        so, arrays are marked as tensors, because torch's default_collate would return tensors
     """
     placing = _Placing(slot, by_default)
     return _mapped(batch, placing.leaf), placing.used
