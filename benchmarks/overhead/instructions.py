@@ -1,4 +1,4 @@
-"""Counts, with valgrind, the instructions that the library adds to calls on paths that are in no source.
+"""Counts, with valgrind, the instructions that the library adds to calls on paths in no source.
 
 The library adds only a few nanoseconds, too few to be measured beside the time of the system call.
 Instruction counts are exact, and the same on every machine with the same compiler.

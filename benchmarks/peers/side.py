@@ -1,8 +1,8 @@
 """One end of a transfer, in a node's namespace; `python -m benchmarks.peers` starts both ends.
 
-Each end reads lines from its standard input, and answers each line with integers. The sender shares one file, both by
-plain sendfile on a bare connection and as a peer. The receiver fetches the file in the way that the
-line names, and answers with the wall time and its own CPU time [ns].
+Each end reads lines from its standard input, and answers each line with integers. The sender shares
+one file, both by plain sendfile on a bare connection and as a peer. The receiver fetches the file
+in the way that the line names, and answers with the wall time and its own CPU time [ns].
 """
 
 from __future__ import annotations

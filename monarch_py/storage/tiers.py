@@ -317,8 +317,8 @@ class Tier:
                 if error.errno not in NO_DESCRIPTOR:
                     raise
             self._next_overhead_s = now_s + LOOK_S
-        # `_overhead_bytes` is too small while the manifest lacks the rows of recent copies. So it is
-        # compared with an estimate from the number of copies.
+        # `_overhead_bytes` is too small while the manifest lacks the rows of recent copies. So it
+        # is compared with an estimate from the number of copies.
         overhead = max(self._overhead_bytes, self.used_inodes * self.entry_bytes)
         return self.config.quota_bytes - overhead - slack_of(self.config.quota_bytes)
 

@@ -10,6 +10,6 @@
 void monarch_tell_unknown(struct session *s, int fd, int is_part);
 
 /* Call this when a program requests `n` bytes of a file without a copy. Adds up what this process
- * has requested of the file. Once the sum reaches the share that `fill_after` names, asks the daemon
- * to fill the file. Returns whether the daemon was asked. */
+ * has requested of the file. Once the sum reaches the share that `fill_after` names, asks the
+ * daemon to fill the file. Returns whether the daemon was asked. */
 int monarch_request_fill(struct session *s, const struct monarch_entry *e, uint64_t id, uint64_t n);
