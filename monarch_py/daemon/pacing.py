@@ -25,6 +25,10 @@ QUIET_TURNS = 8
 # files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
 # records the copies that the engine has published.
 BUSY_TURN_MS = 50
+# If at most FEW files are being filled, programs use all of them, and nothing else is left to do,
+# then the loop sleeps as long as if nothing was filled. Such fills are ordered by the engine, when
+# programs hand over files that they have read, and need nothing of the loop.
+FEW = 16
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
 # find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
 # programs open, and what the scan has found.
@@ -120,6 +124,8 @@ class Pacing:
         # How soon all files that the scan has found will be filled [s]. Infinite unless the fills
         # ahead wait for the scan to find more files.
         self._names_last_s = math.inf
+        # Whether more than a few fills of files in use were left at the end of the last iteration.
+        self._has_work = True
 
     # --- the scan ----------------------------------------------------------------------------
 
@@ -172,8 +178,10 @@ class Pacing:
         rest_s = long_s = min(REST_BACK * took_s, LONG_REST_S)
         if not is_long:
             rest_s = rest_after(took_s, self._names_last_s, is_short=is_short)
-        orders, files = engine.pending(in_use=False), engine.files_from_source
-        before = self._shared.totals()
+        orders, in_use = engine.pending(in_use=False), engine.pending(in_use=True)
+        waiting = self._filler.pending - in_use + self._filler.copies.dropping
+        self._has_work = waiting > 0 or in_use > FEW
+        before, files = self._shared.totals(), engine.files_from_source
         time.sleep(min(rest_s, NAP_S))
         self._shared.beat()
         if engine.rest(max(0.0, rest_s - NAP_S)):
@@ -216,7 +224,7 @@ class Pacing:
         """
         if self._plans.is_awake or self._names_last_s < math.inf:
             return FOLLOWING_TURN_MS
-        if self._ahead.is_awake or not self._engine.idle:
+        if self._ahead.is_awake or (self._has_work and not self._engine.idle):
             return BUSY_TURN_MS
         if quiet < QUIET_TURNS or self._plans.is_active:
             return TURN_MS

@@ -15,7 +15,15 @@ from support.epoch import make_files
 from support.session import MIB, Session, wait_until
 
 from monarch_py.config.load import load_config
-from monarch_py.daemon.pacing import LONG_REST_S, REST_BACK, may_rest_on, rest_after
+from monarch_py.daemon.pacing import (
+    BUSY_TURN_MS,
+    FEW,
+    LONG_REST_S,
+    REST_BACK,
+    TURN_MS,
+    may_rest_on,
+    rest_after,
+)
 from monarch_py.daemon.segments import COUNTERS
 from monarch_py.daemon.server import Daemon
 from monarch_py.ipc.session import Segment
@@ -167,6 +175,32 @@ def test_the_loop_rests_longer_while_programs_open_only_copies(
         assert rest_s() >= REST_BACK * 0.001
     else:  # busy processors make a rest longer, so only the shortest of the rests is judged
         assert min(rest_s() for _ in range(5)) < REST_BACK * 0.001
+
+
+@pytest.mark.parametrize(
+    ("in_use", "others", "dropping", "pause_ms"),
+    [
+        (0, 0, 0, TURN_MS),
+        (FEW, 0, 0, TURN_MS),  # the engine orders and ends these fills without the loop
+        (FEW + 1, 0, 0, BUSY_TURN_MS),
+        (1, 1, 0, BUSY_TURN_MS),
+        (1, 0, 1, BUSY_TURN_MS),  # a file whose copy is removed may wait for the loop
+    ],
+)
+def test_the_loop_sleeps_longer_while_only_programs_have_files_filled(
+    monkeypatch: pytest.MonkeyPatch,
+    make_daemon: Callable[..., Daemon],
+    in_use: int,
+    others: int,
+    dropping: int,
+    pause_ms: int,
+) -> None:
+    daemon = make_daemon()
+    orders = {True: in_use, False: others, None: in_use + others}
+    monkeypatch.setattr(daemon.filler.engine, "pending", lambda *, in_use=None: orders[in_use])
+    monkeypatch.setattr(daemon.filler.copies, "_dropping", dropping)
+    daemon._pacing.rest(0.001, busy=False)
+    assert daemon._pacing.pause_ms(quiet=0) == pause_ms
 
 
 @pytest.mark.parametrize(("open_ns", "rests"), [(SLOW_NS, False), (1000, True)])
