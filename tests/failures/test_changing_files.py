@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.draws import cases, sized
+from support.epoch import make_files
 from support.files import Files, check_all, digest, random_bytes, read_all
 from support.manifests import copies_in
 from support.mounts import Mounts
@@ -141,6 +142,29 @@ def test_a_file_that_changes_between_the_scan_and_its_fill(
     hits = session.totals()["hits"]
     check_all(session, files)
     assert session.totals()["hits"] == hits + 20
+
+
+def test_looks_at_many_changed_files_do_not_keep_the_loop_waiting(
+    session_factory: Callable[..., Session], slow_factory: Callable[..., SlowSource]
+) -> None:
+    """All files have changed since the scan, on a mount that keeps no attributes. Each file is
+    looked up at the source, which takes long, but not in the daemon's loop."""
+    source = slow_factory(attr_timeout=0)
+    make_files(source.backing, 400, 10)
+    session = session_factory(source.mountpoint).start()
+    session.wait_scanned()
+    make_files(source.backing, 400, 20)
+    source.latency(getattr=0.01)
+    words = [sys.executable, "-m", "monarch_py", "warm", "-c", str(session.config)]
+    longest_s = 0.0
+    with subprocess.Popen([*words, str(source.mountpoint)], env=session.env(preload=False)) as warm:
+        while warm.poll() is None:
+            began_s = time.monotonic()
+            session.status()
+            longest_s = max(longest_s, time.monotonic() - began_s)
+    assert warm.returncode == 0
+    assert longest_s < 2
+    assert session.status()["sources"][0]["present"] == 400
 
 
 # Writes one version of a file after the other. Each version replaces the previous file by a rename,

@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from monarch_py.arrays import ENTRY
 from monarch_py.daemon.copies.copies import Copies, one
 from monarch_py.daemon.copies.engine import is_passing
 from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
-from monarch_py.native import JobStatus, Kind, Reason, State
+from monarch_py.daemon.scan.scanner import Seen
+from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
+from monarch_py.native import JobStatus, Reason, State
 
 log = logging.getLogger("monarch.filler")
 
 # A file that changes during its fill is retried this many times before it is left to the source.
 TRIES = 3
+# At most this many changed files wait for the threads that look them up.
+LOOKS = 64
 # Fills that failed for lack of descriptors are retried after this time [s].
 PASSING_S = 1.0
 
@@ -39,11 +42,20 @@ class FailedFills:
         self._ahead: list[int] = []
         self._try_at_s = 0.0
         self._is_told = False
+        # Changed files that threads are to look up: by path, the file's entry and whether the file
+        # is in use.
+        self._changed: dict[Path, tuple[int, bool]] = {}
+        self._looks = UnlistedFiles(self._look, self._shared.ring)
         self.count = 0
 
     def __len__(self) -> int:
         """The number of files whose fill is postponed because the daemon had no free descriptor."""
         return len(self._in_use) + len(self._ahead)
+
+    @property
+    def changed(self) -> int:
+        """The number of changed files that are looked up, so that their fill can be retried."""
+        return len(self._changed)
 
     def take(self, result: Any) -> None:
         """Processes the result of a failed fill."""
@@ -113,17 +125,46 @@ class FailedFills:
         self._is_told = False
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
-        """Retries the fill of a file that has changed since the scan, or during its fill. The file
-        is left to the source after TRIES tries, or if its path no longer names a file."""
+        """Has threads look up a file that has changed since the scan, or during its fill, so that
+        its fill can be retried. If the file is in use, programs meanwhile read it from the source.
+        Otherwise the file stays WANTED. After TRIES tries, the file is left to the source."""
         catalog = self._shared.catalog
-        self._tries[entry] = self._tries.get(entry, 0) + 1
-        self._copies.doubt(entry)
-        source = self._scanner.sources[int(catalog.entries["source"][entry])]
-        fresh = np.zeros(1, dtype=ENTRY)
-        error = self._scanner.stat_entry(source, os.fsencode(catalog.path(entry)), fresh)
-        if error or fresh["kind"][0] != Kind.FILE or self._tries[entry] > TRIES:
+        place = int(catalog.entries["source"][entry]), catalog.path(entry)
+        if place not in self._changed:
+            self._tries[entry] = self._tries.get(entry, 0) + 1
+            self._copies.doubt(entry)
+            if self._tries[entry] <= TRIES:
+                self._changed[place] = entry, in_use
+        if in_use or place not in self._changed:
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+        else:
+            catalog.set_state(one(entry), State.WANTED)
+
+    def _look(self, number: int, path: str) -> tuple[Seen | None]:
+        """Examines one file at the source. A thread calls this method."""
+        return (self._scanner.look(number, path),)
+
+    def retry_changed(self) -> None:
+        """Retries the fills of changed files that threads have looked up. If the path of a file no
+        longer names a file, the file is left to the source."""
+        if not self._changed:
             return
-        catalog.set_state(one(entry), State.ABSENT)
-        if self._copies.renew(entry, fresh):
-            self._requests.again(one(entry), in_use=in_use)
+        catalog = self._shared.catalog
+        for place, (seen,) in self._looks.take_answers():
+            entry, in_use = self._changed.pop(place)
+            (state,) = catalog.states(one(entry))
+            if state == State.FILLING:  # a program has opened the file, so look once more later
+                self._changed[place] = entry, in_use
+            elif state != State.PRESENT and seen is None:
+                catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
+            elif state != State.PRESENT and seen is not None:
+                catalog.set_state(one(entry), State.ABSENT)
+                # If the file was ABSENT, its fill was cancelled meanwhile.
+                if self._copies.renew(entry, seen[1]) and state != State.ABSENT:
+                    self._requests.again(one(entry), in_use=in_use)
+        self._looks.add(self._changed)
+        self._looks.ask(is_scanned=True, most=LOOKS)
+
+    def close(self) -> None:
+        """Ends the threads, without waiting for those that hang in the source."""
+        self._looks.close()

@@ -113,8 +113,8 @@ class Filler:
     def pending(self) -> int:
         """The amount of unfinished work: orders, requested files, files to be retried, and copies
         to be checked or compared."""
-        waiting = len(self.requests) + len(self.failed) + len(self.checks) + self.copies.unsettled
-        return waiting + self.engine.pending()
+        waiting = len(self.requests) + len(self.checks) + self.copies.unsettled
+        return waiting + len(self.failed) + self.failed.changed + self.engine.pending()
 
     # --- grants ------------------------------------------------------------------------------
 
@@ -447,6 +447,7 @@ class Filler:
         self.engine.packs.look()
         self.outdated.step()
         self.failed.try_again()
+        self.failed.retry_changed()
         if unstaged:
             self.staging.let_in()
         # Files that wait for room are retried when all removals are done. The staging area drops
@@ -536,6 +537,7 @@ class Filler:
         next daemon checks these copies. Returns how many of the engine's threads have not ended
         within limit_s."""
         self.begin_turn()
+        self.failed.close()
         words = self.shared.catalog.words
         unchecked = word.state(words) == State.FILLING
         for number, keeper in self.keepers.items():

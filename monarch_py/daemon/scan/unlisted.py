@@ -1,5 +1,5 @@
-"""Looks up single files at the source: files that programs open before the scan has found them, and
-files that were perhaps renamed after the scan had examined them."""
+"""Looks up single files at the source: files that programs open before the scan has found them,
+files that were perhaps renamed after the scan had examined them, and files that have changed."""
 
 import logging
 import queue
@@ -68,9 +68,10 @@ class UnlistedFiles(Generic[Seen]):
             del self._since[path]
         return list(met.values())
 
-    def ask(self, *, is_scanned: bool) -> None:
-        """Makes the threads look up the files that have waited long enough."""
-        for path in self._due(is_scanned=is_scanned)[: THREADS - len(self._asked)]:
+    def ask(self, *, is_scanned: bool, most: int = THREADS) -> None:
+        """Makes the threads look up the files that have waited long enough, but at most `most`
+        files until some of them were looked up."""
+        for path in self._due(is_scanned=is_scanned)[: max(0, most - len(self._asked))]:
             del self._since[path]
             self._asked.add(path)
             self._orders.put(path)
