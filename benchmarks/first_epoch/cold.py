@@ -5,9 +5,9 @@ nothing is scanned and no copy exists. Each run under ``monarch run`` is followe
 same program without Monarch. Most datasets lie on a FUSE file system, which is mounted anew for
 each run, so that the kernel has cached nothing of it. Two datasets lie on the local disk: before
 each run, the pages of the first are dropped from the page cache, and those of the second are read
-into it. The second epoch is compared with the first epoch of a run after ``monarch warm``. In both
-epochs, programs read each copy for the first time; on tmpfs, a first read costs the kernel more
-time than later reads.
+into it. The second epoch, in which programs read each copy for the first time, is compared with an
+epoch of another run, at whose start ``monarch warm`` had made all copies. On tmpfs, the first read
+of a copy costs the kernel more time than later reads, so only these two epochs are comparable.
 """
 
 from __future__ import annotations

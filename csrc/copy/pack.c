@@ -418,9 +418,9 @@ static void await_change(struct pack *p) {
     pthread_cond_timedwait(&p->changed, &p->lock, &until);
 }
 
-/* Waits until the window that contains the order's member has been read, and returns the window.
- * Returns NULL if the pack cannot be read, or if no window is free. The caller holds the lock,
- * which is released during waits and reads. */
+/* Waits until the window that contains the job's file (`job->member`) has been read, and returns
+ * the window. Returns NULL if the pack cannot be read, or if no window is free. The caller holds
+ * the lock, which is released during waits and reads. */
 static struct window *ready_window(struct monarch_engine *e, const struct job *job,
                                    struct pack *p) {
     uint64_t most = job->result.in_use ? SHORT_WINDOW_BYTES : WINDOW_BYTES;

@@ -29,7 +29,7 @@ struct job *monarch_queued_fill(const struct pool *p, uint64_t id);
 struct job *monarch_order_of(const struct pool *p, uint64_t id);
 /* Returns whether an order to fill or to check this entry is queued. */
 int monarch_has_order(const struct pool *p, uint64_t id);
-/* Removes an order from its queue and from the table of orders by entry. */
+/* Removes an order from its queue, and from the table that finds a queued order by its entry. */
 void monarch_unqueue(struct pool *p, struct job *job);
 
 /* Frees the order's slot in the fills segment, if it has one. Call this once readers no longer need

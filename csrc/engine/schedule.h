@@ -31,6 +31,6 @@ void monarch_ring_one(struct pool *p, enum monarch_origin origin, uint32_t who);
 /* Releases the pool's lock after a change that may have added work of any kind, and wakes threads
  * for it. */
 void monarch_unlock_and_ring(struct pool *p);
-/* Like monarch_unlock_and_ring, but called by the thread `me`, which looks for work next. This
- * thread takes work of its origin itself, so no other thread of its origin is woken. */
+/* Like monarch_unlock_and_ring, but called by the thread `me`, which looks for work next. No other
+ * thread of the same origin is woken, because `me` finds the work of this origin anyway. */
 void monarch_unlock_and_look(struct pool *p, const struct worker *me);

@@ -12,7 +12,7 @@ struct monarch_opening {
     /* number of the entry; MONARCH_OUTSIDE: the path is in no source; MONARCH_UNKNOWN: the path is
      * in a source, but not in the catalog */
     int64_t id;
-    int served;       /* 1: the copy is to be opened; its path is `copy` */
+    int served;       /* 1: the copy is to be opened, at the path in the field `copy` */
     uint32_t version; /* if served is 0: the entry's version at the look-up */
     uint64_t word;    /* if served is 1: the entry's word, which names the copy */
     int waited;       /* 1: the open had to wait for the copy */

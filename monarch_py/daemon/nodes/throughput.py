@@ -64,8 +64,8 @@ class Throughput:
         new = (counts - self._seen).astype(np.float64)
         got, took = new[:, 0], new[:, 1]
         # Readers may have spent time at a place without receiving bytes: an open has ended, but no
-        # read has ended yet; or a read has failed. This time changes the rate only once it exceeds
-        # SILENT_NS.
+        # read has ended yet; or a read has failed. The rate does not change for time
+        # that was spent in this way, until it exceeds SILENT_NS.
         fresh = (took > 0) & ((got > 0) | (took > SILENT_NS))
         rate = np.maximum(SILENT_RATE, got[fresh] / took[fresh] * 1e9)
         old = self._rate[fresh]
