@@ -57,8 +57,8 @@ def published(scenario: Scenario, policy: str, off: Collection[Behaviour]) -> di
 
 def measure(record: dict[str, Any]) -> dict[str, Any]:
     """Simulates one recorded run in the re-creation, in our simulator, and in the re-creation with
-    all switches off. A run of one of the sets SWITCHED is also simulated once for each switch, with
-    only that switch off."""
+    all switches off. If the run belongs to one of the sets of runs in SWITCHED, it is also
+    simulated once for each switch, with only that switch off."""
     scenario, policy = scenario_of(record), NAMES[record["policy"]]
     there, here = published(scenario, policy, ()), numbers(compare(scenario, [policy])[policy])
     run: dict[str, Any] = {"set": scenario.name, "policy": policy, "there": there, "here": here}

@@ -86,8 +86,8 @@ static int hold_exec_of(const char *program) {
     return child > 0 && waitpid(child, NULL, 0) == child;
 }
 
-/* Returns 1 if this process has no descriptor of a session's file `starts` and can still fork;
- * otherwise returns 0. */
+/* Returns 1 if two conditions hold, otherwise 0: this process has no descriptor of a file named
+ * `starts` of a session; and this process can still fork. */
 static int forks_clean(void) {
     char path[64], name[4096];
     for (int fd = 3; fd < 64; fd++) {

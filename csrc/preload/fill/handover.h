@@ -40,9 +40,9 @@ ssize_t monarch_note_read(int fd, ssize_t n, off_t at);
 /* The next three functions take `tracked`, the descriptor's word (track.h), in which TRACK_DIRECT
  * is set. */
 
-/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now,
- * although this descriptor was not handed over. If so, ends the descriptor's direct reads, so that
- * the copy can serve this read and all later ones. */
+/* Call this before a read of a direct descriptor. Returns whether the file has a copy by now: the
+ * file may have been filled in another way than from this descriptor. If there is a copy, ends the
+ * descriptor's direct reads, so that the copy can serve this read and all later ones. */
 int monarch_direct_is_over(int fd, uint64_t tracked);
 /* Hands the descriptor over now, however much of the file was read. is_read: whether the whole file
  * was read. If the file has no entry and the sources are as fast as the page cache, sends the

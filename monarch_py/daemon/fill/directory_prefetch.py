@@ -271,8 +271,8 @@ class DirectoryPrefetch:
         self.filler.requests.fill_ahead(ids[fits])
 
     def _find(self, most: int, home: _Home) -> bool:
-        """Examines further entries of the catalog until the fills of `most` files can be ordered,
-        or until ENTRIES entries were examined. Returns whether the search has ended at the limit
+        """Examines further entries of the catalog until `_next[home]` contains `most` files, or
+        until ENTRIES entries were examined. Returns whether the search has ended at the limit
         ENTRIES."""
         looks = ENTRIES
         for filled in self._directories.filled:

@@ -21,8 +21,8 @@ Order = npt.NDArray[np.int32]
 # fewer than other ranks.
 NONE = -1
 
-# If each order is derived from the previous one, `backwards` holds at least this many orders in
-# memory at a time.
+# `Sampler.backwards` holds at least this many orders in memory at a time if each order is derived
+# from the previous one.
 BLOCK_EPOCHS = 8
 
 # The largest number of samples: an Order can contain that many different numbers besides NONE.
