@@ -62,8 +62,8 @@ class Copies:
     @property
     def dropping(self) -> int:
         """The number of dropped copies whose files are not removed yet, and so still occupy
-        room."""
-        return self._dropping + sum(len(ids) for _, ids, _, _ in self._drops)
+        room. May also be read between two iterations, when another thread may add to `_drops`."""
+        return self._dropping + sum(len(ids) for _, ids, _, _ in tuple(self._drops))
 
     def tier(self, number: int) -> Tier:
         tier = self.tiers[number]

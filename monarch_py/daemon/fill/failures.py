@@ -13,6 +13,7 @@ from monarch_py.daemon.copies.staging import Staging
 from monarch_py.daemon.fill.requests import FillRequests
 from monarch_py.daemon.scan.scanner import Seen
 from monarch_py.daemon.scan.unlisted import Path, UnlistedFiles
+from monarch_py.ipc import word
 from monarch_py.native import JobStatus, Reason, State
 
 log = logging.getLogger("monarch.filler")
@@ -51,6 +52,11 @@ class FailedFills:
     def __len__(self) -> int:
         """The number of files whose fill is postponed because the daemon had no free descriptor."""
         return len(self._in_use) + len(self._ahead)
+
+    @property
+    def holds_up(self) -> bool:
+        """Whether so many fills must be retried that no others should be ordered ahead."""
+        return len(self) > 0 or len(self._changed) > LOOKS
 
     @property
     def changed(self) -> int:
@@ -126,19 +132,19 @@ class FailedFills:
 
     def _source_changed(self, entry: int, *, in_use: bool) -> None:
         """Has threads look up a file that has changed since the scan, or during its fill, so that
-        its fill can be retried. If the file is in use, programs meanwhile read it from the source.
-        Otherwise the file stays WANTED. After TRIES tries, the file is left to the source."""
+        its fill can be retried. Until then the file stays WANTED, and programs read it from the
+        source. After TRIES tries, the file is left to the source."""
         catalog = self._shared.catalog
         place = int(catalog.entries["source"][entry]), catalog.path(entry)
         if place not in self._changed:
             self._tries[entry] = self._tries.get(entry, 0) + 1
             self._copies.doubt(entry)
-            if self._tries[entry] <= TRIES:
-                self._changed[place] = entry, in_use
-        if in_use or place not in self._changed:
+        if self._tries[entry] > TRIES:
             catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-        else:
-            catalog.set_state(one(entry), State.WANTED)
+            return
+        was_in_use = self._changed.get(place, (entry, False))[1]
+        self._changed[place] = entry, in_use or was_in_use
+        catalog.set_state(one(entry), State.WANTED)
 
     def _look(self, number: int, path: str) -> tuple[Seen | None]:
         """Examines one file at the source. A thread calls this method."""
@@ -149,21 +155,31 @@ class FailedFills:
         longer names a file, the file is left to the source."""
         if not self._changed:
             return
-        catalog = self._shared.catalog
+        catalog, renames = self._shared.catalog, int(self._shared.clients.renames)
         for place, (seen,) in self._looks.take_answers():
-            entry, in_use = self._changed.pop(place)
+            entry, in_use = self._changed[place]
+            if self._is_busy(entry) or (seen is not None and seen[3] != renames):
+                continue  # the file is looked up once more
+            del self._changed[place]
             (state,) = catalog.states(one(entry))
-            if state == State.FILLING:  # a program has opened the file, so look once more later
-                self._changed[place] = entry, in_use
-            elif state != State.PRESENT and seen is None:
+            if state not in (State.WANTED, State.ABSENT):
+                continue  # another part of the daemon has filled the file, or has left it
+            if seen is None:
                 catalog.set_state(one(entry), State.BYPASS, Reason.CHANGED)
-            elif state != State.PRESENT and seen is not None:
-                catalog.set_state(one(entry), State.ABSENT)
-                # If the file was ABSENT, its fill was cancelled meanwhile.
-                if self._copies.renew(entry, seen[1]) and state != State.ABSENT:
-                    self._requests.again(one(entry), in_use=in_use)
-        self._looks.add(self._changed)
+                continue
+            catalog.set_state(one(entry), State.ABSENT)
+            # If the file was ABSENT, a command has cancelled its fill meanwhile.
+            if self._copies.renew(entry, seen[1]) and state == State.WANTED:
+                self._requests.again(one(entry), in_use=in_use)
+        self._looks.add(p for p, (entry, _) in self._changed.items() if not self._is_busy(entry))
         self._looks.ask(is_scanned=True, most=LOOKS)
+
+    def _is_busy(self, entry: int) -> bool:
+        """Whether a fill of the file is in progress, for example because a program has opened the
+        file, or an old copy of the file is being removed."""
+        now = self._shared.catalog.words[[entry]]
+        is_leaving = (word.copy(now) != 0) & (word.state(now) != State.PRESENT)
+        return bool(((word.state(now) == State.FILLING) | is_leaving)[0])
 
     def close(self) -> None:
         """Ends the threads, without waiting for those that hang in the source."""

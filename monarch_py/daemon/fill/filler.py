@@ -185,9 +185,9 @@ class Filler:
                 room -= self._order_fills(ids, in_use=True)
         room = ORDERS - self.engine.pending(in_use=False)
         room -= self.checks.order(room)
-        # While files wait for room or for descriptors, nothing is filled ahead, because a fill
-        # ahead would have to wait as well.
-        is_short = self.requests.has_put_off or len(self.failed) > 0
+        # While files wait for room, for descriptors or to be looked up, nothing is filled ahead,
+        # because a fill ahead would perhaps have to wait as well.
+        is_short = self.requests.has_put_off or self.failed.holds_up
         may_more = room > 0 and not is_short and len(self.requests.ahead) > 0
         return may_more and self._order_ahead(room)
 
