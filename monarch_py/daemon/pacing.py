@@ -25,9 +25,9 @@ QUIET_TURNS = 8
 # files that readers wait for: a waiting reader wakes the engine, but not the loop. It counts and
 # records the copies that the engine has published.
 BUSY_TURN_MS = 50
-# If at most FEW files are being filled, programs use all of them, and nothing else is left to do,
-# then the loop sleeps as long as if nothing was filled. Such fills are ordered by the engine, when
-# programs hand over files that they have read, and need nothing of the loop.
+# The loop sleeps as long as if nothing was filled while three conditions hold: at most FEW files
+# are being filled; programs use all these files; and nothing else is left to do. Programs have then
+# read the files and handed them over, and the engine fills the files without the loop.
 FEW = 16
 # How long the loop sleeps [ms] while programs open files of a plan, or while the scan must soon
 # find more files so that fills ahead can go on. The time is short, so that the loop soon sees what
