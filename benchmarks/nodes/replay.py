@@ -29,9 +29,9 @@ def measure_rates(
     place: Path, dataset: Dataset, reader: Path, link_bits: float, source: Epoch
 ) -> Rates:
     """Measures the rate of a link with plain sendfile, and the rate of a tier by running the reader
-    on plain files in memory. Computes the rate of the source from `source`.
+    on plain files in memory. The rate of the source follows from an epoch that was measured before.
 
-    source : an epoch in which all nodes read the source without daemons
+    source : that epoch, in which all nodes read the source without daemons
     """
     content = place / "link"
     size = int(link_bits / 8 * LINK_S)

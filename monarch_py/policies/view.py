@@ -204,10 +204,11 @@ class Decision:
         (NoPFS 5.1, Rule 1); if False, each file is fetched when it is used
     copies, when : the copies in all classes except the staging buffer, and when they are made
     remote : whether a node may read copies of other nodes
-    due : (copies,) int64, the number of the access by which each copy should exist on its node.
-        Accesses are numbered as in `Job.first_use`. Any other node asks for the copy only once it
-        has itself reached the access of this number (NoPFS 5.2.2). With None, every node knows at
-        any time which copies exist
+    due : (copies,) int64, for each copy a deadline: the number of an access, numbered as in
+        `Job.first_use`. The copy should exist on its node when the node reaches this access. Other
+        nodes cannot see whether it exists. So a node asks for the copy only after its own accesses
+        have reached this number (NoPFS 5.2.2). With None, every node knows at any time which copies
+        exist
     owner : (files,) int32, the only node that reads a file from the file system; it sends the file
         to the nodes that ask for it. PFS for a file that every node reads itself. With None, no
         file has an owner. If several nodes ask while the owner reads a file, one read serves them

@@ -118,13 +118,13 @@ BESIDE static void unbind(void) {
     sys6(SYS_ioprio_set, 1 /* IOPRIO_WHO_PROCESS */, 0, 0, 0, 0, 0);
 }
 
-/* Gives the process that becomes the program its own table of descriptors. Until then, it shares
- * the table of the library's process, and must not change that table. close_range is tried first,
- * because it makes an empty table. To make this table, kernels from 5.9 to 6.12 copy at most the
- * lowest 64 descriptors, and then close the copies. Few copies are better than many, because
- * closing a copy flushes its file if the library's process is writing to it. Kernels before 5.9
- * have only unshare, which copies all descriptors. Copies without FD_CLOEXEC then stay open until
- * the launched program closes them. */
+/* Gives this process, which will execute the launched program, a table of descriptors of its own.
+ * Until then, it shares the table of the library's process, and must not change that table.
+ * close_range is tried first, because it makes an empty table. To make this table, kernels from 5.9
+ * to 6.12 copy at most the lowest 64 descriptors, and then close the copies. Few copies are better
+ * than many, because closing a copy flushes its file if the library's process is writing to it.
+ * Kernels before 5.9 have only unshare, which copies all descriptors. Copies without FD_CLOEXEC
+ * then stay open until the launched program closes them. */
 BESIDE static int leave_table(void) {
     return sys6(SYS_close_range, 0, ~0U, CLOSE_RANGE_UNSHARE, 0, 0, 0) == 0 ||
            sys6(SYS_unshare, CLONE_FILES, 0, 0, 0, 0, 0) == 0;

@@ -339,8 +339,8 @@ class DirectoryPrefetch:
 
     def look_again(self) -> None:
         """Examines all directories again from the catalog's first entry, after a command was
-        cancelled. Files that the command had requested were skipped before. They are ABSENT again
-        now, and can be prefetched."""
+        cancelled. While the command ran, the search for files to prefetch skipped the files that
+        the command had requested. They are ABSENT again now, and can be prefetched."""
         for filled in self._directories.filled:
             filled.at = [0, 0]
         self._next = [NO_IDS, NO_IDS]

@@ -33,9 +33,9 @@ class Throughput:
     """The rates that one reader gets from each of `places` places. The places are numbered as in
     `policies.routing`.
 
-    look : a function that returns, for each place and each level, how many bytes all readers
-        together have read since the start, and the total time of their reads [ns], (places, 2,
-        LEVELS)
+    look : a function that returns an array of shape (places, 2, LEVELS). For each place and each
+        level (see LEVELS), it contains two totals of all readers since the start: the bytes read,
+        and the time that the reads took [ns]
     performance : rates from the configuration. The configured rate of a place is used until a rate
         has been measured at the place
     """

@@ -56,7 +56,8 @@ class FetchAhead:
             first use
         """
         self._policy.foresee(NO_IDS)
-        self._kept_order = order  # kept files whose fetch is still to be ordered
+        # Files that this node is to keep, and whose fetch has not been requested yet.
+        self._kept_order = order
         self._queue: Ids = NO_IDS
         # Files that are used next and whose copies are in slow tiers.
         self._paged: Ids = NO_IDS

@@ -112,15 +112,15 @@ class PlanManager:
 
     def observe(self, opened: Ids) -> None:
         """Notes entries that programs have opened since the last iteration. Each iteration must
-        call this method before it drops copies. Until this call, the entries still count as needed
-        next, although they have just been used. If copies were dropped before this call, the copies
-        of these entries would be kept, and copies that are still needed would be dropped instead.
+        call this method before it drops copies. Otherwise the entries would still count as those
+        that programs will open next. Their copies would be kept, although their use is over, and
+        copies that are still needed would be dropped instead.
 
         Each open is assigned to the first plan that it fits. The plans are tried one after the
-        other; the plan that most opens have fitted so far comes first. An open that does not fit a
-        plan counts against this plan, except in two cases: the open is assigned to another plan; or
-        the job of another plan has opened the same entry a short time ago, so that the present open
-        may be a repetition.
+        other, beginning with the plan that the largest number of opens have fitted so far. An open
+        that does not fit a plan counts against this plan, except in two cases: the open is assigned
+        to another plan; or the job of another plan has opened the same entry a short time ago, so
+        that the present open may be a repetition.
         """
         if len(opened):
             self._seen_at = time.monotonic()
