@@ -239,7 +239,7 @@ def _dataset_of(part: PartKeys, spot: Spot) -> Index:
         return Index.unnamed(part.dataset, part.file_size)
     if "file_size" in spot:
         raise spot.of("file_size").error("the index knows all sizes", "remove the key")
-    return Index.load(part.dataset)
+    return _placed(spot, PartKeys, partial(Index.load, part.dataset), "dataset")
 
 
 def _plan_part(

@@ -311,7 +311,7 @@ def test_a_plan_without_names_is_refused(session_factory: Factory, tree: Path) -
     )
     words = [sys.executable, "-m", "monarch_py", "plan", "make", "-c", str(recipe)]
     subprocess.run([*words, "-o", str(session.directory / "plan.npz")], check=True)
-    assert re.search(r"plan.npz: .* but not their names; make it from an index", refusal(session))
+    assert re.search(r"plan.npz: .* but not their names; name an index", refusal(session))
     assert not os.listdir(session.directory / "tier0"), (
         "the daemon has made directories before its refusal"
     )

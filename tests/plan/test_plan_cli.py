@@ -162,6 +162,14 @@ def test_what_is_no_plan_is_said_in_our_own_words(plan: Path, name: str, why: st
     assert str(done.exception) == f"{path}: not a plan ({why}); {hint}"
 
 
+def test_a_missing_index_is_said_with_the_line_that_names_it(plan: Path) -> None:
+    recipe, index = plan.with_suffix(".yaml"), plan.with_name("index.npz")
+    index.unlink()
+    done = run("show", recipe, error=ConfigError)
+    said = f"{recipe}:4: parts[0].dataset: {index}: cannot be read (No such file or directory)"
+    assert str(done.exception) == f"{said}; check the path"
+
+
 def test_a_plan_is_no_index(plan: Path) -> None:
     with pytest.raises(ConfigError, match=r"plan.npz: not an index \(it is a plan\); make one"):
         Index.load(plan)

@@ -56,8 +56,8 @@ def load_plan(file: Path, nodes: int) -> Loaded:
     plan = replace(with_holders(read_plan(file)), grain="files")
     if any(not len(index.pool) for index in plan.datasets):
         raise ConfigError(
-            f"{file}: the plan says how many files there are, but not their names; make it from an"
-            " index (`monarch plan index`)"
+            f"{file}: the plan says how many files there are, but not their names; name an index as"
+            " its 'dataset' (see `monarch plan index`)"
         )
     if nodes not in (1, plan.nodes):
         raise ConfigError(
