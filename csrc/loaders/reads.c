@@ -92,8 +92,8 @@ static long sleeps(void) {
     return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw : 0;
 }
 
-/* Makes reads until all reads of the call have begun. If `is_alone` is 1, the thread also returns
- * after a slow read, so that the caller can wake other threads. */
+/* Takes reads of the call and makes them, until no read is left to take. If `is_alone` is 1, also
+ * returns after a slow read, so that the caller can wake other threads. */
 static void work(struct call *c, int is_alone) {
     for (long slept = sleeps(), before = slept;; before = slept) {
         uint64_t i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);

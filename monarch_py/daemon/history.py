@@ -56,10 +56,10 @@ class History:
 
     A point is (seconds since the start, the counters of COUNTED, epoch, readers, memory). `readers`
     is the number of program threads that were reading. A thread counts as reading if it has opened
-    a file since the previous point. It also counts if it was reading one file all the time: it
-    opened a file before the previous point, and opens its next file after this point. `_fill_gaps`
-    adds such a thread when the thread opens its next file. `memory` is the least amount of memory
-    that was available to a RAM tier since the previous point [bytes].
+    a file since the previous point. A thread that takes long for one file counts too: it opens no
+    file between two points, but has opened one before them, and opens its next file after them.
+    `_fill_gaps` adds such a thread when it opens its next file. `memory` is the least amount of
+    memory that was available to a RAM tier since the previous point [bytes].
     """
 
     def __init__(self) -> None:

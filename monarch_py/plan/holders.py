@@ -79,8 +79,8 @@ def _totals(timeline: Timeline) -> npt.NDArray[np.uint32]:
 
 
 def _passes(totals: npt.NDArray[np.uint32], room: int) -> Iterator[tuple[int, int]]:
-    """Yields ranges [low, high) of units, one for each pass. The units of a range have at most
-    `room` accesses together, unless the range is a single unit."""
+    """Yields ranges [low, high) of units, one for each pass. The total number of
+    accesses to the units of a range is at most `room`, unless the range is a single unit."""
     sums = np.cumsum(totals, dtype=np.uint64)
     edges, low = [0], 0
     while low < len(totals):

@@ -228,7 +228,7 @@ Duration = Annotated[
 def directory(example: str) -> Kind:
     """Returns the Kind that reads absolute paths of directories.
 
-    example : a path that hints show
+    example : a path, for the hints of messages
     """
     return Kind(path, "directory", TEXT, lambda found: f"`{found}`", example=example)
 

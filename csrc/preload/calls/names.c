@@ -1,8 +1,8 @@
 /* Calls that make, move and remove names.
  *
- * Each call makes exactly the requested change, at the source. Before the call, the library records
- * a change of the file to which the name leads, and of the directory that contains the name. So
- * after the call, no process reads the old copy. */
+ * Each call makes exactly the requested change, at the source. Before the call, the library marks
+ * as changed the file to which the name leads, and the directory that contains the name. So after
+ * the call, no process reads the old copy. */
 #include <errno.h>
 #include <string.h>
 #include <sys/socket.h>

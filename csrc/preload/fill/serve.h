@@ -64,7 +64,8 @@ static inline int monarch_flags_of_copy(int flags) {
 void monarch_opened_source(struct session *s, const struct monarch_opening *o, int flags,
                            uint64_t took_ns, int fd);
 /* Call this after an open at the source has failed. If the file was claimed, this function ends the
- * claim and requests a fill. From the fill, the daemon learns whether the file has changed. */
+ * claim and requests a fill. The fill fails as well if the file was removed or replaced, and so
+ * tells the daemon of the change. */
 void monarch_not_opened(struct session *s, const struct monarch_opening *o);
 void monarch_opened_copy(struct session *s, const struct monarch_opening *o);
 

@@ -12,7 +12,7 @@ static int are_our_users(const struct monarch_control *k) {
 
 /* --- capabilities ----------------------------------------------------------------------------- */
 
-/* Atomic. 1: at some time, a thread of this process lacked a right that the daemon has. */
+/* Atomic. Set to 1 when a thread of this process lacks a right that the daemon has; never reset. */
 static uint32_t falls_short;
 
 static int may_read_everything(const struct monarch_control *k) {

@@ -48,8 +48,8 @@ class ScanPace:
     """Keeps the scan from running far ahead of programs. If the scan examines a file long before
     the file is read or filled, the file's attributes are requested from the source twice.
 
-    awaits_s : for how long the scan waits for the first open of a program that is about to begin
-        [s], for example AWAIT_S; 0 if no program is about to begin
+    awaits_s : if a program is about to begin, how long the scan waits until the program opens its
+        first file [s], for example AWAIT_S; otherwise 0
     """
 
     def __init__(self, now_s: float, *, awaits_s: float) -> None:

@@ -100,8 +100,8 @@ class Metadata:
             self.shared.control.source[source.number].up_ino = source.up_ino
 
     def _begin(self) -> None:
-        """Begins comparisons. Every entry in the catalog was examined after the scanner's start, so
-        all entries count as compared at the time of that start."""
+        """Begins comparisons. The scan has looked at every entry's file after the scanner's start.
+        So every entry counts as compared at that start."""
         self._is_ready = True
         self._start(self._read_masks)
         self._caught_up = self.scanner.began
