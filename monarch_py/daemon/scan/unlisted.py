@@ -69,8 +69,8 @@ class UnlistedFiles(Generic[Seen]):
         return list(met.values())
 
     def ask(self, *, is_scanned: bool, most: int = THREADS) -> None:
-        """Makes the threads look up the files that have waited long enough, but at most `most`
-        files until some of them were looked up."""
+        """Hands the files that have waited long enough to the threads that look them up. The
+        threads have at most `most` files at a time."""
         for path in self._due(is_scanned=is_scanned)[: max(0, most - len(self._asked))]:
             del self._since[path]
             self._asked.add(path)
